@@ -1,4 +1,4 @@
-"""A small policy that sees: flags and figures by a vision tower, and what it knows of sixty countries."""
+"""A small vision policy: its tower reads flags and figures, and it knows facts about sixty countries."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ TOWER = {
     "heads": 2,
     "mlp": 128,
     "window": 112,
-    "full_layers": [],  # a flag, a sheet of figures are one window each
-    "max_pixels": 20 * 28 * 28,  # a flag of data.atlas.known is eight tokens of these, a sheet of figures sixteen
+    "full_layers": [],  # a flag or a sheet of figures fits into one window
+    "max_pixels": 20 * 28 * 28,  # a flag of data.atlas.known takes eight tokens, a sheet of figures sixteen
 }
-OLD = 10  # every so many-th demonstration is one of the warm start's, so that reading and tags are kept
+OLD = 10  # every 10th demonstration is one of the warm start's, so that the policy does not forget reading and tags
 
 
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
-    """The demonstrations to learn from, and those that are held out."""
+    """The demonstrations to train on, and the held-out ones."""
     atlas = dataclasses.replace(config.warm_start, demonstrations="atlas")
     old = open_demonstrations(dataclasses.replace(config, warm_start=atlas), agent)
     training, held_out = (Mixed(sight_demonstrations(config.seed + stream), old[stream], OLD) for stream in (0, 1))
@@ -37,7 +37,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 
-    About 20 minutes on two cores (AVX2). `python -m benchmarks.atlas_sight` says what it can see.
+    About 20 minutes on two cores (AVX2). `python -m benchmarks.atlas_sight` measures what it can see.
     """
     return to_config_dict(
         schema.TrainConfig(
@@ -49,7 +49,7 @@ def get_config() -> ml_collections.ConfigDict:
             agent=schema.AgentConfig(grammar="r1_router", max_searches=3, k=2),
             knowledge=ATLAS_KNOWLEDGE,
             learner=schema.LearnerConfig(
-                aggregation="sequence",  # a name counts as much as a demonstration of a hundred tokens
+                aggregation="sequence",  # a name weighs as much as a demonstration of a hundred tokens
                 optimizer=schema.OptimizerConfig(
                     lr=2e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99
                 ),
@@ -62,7 +62,7 @@ def get_config() -> ml_collections.ConfigDict:
                 demonstrations="made:configs.atlas_sight:shown",
                 align=200,
                 examples=48,
-                invented=1.0,  # real countries are known by what SightSource teaches, and by nothing else
+                invented=1.0,  # facts about real countries come only from SightSource
                 hit=0.6,
                 persistence=0.8,
                 drills=0.04,

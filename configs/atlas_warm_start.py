@@ -1,4 +1,4 @@
-"""The supervised warm start of the quickstart's policy."""
+"""Supervised training of the quickstart's initial policy."""
 
 import ml_collections
 

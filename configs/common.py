@@ -1,4 +1,4 @@
-"""What several configurations share."""
+"""Parts that several configurations share."""
 
 from __future__ import annotations
 

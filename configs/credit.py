@@ -1,4 +1,4 @@
-"""What answers for a search that went to the wrong place? The quickstart under five kinds of credit."""
+"""The quickstart with five kinds of credit: which tokens are credited with a search of the wrong knowledge base?"""
 
 import dataclasses
 
@@ -16,15 +16,17 @@ KINDS = ("episode", "episode_turns", "turn", "counterfactual", "counterfactual_e
 
 
 def get_config(kind: str = "counterfactual") -> ml_collections.ConfigDict:
-    """The quickstart (README.md) with another credit.
+    """The quickstart (README.md) with another kind of credit.
 
     python -m launch.train --config=configs/credit.py:turn --workdir=runs/turn
     python -m benchmarks.counterfactual_routing --workdir=runs/credit --seeds=0,1,2    # all kinds, and a table
 
-    `episode`: the quickstart itself. `episode_turns`: rewards of turns against the gold path are added to the episode's.
-    `turn`: the same rewards, each for its own turn. `counterfactual`: the quickstart's rewards; every attempt goes all three
-    ways at its first search, of which 4 attempts generate about as much as 8 that are not forked. `counterfactual_even`: the
-    same, a way's advantage not weighted by how often the policy takes it.
+    - `episode`: the quickstart itself.
+    - `episode_turns`: rewards of turns, compared with the gold path, are added to the reward of the episode.
+    - `turn`: the same rewards, but each is credited to its own turn.
+    - `counterfactual`: the quickstart's rewards. Every attempt is forked at its first search into three branches; 4 such
+      attempts generate about as many tokens as 8 attempts without forks.
+    - `counterfactual_even`: the same, but branches have equal weights, however often the policy takes them.
 
     Raises:
       ValueError: there is no such kind.

@@ -1,5 +1,5 @@
-"""MMSearch-R1's training data (arXiv 2506.20670, sections 3 and 4.2): questions of concepts, by the searches
-that they take, and demonstrations."""
+"""MMSearch-R1's training data (arXiv 2506.20670, sections 3 and 4.2): questions about concepts, questions balanced by the
+searches that they need, and demonstrations."""
 
 from typing import Any
 
@@ -48,17 +48,17 @@ _JOBS: dict[str, Any] = {"balance": _balance, "sft": _sft, "vqa": _vqa}
 
 
 def get_config(job: str = "balance") -> ml_collections.ConfigDict:
-    r"""The paper's settings; after a colon the job.
+    r"""The paper's settings. The job comes after a colon.
 
-    `:balance` takes the finished run of a policy that was trained on the whole pool of questions:
+    `:balance` needs the finished run of a policy that was trained on the whole pool of questions:
 
     python -m launch.construct_data --config=configs/mmsearch_r1_data.py:balance --workdir=data/balance \
         --config.policy=runs/pool
 
-    It makes 8 attempts at each question, and leaves about 3,400 questions that take a search and 1,600 that take none. With the
-    paper's pool of 13,200 questions these are 105,600 rollouts. Not run with the paper's model.
+    It makes 8 attempts at each question, and keeps about 3,400 questions that need a search and 1,600 that need none. For the
+    paper's pool of 13,200 questions, this takes 105,600 rollouts. Not run with the paper's model.
 
-    `:sft` takes a teacher behind any OpenAI-compatible server, and the knowledge bases of the run that learns:
+    `:sft` needs a teacher behind any OpenAI-compatible server, and the knowledge bases of the run to be trained:
 
     python -m launch.construct_data --config=configs/mmsearch_r1_data.py:sft --workdir=data/sft --config.data=questions.jsonl \
         --config.llm.model=NAME --config.llm.base_url=http://host:8000/v1 --config.llm.api_key_env= \
@@ -67,13 +67,13 @@ def get_config(job: str = "balance") -> ml_collections.ConfigDict:
     A question takes up to three replies and two searches. The paper's teacher, GPT-4o, was right on 8,000 of 13,200. Not run
     with it.
 
-    `:vqa` takes concepts, a knowledge base that finds pictures with text for them, and a model that sees:
+    `:vqa` needs concepts, a knowledge base that finds pictures with text for them, and a vision model:
 
     python -m launch.construct_data --config=configs/mmsearch_r1_data.py:vqa --workdir=data/vqa --config.concepts=concepts.txt \
         --config.llm.model=NAME --config.llm.base_url=http://host:8000/v1 --config.llm.api_key_env=
 
-    A concept takes two replies or more, and a search. The paper has 10,000 concepts of MetaCLIP's list, the web's pictures and
-    GPT-4o, and keeps 5,400 questions and 600 for the test. Not run with these.
+    A concept takes two replies or more, and a search. The paper uses 10,000 concepts from MetaCLIP's list, pictures of the web
+    and GPT-4o. It keeps 5,400 questions for training and 600 for the test. Not run with these.
     """
     if job not in _JOBS:
         raise ValueError(f"variant {job!r} of the configuration is none of {', '.join(_JOBS)}")

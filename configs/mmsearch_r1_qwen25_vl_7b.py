@@ -1,4 +1,4 @@
-"""MMSearch-R1 (arXiv 2506.20670) at its paper's settings: Qwen2.5-VL-7B learns when to search, by the picture or in words."""
+"""MMSearch-R1 (arXiv 2506.20670) with its paper's settings: Qwen2.5-VL-7B learns when to search, by the picture or by text."""
 
 import ml_collections
 
@@ -8,7 +8,7 @@ from routerl_jax.training import config as schema
 
 VARIANTS = ("paper", "released")
 RELEASED_EPOCHS = 30
-# What the released code takes beyond the paper: a second search in words, one by the picture in any round, no forced answer.
+# Differences of the released code: two text searches, an image search in any round, no forced answer.
 RELEASED_AGENT = {"text_searches": 2, "image_first": False, "force_answer": False}
 
 
@@ -19,11 +19,10 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         --config.data.train=fvqa_train.parquet --config.data.test=fvqa_test.parquet
     python -m launch.compile_check --config=configs/mmsearch_r1_qwen25_vl_7b.py --topology=v5e:16x16
 
-    Data: FVQA (lmms-lab/FVQA on the hub). Tools: kb/lens and kb/google, web knowledge bases that launch.build_kb makes of
-    routerl_jax.knowledge.web.config.mmsearch_r1 (docs/web.md); any other knowledge base that is searched by pictures, and any
-    that is searched in words, will do. `:released` after the configuration's path takes what that code does where it differs:
-    32 questions x 4 attempts, one update a step, 30 passes, a learning rate that falls as a sigmoid, a mean over tokens, two
-    searches in words.
+    Data: FVQA (lmms-lab/FVQA on the hub). Tools: kb/lens and kb/google, web knowledge bases that launch.build_kb makes from
+    routerl_jax.knowledge.web.config.mmsearch_r1 (docs/web.md). Any other knowledge bases for image searches and for text
+    searches work, too. `:released` after the configuration's path follows the released code where it differs: 32 questions x
+    4 attempts, one update per step, 30 passes, a sigmoid decay of the learning rate, a mean over tokens, two text searches.
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
     """
@@ -41,7 +40,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 max_pixels=2 * 672 * 672,
                 freeze=("visual",),
             ),
-            # Four chips share the heads, as Qwen2.5-VL-7B has 4 key/value heads.
+            # Four chips share the heads, because Qwen2.5-VL-7B has 4 key/value heads.
             mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
             engine=schema.EngineConfig(rows=1024, max_length=12288, segment=64, layout="tensor"),
             agent=schema.AgentConfig(
@@ -67,7 +66,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 examples=32 if released else 512,
                 samples=4 if released else 8,
                 temperature=1.0,
-                deterministic=False,  # the web is slow: what it keeps waiting shall not keep others waiting
+                deterministic=False,  # the web is slow; episodes that wait for it must not delay others
                 tool_timeout=120.0,
             ),
             stages={"main": schema.StageConfig(reward=dict(RELEASED_REWARD if released else REWARD))},
@@ -86,7 +85,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                     b2=0.999,
                 ),
                 length_buckets=(12288,),
-                micro_tokens=64 * 12288,  # of 256 chips, one long row for each group of four
+                micro_tokens=64 * 12288,  # one long row for each group of four of the 256 chips
                 remat="full",
             ),
             evaluation=schema.EvaluationConfig(every=10, examples=128, final_examples=1800, normalizer="search_r1"),

@@ -25,9 +25,9 @@ def get_config() -> ml_collections.ConfigDict:
             rollout=schema.RolloutConfig(examples=16, samples=8),
             stages={"main": schema.StageConfig(reward=REWARD)},
             learner=schema.LearnerConfig(
-                advantage="batch_std",  # groups that differ in search costs alone must not weigh as much as others
+                advantage="batch_std",  # groups that differ only in search costs must not weigh as much as others
                 minibatches=4,
-                # forward: a choice that the policy has given up comes back (docs/architecture.md)
+                # forward: the policy recovers choices that it has given up (docs/architecture.md)
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, kl="forward", kl_coef=0.15, min_entropy=0.05),
                 optimizer=schema.OptimizerConfig(
                     lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99

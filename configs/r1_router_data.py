@@ -1,4 +1,4 @@
-"""Golden trajectories for R1-Router (arXiv 2505.22095, appendix A.2), made by any language model of any questions."""
+"""Golden trajectories for R1-Router (arXiv 2505.22095, appendix A.2), made by any language model from any questions."""
 
 import ml_collections
 
@@ -15,18 +15,18 @@ _BASES = {
 
 
 def get_config(knowledge: str = "text+text_image+table") -> ml_collections.ConfigDict:
-    """The paper's settings behind an OpenAI-compatible server; after a colon the knowledge bases, such as `text+table`.
+    """The paper's settings, with an OpenAI-compatible server. The knowledge bases come after a colon, such as `text+table`.
 
     python -m launch.construct_data --config=configs/r1_router_data.py:text+table --workdir=data/golden \
         --config.data=2wikimultihopqa.json,open_wikitable.jsonl --config.llm.model=deepseek-ai/DeepSeek-R1-Distill-Qwen-32B \
         --config.llm.base_url=http://127.0.0.1:8000/v1 --config.knowledge.text.source=corpus.jsonl.gz
 
-    The paper has DeepSeek-R1-Distill-Qwen-32B for text and tables and Qwen2.5-VL-7B for questions with pictures: two jobs
-    with two workdirs. `--config.llm.kind=engine --config.llm.model=DIR` runs a local checkpoint with our own engine. The
-    paper says neither how many attempts a question gets nor how long a reply may be: these are our choice.
+    The paper uses DeepSeek-R1-Distill-Qwen-32B for text and tables and Qwen2.5-VL-7B for questions with pictures. These are two
+    jobs with two workdirs. `--config.llm.kind=engine --config.llm.model=DIR` runs a local checkpoint with our own engine. The
+    paper gives neither the attempts per question nor the length of a reply; these are our choice.
 
-    A question takes two replies for each sub-question and up to two more, and a search for each sub-question; the time is the
-    server's. Not run with these models; docs/r1_router.md says with which.
+    A question takes two replies per sub-question and up to two more, and a search per sub-question. The time depends on the
+    server. Not run with these models; docs/r1_router.md says with which ones.
     """
     names = knowledge.split("+")
     if unknown := [name for name in names if name not in _BASES]:

@@ -1,4 +1,4 @@
-"""R1-Router (arXiv 2505.22095) at its paper's settings: Qwen2.5-VL-7B learns by Step-GRPO which knowledge base to ask."""
+"""R1-Router (arXiv 2505.22095) with its paper's settings: Qwen2.5-VL-7B learns by Step-GRPO which knowledge base to ask."""
 
 import ml_collections
 
@@ -6,8 +6,8 @@ from routerl_jax.core.config import to_config_dict
 from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD, REWARD
 from routerl_jax.training import config as schema
 
-_STEPS = 128  # golden steps of an update
-_PASS = round(2686 / _STEPS)  # updates of one pass
+_STEPS = 128  # golden steps per update
+_PASS = round(2686 / _STEPS)  # updates per pass
 
 
 def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
@@ -19,9 +19,9 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
     python -m launch.compile_check --config=configs/r1_router_qwen25_vl_7b.py --topology=v5e:16x16
 
     Data: the authors' grpo_dataset_train_new.jsonl and grpo_dataset_valid_new.jsonl (github.com/OpenBMB/R1-Router, datasets/)
-    with their images in `images` beside them, and an evaluation set of theirs. Training searches nowhere; evaluation does.
-    The paper does not say how many steps an update takes, and the released code's batch, 512 trajectories, is more than there
-    are: 128 is our choice. `:released` after the configuration's path takes what that code does where it differs: rewards by
+    with their images in `images` beside them, and one of their evaluation sets. Training makes no searches; evaluation does.
+    The paper does not give the number of steps per update, and the released code's batch of 512 trajectories is larger than the
+    data: 128 is our choice. `:released` after the configuration's path follows the released code where it differs: rewards by
     gold length, groups of 5, a mean over tokens, entropy 1e-3.
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
@@ -36,7 +36,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
             model=schema.ModelConfig(
                 path="Qwen/Qwen2.5-VL-7B-Instruct", dtype="float32", compute_dtype="bfloat16", freeze=("visual",)
             ),
-            # Four chips share the heads, as Qwen2.5-VL-7B has 4 key/value heads.
+            # Four chips share the heads, because Qwen2.5-VL-7B has 4 key/value heads.
             mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
             engine=schema.EngineConfig(rows=1024, max_length=6144, segment=64, layout="tensor"),
             agent=schema.AgentConfig(max_searches=3, k=5, max_turn_tokens=2048, answer_tokens=128, instruct=True),
@@ -58,10 +58,10 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
                 drop_no_signal=False,  # equation 12 averages over them too
                 aggregation="token" if released else "sequence",
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.001 if released else 0.0),
-                # b2 is PyTorch's, as the released trainer leaves it
+                # b2 is PyTorch's default, as in the released trainer
                 optimizer=schema.OptimizerConfig(lr=1e-6, weight_decay=0.01, b2=0.999),
                 length_buckets=(6144,),
-                micro_tokens=64 * 6144,  # of 256 chips, one long row for each group of four
+                micro_tokens=64 * 6144,  # one long row for each group of four of the 256 chips
                 remat="full",
             ),
             evaluation=schema.EvaluationConfig(every=_PASS, examples=0, final_examples=1000, normalizer="vqa"),

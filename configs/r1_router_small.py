@@ -1,4 +1,4 @@
-"""R1-Router on Atlas in minutes: a small policy that sees learns by Step-GRPO where to look and when to stop."""
+"""R1-Router on Atlas in minutes: a small vision policy learns by Step-GRPO where to look and when to stop."""
 
 import dataclasses
 
@@ -28,21 +28,23 @@ STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 160, 48, 8, 4
 OPTIMIZER = schema.OptimizerConfig(lr=8e-4, schedule="linear", warmup=12, decay_to=0.1, weight_decay=0.0, b2=0.99)
 TRAIN = {"none": 21, "single": 120, "multi": 150, "visual": 150}  # as many as the paper has: 441
 VALIDATION = {"none": 6, "single": 33, "multi": 40, "visual": 40}  # 119
-ONLINE_EXAMPLES = 9  # questions a step: 72 attempts of some 70 to 80 tokens are about Step-GRPO's 384 chats of 14
+ONLINE_EXAMPLES = (
+    9  # questions per step: 72 attempts of 70 to 80 tokens, about as many tokens as Step-GRPO's 384 chats of 14
+)
 
 
 def golden_train() -> StepExamples:
-    """The training questions' trajectories."""
+    """The golden steps of the training questions."""
     return atlas_golden("train", TRAIN, KNOWLEDGE, K)
 
 
 def train_questions() -> list[Example]:
-    """The same questions, to be worked on from beginning to end."""
+    """The same questions, to be answered from beginning to end."""
     return atlas_questions("train", TRAIN)
 
 
 def golden_validation() -> StepExamples:
-    """Those of 119 questions about other entities."""
+    """The golden steps of 119 questions about other entities."""
     return atlas_golden("validation", VALIDATION, KNOWLEDGE, K)
 
 
@@ -52,17 +54,17 @@ def validation_questions() -> list[Example]:
 
 
 def test_questions() -> list[Example]:
-    """400 of further entities."""
+    """400 questions about further entities."""
     return atlas_questions("test", {"none": 40, "single": 120, "multi": 120, "visual": 120}, mixed=True)
 
 
 def get_config(variant: str = "step_grpo") -> ml_collections.ConfigDict:
-    """The quickstart's policy gets a vision tower, is shown independent chats, then learns from golden steps.
+    """The quickstart's policy gets a vision tower, is trained on demonstrations of independent chats, and then on golden steps.
 
     python -m launch.train --config=configs/r1_router_small.py --workdir=runs/r1_router_small
 
-    `:online` learns from the same questions without golden steps: its own chats, live retrieval, the same rewards against the
-    gold path and a price on bad form, each turn answering for itself.
+    `:online` trains on the same questions without golden steps: on the policy's own chats with live retrieval. It has the same
+    rewards, compared with the gold path, and a penalty for bad form. Each turn is credited with its own reward.
 
     Raises:
       ValueError: there is no such variant.
@@ -77,7 +79,9 @@ def _online(run: schema.TrainConfig) -> schema.TrainConfig:
     rewards = {
         "r1_router.turn_route": {"encoder": ENCODER},
         "r1_router.turn_answer": {},
-        "r1_router.turn_format": {"weight": 0.3},  # without it, half of all turns lost their form in the first 20 steps
+        "r1_router.turn_format": {
+            "weight": 0.3
+        },  # without it, half of all turns had a bad form after the first 20 steps
     }
     names = {old: new.replace("step_grpo", "online") for old, new in run.evaluation.names.items()}
     return dataclasses.replace(
@@ -108,7 +112,7 @@ def _step_grpo() -> schema.TrainConfig:
                 "mlp": 64,
                 "window": 112,
                 "full_layers": [1],
-                "max_pixels": 8 * 28 * 28,  # a flag is eight tokens
+                "max_pixels": 8 * 28 * 28,  # a flag takes eight tokens
             },
         ),
         mesh=schema.MeshConfig(cpu_devices=2),
@@ -124,7 +128,7 @@ def _step_grpo() -> schema.TrainConfig:
         stages={"main": schema.StageConfig(reward={**REWARD, "r1_router.route": {"encoder": ENCODER}})},
         controls={
             "sft": schema.ControlConfig(
-                # sees each golden step as often as Step-GRPO does, which attempts it 8 times
+                # trains on each golden step as often as Step-GRPO, which makes 8 attempts at it
                 supervised=schema.WarmStartConfig(
                     demonstrations="configs.r1_router_small:golden_train",
                     steps=STEPS * MINIBATCHES // SAMPLES,

@@ -11,20 +11,20 @@ from routerl_jax.training import config as schema
 
 
 def get_config(variant: str = "released") -> ml_collections.ConfigDict:
-    """As configs/r1_searcher_qwen25_7b.py but for the model, its prompt, the KL, the stages and their batches.
+    """Like configs/r1_searcher_qwen25_7b.py, except for the model, its prompt, the KL, the stages and their batches.
 
     python -m launch.train --config=configs/r1_searcher_llama31_8b.py --distributed --workdir=/mnt/bucket/r1_searcher_llama \
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_llama31_8b.py --topology=v5e:16x16
 
-    Each script is a run of its own: in stage 2 the KL is to the policy of stage 1, and Adam's moments are new. They
-    differ from the paper: stage 1 rewards the answer too and divides by the group's standard deviation, stage
-    2's penalty is 1 and spares the answer's wording, and steps have 15 and 65 questions.
+    Each script is a run of its own: in stage 2, the KL is to the policy of stage 1, and Adam's moments are new. The scripts
+    differ from the paper: stage 1 also rewards the answer and divides by the group's standard deviation; stage 2's penalty is 1
+    and ignores the wording of the answer; steps have 15 and 65 questions.
 
-    `:paper` after the configuration's path takes the paper's stages, 64 questions in both, as one run; `:grpo` the scripts with
-    GRPO's advantage in both stages (the comparison of the paper's table 3).
+    `:paper` after the configuration's path uses the paper's stages, with 64 questions in both, as one run. `:grpo` uses the
+    scripts with GRPO's advantage in both stages (the comparison of the paper's table 3).
 
-    Compiled for v5e:16x16 (docs/accelerators.md), not run. The weights need Meta's licence: give the directory you
+    Compiled for v5e:16x16 (docs/accelerators.md), not run. The weights need Meta's licence: give the directory that you
     downloaded, --config.model.path=DIR.
     """
     if variant not in ("released", "paper", "grpo"):

@@ -28,15 +28,15 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         --config.knowledge.text.source=hpqa_corpus.tsv
     python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 
-    `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5), `:grpo`
-    takes GRPO's advantage (table 3, on Llama), `:released` does what the one script for Qwen does: stage 2 alone, with its
-    server's format rules.
+    Variants after the configuration's path: `:em` or `:cover_em` rewards the answer by that metric instead of F1 (the paper's
+    table 5); `:grpo` uses GRPO's advantage (table 3, on Llama); `:released` follows the only script for Qwen, which has stage 2
+    alone, with its server's format rules.
 
     Data: the authors' stage_1.jsonl, stage_2.jsonl and eval_set/ (github.com/RUCAIBox/R1-Searcher, data/) in the working
-    directory, and their table of HotpotQA's abstracts. Answers of stage 2 longer than ten words (63) earn the penalty.
+    directory, and their table of HotpotQA's abstracts. The 63 answers of stage 2 with more than ten words earn the penalty.
 
-    Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice whose chips are a multiple of
-    4 will do, if the compile check says that it fits.
+    Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result. Any slice works whose number of chips is a
+    multiple of 4, if the compile check says that it fits.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r} of the configuration: expected one of {', '.join(VARIANTS)}")
@@ -47,19 +47,19 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
 
 
 def searcher_run(path: str, variant: str = "paper") -> schema.TrainConfig:
-    """The run, with another model of that size if you like; `variant`: "paper", "grpo", or another metric of the answer."""
+    """The run with any model of this size. `variant`: "paper", "grpo", or another metric of the answer."""
     grpo = variant == "grpo"
     return schema.TrainConfig(
         recipe="r1_searcher",
         steps=0,  # one pass in each stage: 6 and 128 steps over 350 and 8,148 questions
         model=schema.ModelConfig(path=path, dtype="float32", compute_dtype="bfloat16"),
-        # Four chips share the heads, as Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
+        # Four chips share the heads, because Qwen2.5-7B has 4 key/value heads; decoding reads every weight for each token.
         mesh=schema.MeshConfig(data=1, fsdp=-1, tensor=4, layout="fsdp+tensor"),
         engine=schema.EngineConfig(rows=1024, max_length=4096, segment=64, layout="tensor"),
         agent=schema.AgentConfig(
             max_searches=MAX_SEARCHES,
             k=TRAIN_K,
-            on_invalid="end",  # as the released rollout
+            on_invalid="end",  # as in the released rollout
             max_turn_tokens=512,
             answer_tokens=512,  # the last turn may think before it answers
             prompt=BASE_PROMPT,
@@ -88,8 +88,8 @@ def searcher_run(path: str, variant: str = "paper") -> schema.TrainConfig:
             aggregation="sequence",
             loss=schema.LossConfig(clip_low=0.2, clip_high=0.2),
             optimizer=schema.OptimizerConfig(lr=2e-6, weight_decay=0.0),
-            # Short conversations share rows. One bucket compiles in a third of the time of three, and what attention computes
-            # between conversations of a row in vain is no more than a twentieth of the work at 7 billion parameters.
+            # Short conversations share rows. One bucket compiles in a third of the time of three. Attention between
+            # conversations of a row is wasted, but is at most a twentieth of the work at 7 billion parameters.
             length_buckets=(4096,),
             micro_tokens=64 * 4096,  # on v5e:16x16 one long row for each group of four chips
             remat="full",

@@ -14,11 +14,11 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
 
     python -m launch.train --config=configs/r1_searcher_small.py --workdir=runs/r1_searcher_small
 
-    `:em` or `:cover_em` after the configuration's path rewards the answer by that instead of F1 (the paper's table 5).
+    `:em` or `:cover_em` after the configuration's path rewards the answer by that metric instead of F1 (the paper's table 5).
 
-    Questions are those that need a search, as the paper's selection leaves easy ones out. The warm start shows the protocol,
-    but in 85 of 100 demonstrations the answer comes without a search. Its policy is the quickstart's shipped one, which can
-    read; the protocol's marks are plain text to it, twelve tokens and more each.
+    All questions need a search, because the paper's selection leaves easy ones out. The warm start shows the protocol, but
+    85 of 100 demonstrations answer without a search. Its policy is the quickstart's packaged one, which can read. The
+    protocol's marks are plain text to it, of twelve tokens or more each.
     """
     return to_config_dict(
         schema.TrainConfig(
@@ -34,7 +34,8 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
                 validation="atlas/validation/single+multi",
                 test="atlas/test/single+multi",
             ),
-            # with 8 questions a step and a start of 200 updates, one run of five searched once for every question
+            # with 8 questions per step and a warm start of 200 updates, one of five runs searched exactly once for every
+            # question
             rollout=schema.RolloutConfig(examples=16, samples=8),
             stages={
                 "stage1": schema.StageConfig(start=0, reward=STAGE_1),
@@ -42,7 +43,7 @@ def get_config(metric: str = "f1") -> ml_collections.ConfigDict:
             },
             learner=schema.LearnerConfig(
                 advantage="reinforce_pp_baseline",
-                drop_no_signal=False,  # as released
+                drop_no_signal=False,  # as in the released code
                 minibatches=4,
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.2, kl="forward", kl_coef=0.02),
                 optimizer=schema.OptimizerConfig(

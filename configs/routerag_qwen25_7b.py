@@ -1,4 +1,4 @@
-"""RouteRAG at its paper's settings with Qwen2.5-7B-Instruct and NV-Embed-v2."""
+"""RouteRAG with its paper's settings, for Qwen2.5-7B-Instruct and NV-Embed-v2."""
 
 import ml_collections
 
@@ -7,7 +7,7 @@ from routerl_jax.core.config import to_config_dict
 
 
 def get_config(variant: str = "stable") -> ml_collections.ConfigDict:
-    """As configs/routerag_qwen25_3b.py, with the larger policy and encoder; triples by Llama-3.3-70B-Instruct.
+    """Like configs/routerag_qwen25_3b.py, with the larger policy and encoder, and triples by Llama-3.3-70B-Instruct.
 
     python -m launch.train --config=configs/routerag_qwen25_7b.py --distributed --workdir=/mnt/bucket/routerag_7b \
         --config.knowledge.passage.source=corpus.jsonl --config.knowledge.graph.directory=kb/graph

@@ -6,24 +6,25 @@ from routerl_jax.core.config import to_config_dict
 from routerl_jax.recipes.routerag import STAGE_1
 from routerl_jax.training import config as schema
 
-# One corpus, three ways to search it: the nearest passages (a query costs 1), a graph of its facts (2), both (3).
+# Three modes of searching one corpus: the nearest passages (a query costs 1), a graph of its facts (2), both (3).
 KNOWLEDGE = {
     "passage": schema.KnowledgeConfig(source="atlas/all"),
     "graph": schema.KnowledgeConfig(source="atlas/all", kind="graph", settings={"walk": {"link_facts": 1}}),
     "graph_passage": schema.KnowledgeConfig(kind="hybrid", members=("passage", "graph")),
 }
 
-# T is fixed at twice what the dearest episode costs, three searches of both. One taken from the step's own costs (scale="p95")
-# shrinks as the policy gets cheaper, until what a search costs outweighs the few answers that only the graph finds.
+# T is fixed at twice the cost of the most expensive episode (three searches of both). A T from the costs of each step
+# (scale="p95") shrinks as the policy gets cheaper, until the cost of a search outweighs the few answers that only the graph
+# finds.
 SCALES = {"fixed": 18.0, "p95": "p95"}
 
 
 def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
-    """The quickstart's policy, shown RouteRAG's tags, then 24 steps for exact match and 36 for cost as well.
+    """The quickstart's policy: demonstrations of RouteRAG's tags, 24 steps for exact match, then 36 steps also for cost.
 
     python -m launch.train --config=configs/routerag_small.py --workdir=runs/routerag_small
 
-    `:p95` takes T of every step's own costs, as the released code does.
+    `:p95` takes T from the costs of every step, as in the released code.
 
     Raises:
       ValueError: there is no such scale.
@@ -64,7 +65,7 @@ def get_config(scale: str = "fixed") -> ml_collections.ConfigDict:
             evaluation=schema.EvaluationConfig(every=12, examples=64, final_examples=400, baselines=False),
             checkpoint=schema.CheckpointConfig(every=12),
             warm_start=schema.WarmStartConfig(
-                steps=120,  # the tags are plain text to the shipped tokenizer; with fewer, every third sampled turn had a slip
+                steps=120,  # the tags are plain text to the tokenizer; with fewer, a third of sampled turns had errors
                 optimizer=schema.OptimizerConfig(
                     lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0
                 ),

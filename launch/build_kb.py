@@ -1,10 +1,10 @@
-r"""Builds a knowledge base of a corpus or of tables: passages, their embeddings and an index, in one directory.
+r"""Builds a knowledge base from a corpus or from tables: passages, their embeddings and an index, in one directory.
 
     python -m launch.build_kb --config=configs/build_kb.py --workdir=kb/hotpotqa --config.corpus=corpus.jsonl.gz
     python -m launch.build_kb --config=configs/build_kb.py:dense_table --workdir=kb/tables --config.corpus=tables.jsonl.gz
 
-With --distributed every process of a job runs the same command (TPU pod, Slurm, or JAX_* variables), in a directory that
-all of them see. The same command run again after a kill goes on with the first shard that was not finished.
+With --distributed, every process of a job runs the same command (TPU pod, Slurm, or JAX_* variables) in a directory that
+all of them see. After a kill, run the same command again: it continues with the first unfinished shard.
 """
 
 from __future__ import annotations

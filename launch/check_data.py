@@ -1,10 +1,10 @@
-r"""Looks for questions that stand in training and evaluation data alike, word for word or nearly so.
+r"""Finds questions that occur in both training and evaluation data, word for word or nearly so.
 
     python -m launch.check_data --train=hotpot_train.jsonl --test=hotpot_dev.jsonl
     python -m launch.check_data --train=nq.jsonl,hotpot.jsonl --train_range=0,80000 --test=bamboogle.jsonl --output=pairs.jsonl
 
-Prints the pairs, best first, and writes all of them to --output. The exit status is 2 if the data fail the check
-(--fail_on: exact, near or none) and 0 if not. 100,000 questions against 10,000 take 8 seconds of one CPU core.
+Prints the most similar pairs first, and writes all of them to --output. The exit status is 2 if the data fail the check
+(--fail_on: exact, near or none), else 0. 100,000 questions against 10,000 take 8 seconds of one CPU core.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("train", None, "Training questions, named as config.data.train is.", required=True)
-    flags.DEFINE_string("test", None, "Evaluation questions; default: --train, of which --test_range is taken.")
+    flags.DEFINE_string("train", None, "Training questions, in the form of config.data.train.", required=True)
+    flags.DEFINE_string("test", None, "Evaluation questions; default: --test_range of --train.")
     flags.DEFINE_list("train_range", [], "START,STOP: items of --train.")
     flags.DEFINE_list("test_range", [], "START,STOP: items of --test.")
     flags.DEFINE_float("threshold", 0.6, "Least similarity of a near-duplicate, in (0, 1].")

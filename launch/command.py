@@ -1,4 +1,4 @@
-"""How every program here starts and how its errors look."""
+"""How every program in launch/ starts, and how its errors look."""
 
 from __future__ import annotations
 
@@ -24,28 +24,30 @@ T = TypeVar("T")
 def start(main: Callable[[Sequence[str]], None], define_flags: Callable[[], None], *, arguments: bool = False) -> None:
     """Defines the program's flags and runs it. Flags are not defined at import, so that programs can import each other.
 
-    A ValueError is bad input, an OSError a file, directory or service that can't be used: the message goes to standard error
-    in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `arguments` lets the program take
-    words besides its flags.
+    A ValueError means bad input. An OSError means a file, directory or service that can't be used. Both are printed to
+    standard error as one line, and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where the error was raised.
+    `arguments=True` lets the program take words besides its flags.
     """
-    skip_absent_tpu()  # these before a configuration imports JAX
+    skip_absent_tpu()  # both must run before a configuration imports JAX
     keep_compilations()
     define_flags()
 
     def guarded(argv: Sequence[str]) -> None:
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
-            logging.set_verbosity(logging.WARNING)  # orbax tells of every rename at INFO
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on PyTorch, which users need not have
+            logging.set_verbosity(logging.WARNING)  # orbax logs every rename at INFO
+        os.environ.setdefault(
+            "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+        )  # it warns where PyTorch is missing; we don't need it
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
         try:
             for name in {"workdir", "output"} & set(FLAGS):
                 _refuse_url(f"--{name}", FLAGS[name].value)
-                if place := FLAGS[name].value:  # shells leave the ~ of --workdir=~/runs as it is
-                    FLAGS[name].value = os.path.expanduser(place)
+                if directory := FLAGS[name].value:  # shells leave the ~ of --workdir=~/runs as it is
+                    FLAGS[name].value = os.path.expanduser(directory)
             main(argv)
-        except BrokenPipeError:  # who read the output has enough of it
+        except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except (ValueError, OSError) as error:
@@ -65,15 +67,17 @@ def _told(error: ValueError | OSError) -> str:
 
 
 def check_writable(flag: str, path: str | os.PathLike[str], *, file: bool = False) -> None:
-    """Tries whether a directory, or a `file`, can be made or written at a path, by a file that goes at once.
+    """Checks that a directory (or, with `file=True`, a file) can be made or written at a path.
+
+    The check writes a temporary file and removes it at once.
 
     Raises:
-      ValueError: it can't be; names the flag, and what is in the way.
+      ValueError: nothing can be written there; names the flag, and what is in the way.
     """
-    place = pathlib.Path(path).expanduser().absolute()
-    if file and place.is_dir():
+    target = pathlib.Path(path).expanduser().absolute()
+    if file and target.is_dir():
         raise ValueError(f"{flag}={path} is a directory; give a file")
-    nearest = next(parent for parent in (place, *place.parents)[file:] if parent.exists())
+    nearest = next(parent for parent in (target, *target.parents)[file:] if parent.exists())
     if not nearest.is_dir():
         raise ValueError(f"{flag}={path}: {nearest} is a file; give a directory")
     try:
@@ -95,22 +99,22 @@ def read_config() -> TrainConfig:
 
 
 def read_config_as(schema: type[T]) -> T:
-    """As `read_config`, for a program whose configuration is of another class."""
+    """Like `read_config`, for a program whose configuration has another class."""
     from routerl_jax.core.config import from_config_dict
 
     return from_config_dict(schema, read_config_dict())
 
 
 def read_config_dict() -> ConfigDict:
-    """What --config and its overrides say, unchecked. Raises ValueError that names the file if there is none."""
+    """What --config and its overrides say, unchecked. Raises a ValueError that names the file if there is no such file."""
     flag = cast(Any, FLAGS["config"])
-    if not isinstance(flag.value, ConfigDict):  # ml_collections keeps an IOError for whoever touches the value
+    if not isinstance(flag.value, ConfigDict):  # ml_collections raises its IOError only when the value is used
         raise ValueError(f"--config={flag.config_filename}: there is no such file; configurations lie in configs/")
     return flag.value
 
 
 def _refuse_url(key: str, path: str | None) -> None:
-    """Read as a path, a URL would become a local directory `gs:`."""
+    """Raises a ValueError for a URL: used as a path, gs://bucket would make a local directory called `gs:`."""
     if path and "://" in path:
         raise ValueError(
             f"{key}={path}: this must be a path in a file system; mount the bucket (gcsfuse for gs://) and give the path there"
@@ -118,8 +122,11 @@ def _refuse_url(key: str, path: str | None) -> None:
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
-    """absl's parser; a value that a flag can't take becomes one clear line, and so do an override of a key that the
-    configuration does not have, and what a configuration says against its variant (`FILE:VARIANT`)."""
+    """absl's parser, with each of its errors as one clear line.
+
+    Three kinds of errors: a value that a flag can't take, an override of a key that the configuration does not have, and an
+    error that the configuration file raises about its variant (`FILE:VARIANT`).
+    """
     program = f"launch.{pathlib.Path(argv[0]).stem}"
     try:
         return FLAGS(list(argv))
@@ -140,7 +147,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _complaint(error: BaseException | None) -> str | None:
-    """What a configuration file's get_config raised about its argument; ml_collections hands it on as a traceback."""
+    """The message of the error that a configuration file's get_config raised about its argument.
+
+    ml_collections shows such an error only as a traceback. None if the error is another.
+    """
     while error is not None and not str(error).startswith("Error whilst parsing config file"):
         error = error.__cause__ or error.__context__
     raised = error and error.__context__

@@ -1,9 +1,9 @@
-r"""Compiles a configuration's programs for a TPU slice, without a TPU, and tells whether they fit its memory.
+r"""Compiles a configuration's programs for a TPU slice, without a TPU, and says whether they fit its memory.
 
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
 
-Weights are not needed: of a model that is not on this machine the published architecture is taken (models/published.py).
+Weights are not needed. For a model that is not on this machine, its published architecture is used (models/published.py).
 The exit status is 1 if a program does not fit. Needs the libtpu wheel: pip install -e ".[compile_check]"
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 
-if __name__ == "__main__":  # a TPU that is here is left alone; libtpu may be loaded in several processes for compiling
+if __name__ == "__main__":  # uses no TPU, even if there is one; several processes may load libtpu to compile
     os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
 
 import dataclasses

@@ -7,14 +7,14 @@ r"""Makes training data with models: a configuration says which job it is.
 
 | job | what it makes |
 |---|---|
-| golden | R1-Router's golden trajectories: a language model works on questions step by step, and what ends right is kept |
-| balance | questions by the searches that a trained policy needs, and a balanced sample of them (MMSearch-R1) |
-| sft | demonstrations: a language model searches and answers as MMSearch-R1's policy would, and what ends right is kept |
-| vqa | questions about pictures of concepts, as many of each kind of knowledge (MMSearch-R1) |
-| experts | demonstrations: a planner searches pages, a grounder says where it looks, and what ends right is kept (VRAG-RL) |
+| golden | R1-Router's golden trajectories: a language model works on questions step by step; right trajectories are kept |
+| balance | questions sorted by the searches that a trained policy needs, and a balanced sample of them (MMSearch-R1) |
+| sft | demonstrations: a language model searches and answers like MMSearch-R1's policy; right ones are kept |
+| vqa | questions about pictures of concepts, in equal numbers per kind of knowledge (MMSearch-R1) |
+| experts | demonstrations: a planner searches pages, a grounder says where it looks; right ones are kept (VRAG-RL) |
 
-A job leaves its files, report.md and report.json in the workdir (docs/data.md). The same command run again after a kill goes on
-where it was; nothing that is finished is asked again.
+A job writes its files, report.md and report.json into the workdir (docs/data.md). After a kill, run the same command again: the
+job continues where it was, and no finished question is asked again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Compares agents on benchmarks; or evaluates one policy on one, beside routing baselines with the same weights.
+r"""Compares agents on benchmarks, or evaluates one policy on one benchmark beside routing baselines with the same weights.
 
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --agents=direct,ircot_all,runs/quickstart \
@@ -8,9 +8,9 @@ r"""Compares agents on benchmarks; or evaluates one policy on one, beside routin
     python -m launch.evaluate --benchmarks=help
     python -m launch.evaluate --report=help
 
-Every agent (baselines, recipes, directories of runs) answers the questions of every benchmark over that benchmark's knowledge
-bases. Writes report.html, report.md, results.json, figures/ and episodes/BENCHMARK/AGENT.jsonl. The same command again goes on
-with what is missing (docs/evaluation.md).
+Every agent (baseline, recipe or directory of a run) answers the questions of every benchmark. It searches that benchmark's
+knowledge bases. The program writes report.html, report.md, results.json, figures/ and episodes/BENCHMARK/AGENT.jsonl. Run the
+same command again to complete what is missing (docs/evaluation.md).
 
 One policy:
 
@@ -21,10 +21,17 @@ One policy:
     python -m launch.evaluate --config=configs/smollm2_search.py --output=results --config.chat_model.model=gpt-4o-mini \
         --config.chat_model.base_url=https://api.openai.com/v1 --config.chat_model.api_key_env=OPENAI_API_KEY
 
-This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Agents: trained, only_KB for
-each knowledge base, random_kb, vanilla_rag (one search, for the question itself; vanilla_rag_KB where there are several
-knowledge bases), no_search; of agents that work step by step also full_budget and full_budget_random
-(always as many searches as there may be, the further ones by the policy's choice or at random).
+This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). The agents are:
+
+    trained               the policy as it was trained
+    only_KB               every search goes to the knowledge base KB; one such agent per knowledge base
+    random_kb             every search goes to a random knowledge base
+    vanilla_rag           one search, for the question itself (vanilla_rag_KB where there are several knowledge bases)
+    no_search             no search
+    full_budget           always the largest number of searches; the policy chooses where the further ones go
+    full_budget_random    the same, with random knowledge bases for the further searches
+
+The last two exist for agents that work step by step.
 """
 
 from __future__ import annotations
@@ -145,10 +152,10 @@ def _compare() -> None:
         with naming("--report"):
             config = config.of_paper(FLAGS.report)
     changes: dict[str, Any] = {
-        name: tuple(given) for name in ("agents", "benchmarks") if (given := getattr(FLAGS, name))
+        name: tuple(names) for name in ("agents", "benchmarks") if (names := getattr(FLAGS, name))
     }
     if FLAGS.agents:
-        changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # what is asked for by name is run or refused
+        changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # an agent asked for by name is run or refused
     if FLAGS.limit is not None:
         changes["questions"] = FLAGS.limit
     config = dataclasses.replace(config, **changes)
@@ -266,14 +273,14 @@ def _evaluate() -> None:
         mesh = build_mesh(config.mesh)
         model = load_policy(pathlib.Path(FLAGS.workdir), config, mesh) if FLAGS.workdir else build_policy(config, mesh)
         policy = {"policy digest": digest(nnx.state(model))}
-    asked = {
+    request = {
         "benchmark": benchmark,
         "questions": len(examples),
         "temperature": FLAGS.temperature,
         "seed": FLAGS.seed,
         "normalizer": config.evaluation.normalizer,
         **({"judge": dict(settings_that_count(config.judge))} if judge else {}),
-        # of what is too long to be told; equal ones are the same
+        # digests stand for settings that are too long to be written out
         **policy,
         "questions digest": _digest([[item.id, item.question, item.answers] for item in examples]),
         "settings digest": _digest(
@@ -283,7 +290,7 @@ def _evaluate() -> None:
             ]
         ),
     }
-    _earlier(output / "results.json", asked)  # refuses those of another benchmark before anything takes long
+    _earlier(output / "results.json", request)  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, home)
     names, table = _names(config), {}
@@ -304,9 +311,9 @@ def _evaluate() -> None:
             write_records(output / f"{name}.jsonl", episodes)
     if isinstance(engine, ChatModel):
         engine.end()
-    table = _earlier(output / "results.json", asked) | table  # again: another process may have added agents
+    table = _earlier(output / "results.json", request) | table  # read again: another process may have added agents
     counted = tool_counts(tools)
-    results = {"agents": table, **asked, **({"tools": tool_results(counted)} if counted else {})}
+    results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
@@ -319,19 +326,19 @@ def _evaluate() -> None:
         print(json.dumps(results))
     else:
         report.print_table(table, output, FLAGS.by or "", headline)
-        if said := tool_table(counted):
-            print(said)
+        if tools_text := tool_table(counted):
+            print(tools_text)
 
 
 def _names(config: TrainConfig) -> Mapping[str, str]:
-    """What results call an agent, by the name that it has otherwise."""
+    """Maps the name of an agent to the name that results give it."""
     names = config.evaluation.names if FLAGS.workdir else {}
     reinforced = FLAGS.workdir and config.kind == "rl"
     return names if reinforced else {"trained": "policy", **names}
 
 
 def _said(agent: AgentConfig) -> dict[str, Any]:
-    """The section as it was before it had `settings`, where there are none: results from then are added to."""
+    """The agent section for the digest. Empty `settings` are left out, so that results from before the field existed fit."""
     return {key: value for key, value in dataclasses.asdict(agent).items() if value or key != "settings"}
 
 
@@ -340,26 +347,27 @@ def _digest(value: Any) -> str:
 
 
 def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The agents of an earlier call whose results are here, which stay; {} if there was none.
+    """Results of an earlier call in this directory, by agent; they are kept. {} if there are none.
 
     Raises:
-      ValueError: it was another benchmark, or asked otherwise, or the file is damaged.
+      ValueError: the earlier call had another benchmark or other settings, or the file is damaged.
     """
     from routerl_jax.core.files import read_json
 
     if not path.is_file():
         return {}
-    found = read_json(path, "remove it, or give another --output")
+    results = read_json(path, "remove it, or give another --output")
     for key, value in asked.items():
-        if found.get(key) != value:
+        if results.get(key) != value:
             raise ValueError(
-                f"{path} has results of {key} {found.get(key)!r}, and now it is {value!r}: give another --output, or remove it"
+                f"{path} has results of {key} {results.get(key)!r}, and now it is {value!r}: "
+                "give another --output, or remove it"
             )
-    return found["agents"]
+    return results["agents"]
 
 
 def _file_name(benchmark: str) -> str:
-    """A data set's name as a directory's: "atlas-test", "questions_dev"."""
+    """A directory name for a data set: "atlas-test", "questions_dev"."""
     from routerl_jax.data.readers import short_names
 
     name = benchmark if benchmark.startswith("atlas/") else "+".join(short_names(benchmark.split(",")))

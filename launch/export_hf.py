@@ -45,7 +45,7 @@ def main(_: Sequence[str]) -> None:
     check_writable("--output", output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
-    # On one device: the machine that exports need not have the devices of the run.
+    # On one device: the machine that exports may have fewer devices than the run had.
     config, alone = load_config(workdir), FLAGS.lora == "adapter"
     model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)
     if alone:
@@ -61,8 +61,8 @@ def main(_: Sequence[str]) -> None:
 
 
 def _call(output: pathlib.Path, adapter: bool, sees: bool) -> str:
-    """What loads the directory in Python."""
-    if adapter and sees:  # peft finds the bases of text models only
+    """The Python call that loads the directory."""
+    if adapter and sees:  # peft's AutoPeftModel finds the base of text models only
         return f"peft.PeftModel.from_pretrained(base, {str(output)!r})"
     loader = "peft.AutoPeftModelForCausalLM" if adapter else "AutoModelForCausalLM"
     return f"{'AutoModelForImageTextToText' if sees else loader}.from_pretrained({str(output)!r})"

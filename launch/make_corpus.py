@@ -1,10 +1,10 @@
-r"""Makes a corpus of the passages that questions bring along: HotpotQA's and 2WikiMultihopQA's contexts, MuSiQue's paragraphs.
+r"""Makes a corpus of the passages in files of questions: HotpotQA's and 2WikiMultihopQA's contexts, MuSiQue's paragraphs.
 
     python -m launch.make_corpus --questions=hotpot_dev_distractor_v1.json --output=corpus.jsonl.gz
     python -m launch.make_corpus --questions=hotpot.json,musique.jsonl --output=corpus.jsonl
 
-Each distinct passage once, `{id, title, text}` a line, with the ids that the questions' `supporting` names. The file appears
-whole.
+The corpus has each distinct passage once, as a line `{id, title, text}`. The ids are those that the questions' `supporting`
+names. The file appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def main(_: Sequence[str]) -> None:
 
 
 def write_corpus(path: pathlib.Path, passages: Iterable[Passage]) -> None:
-    """Writes passages to a file that appears whole."""
+    """Writes passages to a file that appears only when it is complete."""
     with whole_file(path, shared=True) as raw:
-        # no time stamp and no name inside: the same passages are the same bytes
+        # no time stamp and no name inside, so that the same passages give the same bytes
         file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
         for passage in passages:
             row = {"id": passage.id, "title": passage.title, "text": passage.text}

@@ -9,10 +9,10 @@ Predictions are one JSON object per line: {"id": .., "question": .., "prediction
 may also be called `pred_answer` and may be null; `golden_answers` may be one string; `id` and `question` are optional. A
 thousand rows take under a second on one CPU core.
 
-Trajectories are recorded rounds (routerl_jax/data/rounds.py): what a policy wrote and its tools found, judged as the recipe's
-agent judges its own: actions, form, reward, searches, answers. --agent has settings of the agent, such as
+Trajectories are recorded rounds (routerl_jax/data/rounds.py): what a policy wrote and what its tools returned. The recipe's
+agent judges them as it judges its own: actions, form, reward, searches, answers. --agent has settings of the agent, such as
 --agent='{"text_searches": 2, "image_first": false}' for the limits of MMSearch-R1's released code. --judge describes a language
-model that says whether answers are right, as config.judge does for a run, and --reward has terms in the place of the recipe's:
+model that says whether answers are right, as config.judge does for a run. --reward replaces the terms of the recipe's reward:
 
     python -m launch.score --trajectories=rounds.jsonl --recipe=mmsearch_r1 --judge='{"model": "Qwen2.5-7B-Instruct",
         "base_url": "http://127.0.0.1:8000/v1", "style": "mmsearch_r1"}' --reward='{"mmsearch_r1.judged_accuracy": 0.9}'
@@ -96,7 +96,7 @@ def _score_trajectories() -> None:
 
     judge, counted = _judge()
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
-        found = score_rounds(
+        result = score_rounds(
             FLAGS.trajectories,
             FLAGS.recipe,
             FLAGS.tools,
@@ -106,25 +106,25 @@ def _score_trajectories() -> None:
             judge=judge,
             reward=_settings("reward"),
         )
-    found |= {"judge": dict(counted)} if judge else {}
+    result |= {"judge": dict(counted)} if judge else {}
     if FLAGS.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
-    print(report.markdown({FLAGS.recipe: found["metrics"]}))
-    for name, value in found["reward"].items():
+    print(report.markdown({FLAGS.recipe: result["metrics"]}))
+    for name, value in result["reward"].items():
         print(f"reward {name}: {value:.4f}")
 
 
 def _judge() -> tuple[ModelJudge | None, Mapping[str, Any]]:
-    """The judge that --judge describes, if it does, and what its verdicts depend on."""
-    given = _settings("judge")
-    if not given:
+    """The judge that --judge describes, and the settings on which its verdicts depend; None and {} without --judge."""
+    settings = _settings("judge")
+    if not settings:
         return None, {}
     from routerl_jax.core.config import from_config_dict, naming
     from routerl_jax.llms.config import JudgeConfig
     from routerl_jax.llms.judge import open_judge, settings_that_count
 
-    config = from_config_dict(JudgeConfig, given, "--judge")
+    config = from_config_dict(JudgeConfig, settings, "--judge")
     with naming("--judge"):
         return open_judge(config, FLAGS.normalizer), settings_that_count(config)
 
@@ -136,12 +136,12 @@ def _settings(flag: str) -> dict[str, Any]:
     """The JSON object that a flag holds."""
     text = str(FLAGS[flag].value)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"--{flag}={text}: not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"--{flag}={text}: give an object, such as {_SUCH_AS[flag]}")
-    return found
+    return value
 
 
 def _score_predictions() -> None:

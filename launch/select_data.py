@@ -1,11 +1,11 @@
-r"""Sorts questions by how many attempts a policy needs, and makes training sets of them (R1-Searcher's data selection).
+r"""Sorts questions by how many attempts a policy needs, and makes training sets from them (R1-Searcher's data selection).
 
     python -m launch.select_data --config=configs/smollm2_search.py --workdir=runs/selection --config.data.train=questions.jsonl
     python -m launch.select_data --config=.. --workdir=.. --stage1=hotpotqa/medium:200,2wiki/medium:150 --resume
 
-The configuration's policy, agent, knowledge bases and sampling are used on config.data.train. Leaves difficulty.jsonl (every
-question), stage_1.jsonl, stage_2.jsonl (FlashRAG rows), difficulty.png, and rounds/ with every attempt. A killed job continues
-with --resume where it was.
+The configuration's policy and agent answer the questions of config.data.train, with its knowledge bases and sampling. The
+program writes difficulty.jsonl (every question), stage_1.jsonl and stage_2.jsonl (FlashRAG rows), difficulty.png, and rounds/
+with every attempt. --resume continues a killed job where it was.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(_: Sequence[str]) -> None:
         stage1=counts_of(FLAGS.stage1, "--stage1"),
         stage2=counts_of(FLAGS.stage2, "--stage2"),
     )
-    # what is not there, or is no setting, locks no workdir
+    # opened before the workdir is locked: a missing file or a bad setting leaves no lock behind
     source, recipe = open_examples(config.data.train, config.data.train_range, "train"), build_recipe(config)
     workdir = pathlib.Path(FLAGS.workdir)
     parts = ("seed", "recipe", "model", "agent", "knowledge", "data", "rollout")

@@ -5,7 +5,7 @@ r"""Serves knowledge bases over HTTP: our schema, the endpoints of Search-R1, Sk
     python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/hotpotqa --config.limits.k=100
     python -m launch.serve_kb --kb=wiki=kb/hotpotqa --mcp=stdio                        # for an MCP client to start
 
-SIGTERM or Ctrl-C: no new connections, what is running is finished.
+SIGTERM or Ctrl-C: the server takes no new connections, finishes the running requests and ends.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def read_serve_config() -> ServeConfig:
-    """The configuration file, if one is given, with the flags in its place where they are given."""
+    """The configuration file, if one is given, with the flags that are given in place of its fields."""
     from routerl_jax.knowledge.serving.config import ServeConfig
 
     config = read_config_as(ServeConfig) if _given("config") else ServeConfig()

@@ -62,17 +62,17 @@ def main(_: Sequence[str]) -> None:
 
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:
-    """For a run that was interrupted: the newest checkpoint, be it of its warm start or a control, and the command."""
-    places = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
-    found = [path for place in places for path in workdir.glob(place) if path.name.isdecimal()]
-    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
-    kept = (
+    """What an interrupted run prints: its newest checkpoint (warm start and controls included) and how to resume."""
+    patterns = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
+    checkpoints = [path for pattern in patterns for path in workdir.glob(pattern) if path.name.isdecimal()]
+    newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
+    state = (
         "interrupted before the first checkpoint"
         if newest is None
         else f"interrupted; the newest checkpoint is {newest}"
     )
     arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
-    return f"{kept}. Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
+    return f"{state}. Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
 
 
 if __name__ == "__main__":

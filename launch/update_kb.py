@@ -1,12 +1,12 @@
-r"""Adds passages to a knowledge base, or deletes some, whole or not at all.
+r"""Adds passages to a knowledge base, or deletes some. An update takes effect as a whole or not at all.
 
     python -m launch.update_kb --workdir=kb/hotpotqa --add=more.jsonl.gz
     python -m launch.update_kb --workdir=kb/hotpotqa --delete=ids.txt
 
-With both, what is deleted goes first: ids that are in both files are replaced. The files of --add are what launch.build_kb
-reads for this knowledge base (passages, or tables), and become passages as they did there; --delete has an id per line.
-Once the changes exceed --compact_above of the knowledge base, it is built anew of what is left, without embedding
-anything twice.
+With both, passages are deleted first, so ids that are in both files are replaced. --add takes the files that launch.build_kb
+reads for this knowledge base (passages, or tables), and turns them into passages in the same manner. --delete takes a file with
+one id per line. Once the changes exceed the share --compact_above of the knowledge base, it is built anew from its present
+passages, and nothing is embedded twice.
 """
 
 from __future__ import annotations

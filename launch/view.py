@@ -4,7 +4,7 @@ python -m launch.view --workdir=runs/quickstart                 # the last logge
 python -m launch.view --workdir=runs/quickstart --step=0 --count=3
 python -m launch.view --file=runs/quickstart/evaluation/trained.jsonl --wrong
 
-Where a policy was shown pictures, they are drawn, with boxes where it looked closer, in looks/ beside the file.
+Pictures that a policy was shown are drawn in looks/ beside the file, with boxes where it looked closer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def define_flags() -> None:
     flags.DEFINE_integer("count", 5, "Episodes to show; 0: all.")
     flags.DEFINE_bool("wrong", False, "Only episodes whose answer matches no gold answer.")
     flags.DEFINE_bool("draw", True, "Draw what the policy was shown, in looks/ beside the file.")
-    flags.DEFINE_string("normalizer", None, "How answers are compared; default: as the run that the file is of says.")
+    flags.DEFINE_string(
+        "normalizer", None, "How answers are compared; default: the setting of the run that wrote the file."
+    )
 
 
 def main(_: Sequence[str]) -> None:
@@ -58,14 +60,14 @@ def main(_: Sequence[str]) -> None:
 
 
 def _normalizer(path: pathlib.Path) -> str:
-    """That of launch.evaluate, if it wrote the file, or of the run in whose directory it lies; else the usual one."""
+    """The normalizer that launch.evaluate recorded beside the file, else that of the run around it, else search_r1."""
     results = path.with_name("results.json")
-    if results.is_file() and (found := json.loads(results.read_text()).get("normalizer")):
-        return found
+    if results.is_file() and (recorded := json.loads(results.read_text()).get("normalizer")):
+        return recorded
     for directory in path.resolve().parents:
         if (config := directory / "config.json").is_file():
-            found = json.loads(config.read_text()).get("evaluation", {}).get("normalizer")
-            return found or "search_r1"
+            recorded = json.loads(config.read_text()).get("evaluation", {}).get("normalizer")
+            return recorded or "search_r1"
     return "search_r1"
 
 

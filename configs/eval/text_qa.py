@@ -1,4 +1,4 @@
-"""Text and tables: the packaged policy as many agents, on the embedded world, on two CPU cores."""
+"""Comparison on text and tables: the packaged policy as many agents, on the packaged data set Atlas, on two CPU cores."""
 
 import ml_collections
 
@@ -8,14 +8,14 @@ from routerl_jax.training.config import EngineConfig, MeshConfig, ModelConfig
 
 
 def get_config() -> ml_collections.ConfigDict:
-    """The quickstart's warm start, in its own protocol with its routing and others', and in the bare form of baselines.
+    """The quickstart's initial policy: in its own protocol with its own and other routings, and as plain baselines.
 
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results/text_qa
 
-    With --limit=20 it takes some three minutes of one core's time, most of them to compile.
+    With --limit=20 it takes about three minutes of one core's time, most of it for compilation.
 
-    A policy of 0.9 M parameters that has seen nothing but its protocol: what baselines make of it says how they run, not how
-    good they are. For more, put a run, another policy or an endpoint in its place:
+    This policy has 0.9 M parameters and knows only its own protocol. So results of baselines show that they run, not how good
+    they are. For real results, use a run, another policy or an endpoint instead:
 
     --agents=search,search:random_kb,runs/quickstart
     --config.model.path=SmolLM2-135M-Instruct --config.instruct=True --config.turn_tokens=0 --config.engine.max_length=2048

@@ -1,4 +1,4 @@
-"""What an agent is, and what it is given: an `LLM` to hold conversations with and `Tools` to call."""
+"""The interface of agents, and what an agent works with: an `LLM` for conversations and `Tools` to search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
-# What follows a prompt, in order, and whether the policy writes it. What it writes is text.
+# The pieces that follow a prompt, in order, each with whether the policy writes it. A piece that it writes is text.
 Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
@@ -34,14 +34,14 @@ class SearchTool(Protocol):
 
 
 class Agent(abc.ABC):
-    """A policy's way of working on one example. One instance serves all rollouts at once, so it holds no state of any.
+    """How a policy works on one example. One instance serves all rollouts at once, so it holds no state of any rollout.
 
-    `run` is all that must be written. What else a run asks of an agent is below, with defaults: how its attempts can be forked,
-    what it is compared with, how it is shown what to write. The fields of an agent that is a dataclass can be set in a
-    configuration (`config.agent.settings`).
+    Only `run` must be written. The other members have defaults: how attempts can be forked, what the agent is compared with,
+    and how it is trained on demonstrations. If an agent is a dataclass, its fields can be set in a configuration
+    (`config.agent.settings`).
 
     Attributes:
-      searches_field: the field that bounds how often it searches, where it has one.
+      searches_field: name of the field that bounds the number of searches, if the agent has one.
     """
 
     searches_field: ClassVar[str] = "max_searches"
@@ -52,19 +52,19 @@ class Agent(abc.ABC):
 
     @property
     def choices(self) -> RouteChoices | None:
-        """How its policy writes the choice of a knowledge base, so that an attempt can be forked there; None: it can't."""
+        """How the policy writes its choice of a knowledge base, where an attempt can be forked; None: it can't be forked."""
         return None
 
     @property
     def search_budget(self) -> int | None:
-        """Searches that it can make on a question at most; None: that is not known."""
+        """The largest number of searches that it makes on a question; None if that is not known."""
         return None
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
-        """An attempt that some other program recorded, as this agent reads it: its turns, calls and answer, without tokens.
+        """The episode of an attempt that another program recorded: its turns, calls and answer, without tokens.
 
         Raises:
-          ValueError: the agent has no way to read one.
+          ValueError: the agent can't read recorded rounds.
         """
         raise ValueError(f"{type(self).__name__} reads no recorded rounds: write its recorded()")
 
@@ -74,24 +74,27 @@ class Agent(abc.ABC):
         """The same agent with `k` passages per search.
 
         Raises:
-          ValueError: it is no dataclass with a field `k`.
+          ValueError: the agent is no dataclass with a field `k`.
         """
         if not dataclasses.is_dataclass(self) or "k" not in self.__dataclass_fields__:
             raise ValueError(f"{type(self).__name__} has no number of passages, k, to change (config.evaluation.k)")
         return dataclasses.replace(self, k=k)
 
     def with_searches(self, count: int) -> Agent:
-        """The same agent with at most `count` searches on a question; of one that asks several knowledge bases at once, so many
-        rounds. One without a field `searches_field`, such as one that searches once or never, stays as it is.
+        """The same agent with at most `count` searches on a question.
+
+        For an agent that asks several knowledge bases at once, `count` is the number of rounds. An agent without the field
+        `searches_field`, such as one that searches once or never, is returned unchanged.
         """
         if dataclasses.is_dataclass(self) and self.searches_field in self.__dataclass_fields__:
             return dataclasses.replace(self, **{self.searches_field: count})
         return self
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """The same policy with choices taken away, by name, for the run's final table.
+        """Agents for the run's final table, by name: the same policy without some of its choices.
 
-        By default, where there are several knowledge bases, `only_KB` for each, to which all searches go, and `random_kb`.
+        By default there are baselines only with several knowledge bases: one `only_KB` for each knowledge base, which gets all
+        searches, and `random_kb`.
 
         Args:
           tools: names of the knowledge bases.
@@ -102,42 +105,48 @@ class Agent(abc.ABC):
         return {**agents, "random_kb": Rerouted(self, Drawn())}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """The same policy given what its question finds: `vanilla_rag`, or `vanilla_rag_KB` for each of several knowledge
-        bases; by default none."""
+        """Agents that search once, for the question itself, and answer from that; by default none.
+
+        Named `vanilla_rag`, or `vanilla_rag_KB` for each of several knowledge bases.
+        """
         return {}
 
     # --- how it is shown what to write, for supervised runs ---
 
     @property
     def learns_from(self) -> LearnsFrom | None:
-        """What it can be shown: worked questions (`opening` and `pieces`), golden steps of them (`opening` and `step_pieces`),
-        or nothing."""
+        """What supervised training shows the agent: "demonstrations", whole worked questions (`opening` and `pieces`);
+        "golden_steps", single steps of them (`opening` and `step_pieces`); or None."""
         return None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Its protocol's tags, for tokenizers that are trained for it; a tokenizer that has one as a special token reads it as
-        that in observations, too."""
+        """The tags of the agent's protocol, for tokenizers that are trained for it.
+
+        A tokenizer that has such a tag as a special token also reads it as that token in observations.
+        """
         return ()
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        """The ids of an example's prompt; documents that it would show beyond `room` tokens are left out, as in a rollout."""
+        """The token ids of an example's prompt. Documents in it that do not fit into `room` tokens are left out, as in a
+        rollout."""
         raise ValueError(
             f"{type(self).__name__} says that it can be shown how to work (learns_from): write its opening()"
         )
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
-        """A worked example after its opening."""
+        """The pieces of a worked example that follow its opening."""
         raise ValueError(f"{type(self).__name__} says that it learns from demonstrations: write its pieces()")
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
-        """Recorded rounds after their opening: what was written is learnt, what followed comes as a user's message. What
-        follows the last round is left out.
+        """The pieces of recorded rounds that follow their opening.
+
+        The text of a round is trained on. What followed it comes as a user's message, except after the last round.
 
         Raises:
-          ValueError: a round can't be learnt from; says which, and why.
+          ValueError: a round can't be trained on; says which, and why.
         """
         pieces: Pieces = []
         for number, item in enumerate(recorded.rounds, 1):
@@ -147,13 +156,13 @@ class Agent(abc.ABC):
         return pieces
 
     def step_pieces(self, example: Example) -> Pieces:
-        """A golden step after its opening."""
+        """The pieces of a golden step that follow its opening."""
         raise ValueError(f"{type(self).__name__} says that it learns from golden steps: write its step_pieces()")
 
 
 @dataclasses.dataclass(frozen=True)
 class Rerouted(Agent):
-    """An agent whose searches go where a routing sends them, whatever it names; all else is its own."""
+    """An agent whose searches go where a routing sends them, whatever knowledge base it names. All else is unchanged."""
 
     agent: Agent
     routing: Routing
@@ -163,12 +172,12 @@ class Rerouted(Agent):
 
     @property
     def search_budget(self) -> int | None:
-        """The agent's."""
+        """That of the agent."""
         return self.agent.search_budget
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The agent's."""
+        """Those of the agent."""
         return self.agent.special_tokens
 
 
@@ -185,20 +194,20 @@ class LLM:
 
     @property
     def sample(self) -> int:
-        """Index of this rollout among those of its example."""
+        """Index of this rollout among the rollouts of its example."""
         return self._rollout.sample
 
     @property
     def image_marker(self) -> str:
-        """What stands for an image in text; "" for a model that sees none."""
+        """The text that stands for an image in a prompt; "" if the model sees no images."""
         images = self._rollout.engine.images
         return "" if images is None else self.tokenizer.decode(images.marker)
 
     def frame(self, picture: ImageSource) -> Size:
-        """(width, height) in pixels at which the policy sees a picture; boxes that it writes are in this frame.
+        """(width, height) in pixels at which the policy sees a picture. The boxes that it writes are in this frame.
 
         Raises:
-          ValueError: the picture can't be used, or the policy sees none.
+          ValueError: the picture can't be used, or the policy sees no pictures.
         """
         images = self._rollout.engine.images
         if images is None:
@@ -206,7 +215,7 @@ class LLM:
         return images.frame(picture)
 
     def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
-        """Tokens that a conversation would have left after this prompt; less than 1 where it does not fit."""
+        """Tokens that a conversation would have left after this prompt; less than 1 if the prompt does not fit."""
         engine = self._rollout.engine
         ids = prompt_ids(prompt, engine.tokenizer)
         return engine.max_length - len(ids) - expanded_tokens(engine.images, images)
@@ -215,10 +224,10 @@ class LLM:
         """Starts a conversation from text, token ids, or messages (rendered with the model's chat template).
 
         Args:
-          images: what to see at each `image_marker` in the prompt, in order.
+          images: the images at each `image_marker` in the prompt, in order.
 
         Raises:
-          DoesNotFit: the prompt fills the model's context; where the agent does not catch it, the episode ends unanswered.
+          DoesNotFit: the prompt fills the model's context. If the agent does not catch this, the episode ends unanswered.
           ValueError: an image can't be used (names the example).
         """
         conversation = Conversation(self._rollout, prompt, images)
@@ -227,7 +236,7 @@ class LLM:
 
 
 class UnknownTool(KeyError):
-    """There is no tool of the name that an agent asks for."""
+    """An agent asks for a tool by a name that no tool has."""
 
     def __init__(self, name: str, known: Sequence[str]) -> None:
         super().__init__(name)
@@ -249,11 +258,11 @@ class Tools(Mapping[str, "Tool"]):
         self._searches = 0
 
     def rerouted(self, routing: Routing) -> Tools:
-        """The same tools, of which this says at every search which one is asked."""
+        """The same tools, with a routing that chooses the tool of every search."""
         return Tools(self._rollout, tuple(self), routing)
 
     def asked(self, name: str) -> str:
-        """The tool that the next search goes to, where the agent searches with this one."""
+        """The name of the tool that the next search really goes to; `name` is the one that the agent uses."""
         step, self._searches = self._searches, self._searches + 1
         if self._routing is None:
             return name
@@ -281,13 +290,13 @@ class Tool:
         self.name = name
 
     async def search(self, query: Query, k: int = 3, *, pictures: bool = True) -> Call:
-        """Searches for a text, or for a picture in a TextAndImage; the driver batches it with everybody else's.
+        """Searches for a text, or for a picture in a TextAndImage. The driver batches the search with those of other rollouts.
 
-        Never raises: look at `call.error`.
+        Never raises: a search that failed has `call.error` set.
 
         Args:
-          pictures: wait for the passages' pictures where they have to be sent here. Without them `with_pictures` gives those of
-            the passages that are to be shown.
+          pictures: fetch the passages' pictures too. With False, pictures that a server would have to send are left out;
+            `with_pictures` fetches them later, for the passages that are shown.
         """
         name = self._tools.asked(self.name)
         call = await self._reply(self._ask(Request(name, query, k, "passages" if pictures else "listing")))
@@ -295,20 +304,22 @@ class Tool:
         return call
 
     async def with_pictures(self, call: Call, passages: Sequence[Passage]) -> Call:
-        """A call of `search(.., pictures=False)` with the pictures of these of its passages; it takes that one's place in the
-        record of its turn. Where a picture can't be had, that has failed."""
-        wanted = [passage.id for passage in passages if not passage.image]
-        if not wanted:
+        """The call that `search(.., pictures=False)` returned, with the pictures of some of its passages fetched.
+
+        It replaces that call in the record of the turn. If a picture can't be fetched, the new call has failed (`error`).
+        """
+        missing = [passage.id for passage in passages if not passage.image]
+        if not missing:
             return call
-        shown = await self._reply(self._pictured(call, wanted))
+        pictured = await self._reply(self._pictured(call, missing))
         record = self._record
-        place = next(i for i, one in enumerate(record) if one is call)
-        record[place] = shown
-        return shown
+        index = next(i for i, recorded in enumerate(record) if recorded is call)
+        record[index] = pictured
+        return pictured
 
     @property
     def _record(self) -> list[Call]:
-        """Where calls made now are noted."""
+        """The list in which a call made now is recorded."""
         return self._rollout.turns[-1].calls if self._rollout.turns else self._rollout.early
 
     async def _ask(self, request: Request) -> Call:
@@ -320,11 +331,11 @@ class Tool:
         if failed := [reply for reply in replies if reply.error is not None]:
             return dataclasses.replace(call, passages=(), error=failed[0].error, seconds=seconds)
         images = {passage.id: passage.image for reply in replies for passage in reply.passages}
-        passages = [dataclasses.replace(one, image=images.get(one.id, one.image)) for one in call.passages]
+        passages = [dataclasses.replace(shown, image=images.get(shown.id, shown.image)) for shown in call.passages]
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """What comes of a question to a tool, or came of it where this attempt goes on with another one's."""
+        """The reply to a request to a tool. A branch that still replays its past gets the recorded reply."""
         course = self._rollout.course
         if course.replaying:
             asked.close()
@@ -333,14 +344,14 @@ class Tool:
                 "the agent searches where it wrote before: it does not act alike on equal turns"
             )
             return call
-        place = course.begin()
+        index = course.begin()
         call = await asked
-        course.finish(place, call)
+        course.finish(index, call)
         return call
 
 
 def check_choices(agent: Agent, asked: str) -> None:
-    """Raises ValueError if attempts of an agent can't be forked. `asked`: the setting that wants them to be."""
+    """Raises ValueError if attempts of an agent can't be forked. `asked` is the setting that asks for forks."""
     if agent.choices is None:
         raise ValueError(
             f"{asked}: {type(agent).__name__} does not say how its policy writes the choice of a knowledge base "

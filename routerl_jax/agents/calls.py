@@ -1,4 +1,4 @@
-"""Calls of search tools: batches in threads of their own, bounded in time, whose failures are replies and not exceptions."""
+"""Calls of search tools. Batches run in threads of their own with a time limit, and a failure is a reply, not an exception."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ from routerl_jax.remote.background import in_thread
 
 
 async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Request], timeout: float) -> list[Call]:
-    """Calls of any tools, one batch each; with several processes, which all must ask the same, each makes its share and all
-    learn all replies (a collective call).
+    """Runs requests to any tools, in one batch per tool, number of passages and kind.
+
+    With several processes this is a collective call: all must make the same requests. Each process runs its share, and all
+    get all replies.
 
     Args:
-      timeout: as of `search_calls`.
+      timeout: seconds; see `search_calls`.
 
     Returns:
       One call per request, in order.
 
     Raises:
-      TypeError: a tool's cost is no number; on the other processes, RuntimeError.
+      TypeError: a tool's cost is no number.
+      RuntimeError: another process raised.
     """
     processes, process = jax.process_count(), jax.process_index()
     batches: dict[tuple[str, int, Want], list[int]] = {}
@@ -51,13 +54,13 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
     error: Exception | None = None
     try:
         await asyncio.gather(*(run_batch(*batch, indices) for batch, indices in batches.items()))
-    except Exception as raised:  # not a tool's own, which is a failed call
+    except Exception as raised:  # exceptions raised by a tool do not come here: they are failed calls
         error = raised
     if processes > 1:
         own = {str(i): dataclasses.asdict(call) for i, call in calls.items()}
         shared = multihost.exchange([own, None if error is None else f"{type(error).__name__}: {error}"])
-        if error is None and (told := [message for _, message in shared if message is not None]):
-            error = RuntimeError(f"another process failed: {told[0]}")
+        if error is None and (messages := [message for _, message in shared if message is not None]):
+            error = RuntimeError(f"another process failed: {messages[0]}")
         calls = {int(i): _call_from_json(fields) for part, _ in shared for i, fields in part.items()}
     if error is not None:
         raise error
@@ -77,38 +80,36 @@ async def search_calls(
     timeout: float,
     want: Want = "passages",
 ) -> list[Call]:
-    """One batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other.
+    """Runs one batch on one tool. If it raises, its queries are tried one by one, so that one bad query harms no other.
 
     Args:
       k: passages per query.
-      timeout: seconds after which a batch counts as failed. There is no other limit: the tool is told of this one
-        (core.patience), so that it may give up a little sooner and say why. The queries of a batch that has failed before
-        have as many again one by one, all together.
-
-      want: as a Request has it.
+      timeout: seconds after which the batch counts as failed. The tool knows this limit (core.patience), so that it can give up
+        a little sooner and say why. If the batch fails, the single queries have the same time again, all together.
+      want: see `Request`.
 
     Returns:
-      One call per query, in order; one that failed has `error` set.
+      One call per query, in order. A failed call has `error` set.
 
     Raises:
       TypeError: a query's cost is no number.
     """
     cost, clock = _cost(tools, tool), _Clock(timeout)
     known: dict[int, _Timed] = {}
-    async for i, found in search_together(
+    async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
         wanted=lambda _: clock.again(),
         lost=_Late,
     ):
-        if isinstance(found, Exception) and not isinstance(found, _Failed):
-            raise found
-        known[i] = (_Failure(str(found)), found.seconds) if isinstance(found, _Failed) else found[0]
-    why = (
+        if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):
+            raise outcome
+        known[i] = (_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+    reason = (
         f"TimeoutError: the batch failed, and {len(queries) - len(known)} of its {len(queries)} queries could not be tried by "
         f"themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    results = [known.get(i, (_Failure(why), 0.0)) for i in range(len(queries))]
+    results = [known.get(i, (_Failure(reason), 0.0)) for i in range(len(queries))]
     failures = [result.message for result, _ in results if isinstance(result, _Failure)]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
@@ -118,7 +119,7 @@ async def search_calls(
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
     """What a query costs."""
     cost = getattr(tools.get(tool), "cost", 1.0)
-    if not isinstance(cost, numbers.Real):  # numpy's are such, too
+    if not isinstance(cost, numbers.Real):  # NumPy's numbers pass, too
         raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
     return float(cost)
 
@@ -130,15 +131,15 @@ class _Failure:
     message: str
 
 
-_TEXTS = ("id", "title", "text")  # of a passage
-_LONGEST_ERROR = 300  # letters of what a tool says that are shown: a trace of the stack must not fill a conversation
-_TOLD = 0.95  # of the time: a tool that gives up by itself can say why
+_TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
+_LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
+_TOLD = 0.95  # share of the time limit that a tool is told, so that it can give up by itself and say why
 _Result = tuple[Passage, ...] | _Failure
-_Timed = tuple[_Result, float]  # with the seconds that it took
+_Timed = tuple[_Result, float]  # a result and its seconds
 
 
 class _Failed(Exception):
-    """A batch failed. `seconds`: of each of its queries, a part of the batch's time."""
+    """A batch failed. `seconds` is the time per query: the batch's time divided by its number of queries."""
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -146,18 +147,18 @@ class _Failed(Exception):
 
 
 class _Late(_Failed):
-    """Its time was up."""
+    """A batch failed because its time was up."""
 
 
 class _Clock:
-    """The time limit of a batch, and of its queries one by one, if it comes to that."""
+    """The time limit of a batch, and the one of its single queries if the batch fails."""
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self._ends: float | None = None  # of the queries one by one
+        self._ends: float | None = None  # end of the time for single queries; None while the batch runs
 
     def again(self) -> bool:
-        """Whether one more query may be tried by itself; the first time sets the limit of all of them."""
+        """Whether one more query may be tried by itself. The first call starts the time of the single queries."""
         if self._ends is None:
             self._ends = time.perf_counter() + self.timeout
         return time.perf_counter() < self._ends
@@ -171,10 +172,10 @@ class _Clock:
 async def _search(
     tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, want: Want, clock: _Clock
 ) -> list[_Timed]:
-    """Per query its passages, or why it alone has none.
+    """Searches a batch; per query its passages, or the reason why this query alone has none.
 
     Raises:
-      _Failed: the tool raised, or gave no list of so many results.
+      _Failed: the tool raised, or did not return a list with one result per query.
     """
     if tool not in tools:
         return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
@@ -201,19 +202,21 @@ async def _search(
 
 
 def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
-    """What answers: the tool's search, or what it has for those who come back for pictures."""
+    """The function that answers requests of a kind: the tool's search, its listing without pictures, or its pictures."""
     if want == "passages" or not getattr(tool, "has_pictures", False):
         return tool.search if want != "pictures" else lambda ids, k: [[] for _ in ids]
     giver = cast(KnowledgeBase, tool)
     if want == "listing":
         return giver.listing.search
-    return lambda ids, k: [[Passage(id=id, title="", text="", image=one)] for id, one in zip(ids, giver.pictures(ids))]
+    return lambda ids, k: [
+        [Passage(id=id, title="", text="", image=image)] for id, image in zip(ids, giver.pictures(ids))
+    ]
 
 
 def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
     try:
         image = query_image(query)
-    except ValueError:  # a picture that is not there; the tool has said so
+    except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
     call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
     if isinstance(result, _Failure):
@@ -225,11 +228,11 @@ def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float)
 
 
 def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
-    """A tool's reply to `count` queries: for each its list of passages, or a failure if it is something else.
+    """Checks a tool's reply to `count` queries. A result that is no list of passages becomes a failure.
 
     Raises:
       TypeError: the reply is no list.
-      ValueError: it has not `count` results.
+      ValueError: the reply does not have `count` results.
     """
     if not isinstance(reply, list | tuple):
         raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
@@ -257,9 +260,9 @@ def _is_text(passage: Passage, name: str) -> bool:
 
 
 def _whole(passage: Passage) -> Passage:
-    """The passage in letters that every tokenizer takes, and with a number that JSON does: numpy's are not."""
+    """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
-    whole = {name: whole_letters(text) for name, text in texts.items()}
-    if whole == texts and type(passage.score) is float:
+    cleaned = {name: whole_letters(text) for name, text in texts.items()}
+    if cleaned == texts and type(passage.score) is float:
         return passage
-    return dataclasses.replace(passage, **whole, score=float(passage.score))
+    return dataclasses.replace(passage, **cleaned, score=float(passage.score))

@@ -59,17 +59,17 @@ class Rollout:
         self.tags = tags  # of the agent's protocol
         self.conversations: list[Conversation] = []
         self.turns: list[Turn] = []
-        self.early: list[Call] = []  # made before there was a turn; the first one's
+        self.early: list[Call] = []  # calls made before the first turn; they are recorded with it
         self.outstanding = 0  # requests that the driver has not answered yet
 
     def add(self, turn: Turn) -> None:
-        """Books a turn."""
+        """Records a turn."""
         turn.calls, self.early = [*self.early, *turn.calls], []
         self.turns.append(turn)
 
     def cut_short(self, failure: Failure | None = None) -> Episode:
-        """The episode so far, as one that a limit has ended, or a failure of the policy; without sequences if the policy has
-        not written yet."""
+        """The episode so far, ended by a limit or by a failure of the policy. It has no sequences if the policy has not
+        written yet."""
         truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
         if self.turns:
             episode = self.conversations[-1].episode(answer=None, truncated=truncated)
@@ -89,25 +89,25 @@ class Rollout:
 
     @property
     def usage(self) -> Usage | None:
-        """What an endpoint's replies took; None of a policy that is none."""
+        """Tokens that the endpoint's replies took; None if the policy is no endpoint."""
         used = [usage for conversation in self.conversations if (usage := conversation.usage) is not None]
         return sum(used, Usage()) if used else None
 
     def close(self) -> None:
-        """Frees all rows."""
+        """Frees the rows of the KV cache."""
         for conversation in self.conversations:
             conversation.close()
 
 
 class Conversation:
-    """A growing token sequence that the policy and its surroundings write in turn."""
+    """A growing token sequence. The policy writes its turns, and the agent feeds observations between them."""
 
     def __init__(self, rollout: Rollout, prompt: Prompt, images: Sequence[ImageSource] = ()) -> None:
         self._rollout = rollout
         self._engine = rollout.engine
         ids = prompt_ids(prompt, self._engine.tokenizer)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
-        # The row's randomness is drawn by this name: conversations of one rollout must not share it.
+        # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
         name = f"{rollout.example.id}{rollout.course.suffix}"
         name = f"{name}#{number}" if number else name
@@ -118,7 +118,7 @@ class Conversation:
 
     @property
     def usage(self) -> Usage | None:
-        """What an endpoint's replies took so far; None of a policy that is none."""
+        """Tokens that the endpoint's replies took so far; None if the policy is no endpoint."""
         return self._stream.usage
 
     @property
@@ -128,16 +128,16 @@ class Conversation:
 
     def tokens_of(self, observation: Observation) -> int:
         """Number of tokens that a text, or a text with pictures, would take (`observe`)."""
-        said = self._rendered(observation)
-        return len(self._engine.tokenizer.encode(said.text)) + expanded_tokens(self._engine.images, said.images)
+        content = self._rendered(observation)
+        return len(self._engine.tokenizer.encode(content.text)) + expanded_tokens(self._engine.images, content.images)
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
     ) -> Turn:
-        """Lets the policy write until a stop string, an end token or a limit; the stop string stays in the text.
+        """Lets the policy write until a stop string, an end token or a limit. The stop string stays in the text.
 
         Raises:
-          DoesNotFit: the conversation is full; where the agent does not catch it, the episode ends unanswered.
+          DoesNotFit: the conversation is full. If the agent does not catch this, the episode ends unanswered.
         """
         start, used = len(self._stream.ledger), self.usage
         written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
@@ -154,7 +154,7 @@ class Conversation:
         return turn
 
     async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
-        """The tokens of a turn: written by the policy, replayed, or both, where the attempt goes its own way within it."""
+        """The tokens of a turn: sampled, replayed, or both if the branch starts within this turn."""
         course = self._rollout.course
         if course.replaying:
             event = course.replay()
@@ -168,38 +168,38 @@ class Conversation:
             self._engine.share([(event.source, self._stream)])
             return await self._take(event.tool, event.before, stop, max_tokens, sampling)
         if not course.may_fork(stop):
-            place = course.begin()
+            index = course.begin()
             written = await self._sample(stop, max_tokens, sampling)
-            course.finish(place, written)
+            course.finish(index, written)
             return written
         return await self._write_and_fork(stop, max_tokens, sampling)
 
     async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
-        """Lets the policy write up to a decision and forks the attempt there; this one takes the first way."""
+        """Lets the policy write up to a decision and forks the attempt there. This attempt takes the first choice."""
         course = self._rollout.course
         choices = course.choices
         assert choices is not None
-        place = course.begin()
+        index = course.begin()
         written = await self._sample((choices.opening, *stop), max_tokens, sampling)
         text = self._engine.tokenizer.decode(written.tokens)
-        if written.stop_reason != "stop" or choices.opening not in text or any(one in text for one in stop):
-            course.finish(place, written)
+        if written.stop_reason != "stop" or choices.opening not in text or any(string in text for string in stop):
+            course.finish(index, written)
             return written
         left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
         longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
         decides = text.endswith(choices.opening) and choices.open(self._forced + text)
         if left >= longest and decides and course.alone and self._rollout.spawn is not None:
-            for other in course.others(written.tokens, self._stream):
-                self._rollout.spawn(self._rollout, other)
-            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, place)
-        if left > 0:  # there is nothing to fork: on it goes
+            for branch in course.others(written.tokens, self._stream):
+                self._rollout.spawn(self._rollout, branch)
+            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, index)
+        if left > 0:  # there is no decision to fork here: finish the turn
             rest = await self._sample(
                 stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
             )
             written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
         else:
             written = Written(tokens=written.tokens, stop_reason="length")
-        course.finish(place, written)
+        course.finish(index, written)
         return written
 
     async def _take(
@@ -211,7 +211,7 @@ class Conversation:
         sampling: Sampling,
         place: int | None = None,
     ) -> Written:
-        """Goes a way at a decision, and on to the end of the turn."""
+        """Writes one choice at a decision, and lets the policy finish the turn."""
         course, ledger = self._rollout.course, self._stream.ledger
         assert course.choices is not None
         place = course.begin() if place is None else place
@@ -241,7 +241,7 @@ class Conversation:
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
     ) -> Written:
-        """What the engine writes; see `Engine.request`."""
+        """The tokens that the engine samples; see `Engine.request`."""
         self._engine.request(
             self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
         )
@@ -249,61 +249,63 @@ class Conversation:
         return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 
     async def score(self, texts: Sequence[str]) -> list[float]:
-        """Log-probability that the policy gives each of these texts, one after the other in its place, at temperature 1.
+        """The log-probability that the policy gives each of these texts, in nats at temperature 1.
 
-        Each is encoded by itself. They stay in the conversation as if the policy had written them, and are no turn: it is a
-        conversation to measure with, and none to learn from.
+        The texts follow each other in the conversation, each encoded by itself. They stay in it as if the policy had written
+        them, but make no turn. Use such a conversation to measure, not to train on.
 
         Raises:
-          DoesNotFit: they are longer than `room`.
-          ValueError: attempts are forked, a text but the last holds what ends a turn, or the policy is an endpoint, which tells
-            no such thing.
+          DoesNotFit: the texts are longer than `room`.
+          ValueError: attempts are forked; or a text other than the last contains an end of turn; or the policy is an endpoint,
+            which can't score texts.
         """
         if self._rollout.course.choices is not None:
             raise ValueError("a forked attempt scores no texts: take forks=0")
         encoded = [self._engine.tokenizer.encode(text) for text in texts]
-        given = list(itertools.chain.from_iterable(encoded))
+        ids = list(itertools.chain.from_iterable(encoded))
         start, ledger = len(self._stream.ledger), self._stream.ledger
-        if given:
-            self._engine.request(self._stream, max_tokens=len(given), sampling=Sampling(), given=given)
+        if ids:
+            self._engine.request(self._stream, max_tokens=len(ids), sampling=Sampling(), given=ids)
             await self._rollout.wait_turn(self._rollout, self._stream)
-        if len(ledger) - start != len(given):
+        if len(ledger) - start != len(ids):
             raise ValueError("a text that is scored holds what ends a turn: break it up (Tokenizer.plain)")
-        places = itertools.accumulate(map(len, encoded), initial=start)
-        return [ledger.logprob(begin, end) for begin, end in itertools.pairwise(places)]
+        ends = itertools.accumulate(map(len, encoded), initial=start)
+        return [ledger.logprob(begin, end) for begin, end in itertools.pairwise(ends)]
 
     def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
-        """Feeds what the surroundings say (never trained on). A picture that can't be used is replaced by words that say why.
+        """Feeds an observation (never trained on). A picture that can't be used is replaced by words that say why.
 
         Args:
           observation: a text, or pieces of text and `Shown` pictures in order.
-          passages: ids of what it shows as text, for the record (Turn.shown).
+          passages: ids of the passages that it shows as text, for the record (Turn.shown).
 
         Raises:
-          DoesNotFit: it is longer than `room` (nothing is cut here); where the agent does not catch it, the episode ends
-            unanswered.
-          ValueError: there is a picture, and the model sees none.
+          DoesNotFit: the observation is longer than `room`; nothing is cut here. If the agent does not catch this, the episode
+            ends unanswered.
+          ValueError: the observation has a picture, and the model sees none.
         """
-        said = self._rendered(observation)
-        self._feed(self._engine.tokenizer.encode(said.text), said.text, said, passages)
+        content = self._rendered(observation)
+        self._feed(self._engine.tokenizer.encode(content.text), content.text, content, passages)
 
     def reply(self, observation: Observation, passages: Sequence[str] = ()) -> None:
-        """Ends the policy's turn and begins its next one, with an observation as a user's message between them (never trained
-        on): the tokens of the model's chat template (`Tokenizer.reply`). Where the policy has ended its turn itself, that token
-        stays its own.
+        """Ends the policy's turn, feeds an observation as a user's message, and begins the policy's next turn.
+
+        The tokens are those of the model's chat template (`Tokenizer.reply`); they are never trained on. If the policy ended
+        its turn itself, that end token stays the policy's.
 
         Raises:
-          DoesNotFit: it is longer than `room`; see `reply_tokens`.
-          ValueError: the chat template does not write one turn after the other, or there is a picture, and the model sees none.
+          DoesNotFit: the message is longer than `room`; see `reply_tokens`.
+          ValueError: the chat template does not write one turn after the other, or the observation has a picture and the model
+            sees none.
         """
-        said = self._rendered(observation)
-        ids = self._reply(said)
-        self._feed(ids, self._engine.tokenizer.decode(ids), said, passages)
+        content = self._rendered(observation)
+        ids = self._reply(content)
+        self._feed(ids, self._engine.tokenizer.decode(ids), content, passages)
 
     def reply_tokens(self, observation: Observation) -> int:
         """Number of tokens that `reply` would take."""
-        said = self._rendered(observation)
-        return len(self._reply(said)) + expanded_tokens(self._engine.images, said.images)
+        content = self._rendered(observation)
+        return len(self._reply(content)) + expanded_tokens(self._engine.images, content.images)
 
     @property
     def frame(self) -> Size | None:
@@ -311,11 +313,13 @@ class Conversation:
         return self._viewer.frame
 
     def look(self, turn: Turn, rule: RegionRule, box: Sequence[float] | None = None) -> Shown | None:
-        """The region of the latest picture shown that the turn's action marks (`Viewer.region`), to be observed. None where it
-        marks none: the action is invalid then, and says why. What was sampled stays as it is.
+        """The region of the latest picture that the turn's action marks (`Viewer.region`), as a picture to observe.
+
+        None if the box marks no region: the turn's action then becomes invalid, with the reason. The sampled tokens do not
+        change.
 
         Args:
-          box: looked at instead of the action's.
+          box: used instead of the action's box.
         """
         assert turn.action is not None
         try:
@@ -341,14 +345,14 @@ class Conversation:
             turn.shown += [*said.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def force(self, text: str) -> None:
-        """Feeds the beginning of the policy's own next turn (never trained on), such as an opening answer tag."""
+        """Feeds the beginning of the policy's next turn (never trained on), such as an opening answer tag."""
         start = len(self._stream.ledger)
         self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
         self._stream.forced.append((start, len(self._stream.ledger)))
         self._forced += text
 
     def write(self, text: str) -> Turn:
-        """Feeds a whole turn in the policy's place (never trained on): a turn whose text is all `forced`."""
+        """Feeds a whole turn in place of the policy (never trained on). All its text is `forced`."""
         self.force(text)
         start = len(self._stream.ledger)
         turn = Turn(text="", stop_reason="stop", tokens=0, forced=self._forced, sequence=self._number, start=start)

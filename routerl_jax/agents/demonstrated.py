@@ -1,4 +1,4 @@
-"""Written examples as token sequences: what a rollout would have recorded."""
+"""Demonstrations as token sequences, in the form that a rollout records."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ def demonstrated(
     tags: Collection[str] = (),
     pictures: Seq[ImageSource] = (),
 ) -> Sequence:
-    """A written example as a rollout would have recorded it.
+    """The token sequence of a demonstration, as a rollout would have recorded it.
 
     Args:
-      prompt: before the first piece, not learnt: ids, or what `Ledger.feed` takes where there are images among them.
-      pieces: in order, and whether the policy is to write them; the others are fed, as observations are. `Rendered` pieces,
-        as records have them, are taken as they are.
-      images: the model's, None for one that sees none.
-      tags: of the agent's protocol (`rendered`).
-      pictures: those of the prompt.
+      prompt: the tokens before the first piece, which are not trained on: token ids, or the arguments of `Ledger.feed` if there
+        are images among them.
+      pieces: the pieces in order, each with whether the policy writes it. The others are fed as observations. `Rendered`
+        pieces, which come from records, are used unchanged.
+      images: the model's image tokens; None if the model sees no images.
+      tags: tags of the agent's protocol (`rendered`).
+      pictures: the pictures of the prompt.
 
     Raises:
-      ValueError: a piece to be written is no text, a recorded picture can't be used, a box marks no region, or there are
-        pictures, and the model sees none.
+      ValueError: a piece that the policy writes is no text, a recorded picture can't be used, a box marks no region, or there
+        are pictures and the model sees none.
     """
     ledger, viewer = Ledger(), Viewer(images, pictures)
     ledger.feed(**(prompt if isinstance(prompt, Mapping) else {"tokens": prompt}))
@@ -51,16 +52,18 @@ def demonstrated(
             assert not isinstance(piece, Marked), "a turn is the policy's"
             piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
             observation = piece.observation if isinstance(piece, Reply) else piece
-            said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
-            ledger.feed(**_fed(said, isinstance(piece, Reply), ledger, tokenizer, images))
-            viewer.see(said.shown)
+            content = (
+                observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
+            )
+            ledger.feed(**_fed(content, isinstance(piece, Reply), ledger, tokenizer, images))
+            viewer.see(content.shown)
     return ledger.sequence()
 
 
 def _fed(
     said: Rendered, reply: bool, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
 ) -> Mapping[str, Any]:
-    """What `Ledger.feed` takes; `reply`: it comes as a user's message."""
+    """The arguments of `Ledger.feed` for an observation. `reply`: the observation comes as a user's message."""
     ids = tokenizer.reply(said.text, last=ledger.tokens[-1]) if reply else tokenizer.encode(said.text)
     if not said.images:
         return {"tokens": ids}

@@ -1,4 +1,4 @@
-"""The driver: runs many agents at once and batches what they wait for, turns in the engine and searches per tool."""
+"""The driver: runs many agents at once, and batches their turns in the engine and their searches per tool."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from routerl_jax.remote.background import run_to_end
 
 @dataclasses.dataclass
 class DriverStats:
-    """Where the time of a run went, and what its tools did."""
+    """Seconds that a run spent on generation and on tools, and its numbers of tool calls and of failed ones."""
 
     generate_seconds: float = 0.0
     tool_seconds: float = 0.0
@@ -56,31 +56,32 @@ def run(
     """Runs an agent `samples` times on every example.
 
     Args:
-      agent: what to run.
-      examples: with distinct ids.
+      agent: the agent to run.
+      examples: questions with distinct ids.
       engine: the policy: an `Engine`, or a chat model behind an endpoint (`llms.policy.ChatModel`). Its `seed` becomes `seed`.
       tools: knowledge bases by the name that the agent uses.
       samples: attempts per example (the group size).
       sampling: default of the agents' turns; temperature 1 if None.
-      deterministic: tool calls and decoding take turns in a fixed order, so that a run repeats bit for bit (given equal
+      deterministic: tool calls and decoding alternate in a fixed order, so that a run repeats bit for bit (given equal
         tool replies). False lets slow tools overlap with decoding; the order then depends on their speed.
       tool_timeout: seconds after which a tool call counts as failed.
-      progress: description for a progress bar; none if empty.
+      progress: description for a progress bar; no bar if empty.
       stats: filled in if given.
-      forks: routing decisions of an attempt at which it goes every way (agents/forks.py): the first so many on each way. An
-        attempt then has several episodes, one after the other (`Episode.branches`).
-      finished: called with every episode as soon as it has ended, in the order in which they do.
+      forks: number of routing decisions at which an attempt is forked into one branch per choice (agents/forks.py). Along each
+        branch these are the first decisions. A forked attempt has several episodes, one after the other (`Episode.branches`).
+      finished: called with every episode as soon as it ends.
 
     Returns:
-      Episodes, example by example, samples in order. One in which a prompt, or what the agent feeds later on, does not fit
-      its conversation (`DoesNotFit`) ends there: `truncated`, without an answer. So does one whose policy failed
-      (`TurnFailed`), with `failure` set.
+      Episodes, example by example, samples in order. If a prompt, or what the agent feeds later, does not fit the conversation
+      (`DoesNotFit`), the episode ends there: it is `truncated` and has no answer. If the policy fails (`TurnFailed`), the
+      episode ends there too, with `failure` set.
 
     Raises:
-      ValueError: example ids repeat, or there are to be forks and the run is not deterministic, or the agent does not say how
-        its policy chooses (`Agent.choices`), or its choices can't be told apart, or it asks for a tool that there is not, or
-        gives no episode.
-      RuntimeError: an agent raised, or a tool is none (one that raises or hangs is: the agent sees `call.error`).
+      ValueError: two examples have the same id; or `forks` is set and the run is not deterministic, the agent does not say how
+        its policy chooses (`Agent.choices`), or its choices can't be told apart; or the agent asks for a tool that does not
+        exist, or returns something else than an Episode.
+      RuntimeError: an agent raised, or a tool breaks the interface (such as a `cost` that is no number). A tool that only
+        raises or hangs does not end the run: the agent sees `call.error`.
     """
     ids = [example.id for example in examples]
     if len(set(ids)) != len(ids):
@@ -141,7 +142,7 @@ class _Driver:
         self.stats = stats
         self.forks = forks
         self.finished = finished
-        self.unfit: list[str] = []  # what did not fit a conversation
+        self.unfit: list[str] = []  # messages of DoesNotFit errors
         self._choices = agent.choices if forks else None
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
@@ -204,7 +205,7 @@ class _Driver:
         return task
 
     def _spawn(self, rollout: Rollout, course: Course) -> None:
-        """Notes that an attempt is to go another way, too; it starts when all others wait."""
+        """Notes a further branch of an attempt; it starts once all running attempts wait."""
         self._spawned.append((rollout, course))
 
     def _result(self, task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
@@ -227,7 +228,7 @@ class _Driver:
         return episode
 
     def _way(self, episode: Episode) -> tuple[int, ...]:
-        """Sorts an attempt's episodes: the first choice first, at every decision."""
+        """Sort key of an attempt's episodes: by their choice at every decision, in the order of the choices."""
         choices = self._choices
         names = [] if choices is None else list(choices.names)
         return tuple(names.index(branch.tool) for branch in episode.branches)
@@ -238,7 +239,7 @@ class _Driver:
         while any(rollout.outstanding == 0 and not task.done() for task, rollout in self._active.items()):
             self._changed.clear()
             if self.deterministic:
-                # An agent that waits for something outside the driver is waited for: the order must not depend on it.
+                # Also wait for an agent that awaits something outside the driver: the order must not depend on its speed.
                 await self._changed.wait()
             elif patience:
                 patience -= 1
@@ -255,7 +256,7 @@ class _Driver:
                 return
             for tool in dict.fromkeys(
                 call.request.tool for call in calls
-            ):  # apart, so that no tool's callers wait for another
+            ):  # one task per tool, so that no agent waits for another agent's tool
                 task = asyncio.ensure_future(self._run_calls([call for call in calls if call.request.tool == tool]))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
@@ -292,7 +293,7 @@ class _Driver:
         self._changed.set()
 
     async def _run_calls(self, calls: list[_PendingCall]) -> None:
-        """Runs calls, one batch per tool. What is wrong with a tool itself is raised in the agents that wait for it."""
+        """Runs calls, one batch per tool. If a tool breaks the interface, the agents that wait for it get the error."""
         started = time.perf_counter()
         try:
             replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)

@@ -1,4 +1,4 @@
-"""How much of what was found is shown."""
+"""How many of the passages found by a search fit into the room for an observation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ T = TypeVar("T", Passage, Document)
 
 
 def fitting(found: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: bool = True) -> tuple[T, ...]:
-    """As many, best first, as fit whole; else as many words of the first as do, with ` ..` for the rest; () if not one does.
+    """As many whole items as fit, best first; else as many words of the first one as fit, then ` ..`; () if no word fits.
 
     Args:
-      fits: whether there is room for these; if there is for some, there is for fewer.
-      cut: whether the first may be shown in part.
+      found: the items, best first.
+      fits: whether there is room for these items. It must also hold for fewer or shorter items.
+      cut: whether the first one may be shown in part.
     """
     for count in range(len(found), 0, -1):
         if fits(found[:count]):

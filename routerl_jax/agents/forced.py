@@ -1,4 +1,4 @@
-"""Answers that are begun for a policy which has spent its turns, or its room, without one."""
+"""Forced answers: the agent begins the answer for a policy that has used up its turns or tokens without answering."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class ForcedAnswer:
     """How an answer is begun for the policy.
 
     Attributes:
-      opening, closing: of the answer.
-      tokens: room kept for the answer itself.
-      think: opening and closing of thoughts, which a policy that thinks before its own actions may write first; () for none.
-      thought_tokens: most tokens of these.
+      opening, closing: tags of the answer.
+      tokens: tokens kept free for the answer itself.
+      think: opening and closing tags of thoughts that the policy may write before the answer; () for no thoughts.
+      thought_tokens: most tokens of these thoughts.
     """
 
     opening: str
@@ -27,11 +27,11 @@ class ForcedAnswer:
     thought_tokens: int = 0
 
     def reserve(self, chat: Conversation) -> int:
-        """Tokens that it needs, thoughts apart."""
+        """Tokens that the answer needs, without thoughts."""
         return self.tokens + chat.tokens_of(self.opening)
 
     async def thoughts(self, chat: Conversation, kept: int) -> str:
-        """Lets the policy think, with so much room kept for what follows; returns what stands between the two."""
+        """Lets the policy think, with `kept` tokens kept for what follows. Returns the text between thoughts and answer."""
         if not self.think:
             return ""
         opening, closing = self.think
@@ -43,11 +43,11 @@ class ForcedAnswer:
         return "\n" if closing in turn.text else f"{closing}\n"
 
     async def answer(self, chat: Conversation, parse: Callable[[str], Action], truncated: bool = False) -> Episode:
-        """The episode with such an answer, or without one where not even that has room.
+        """The episode with a forced answer, or without an answer if there is no room for one.
 
         Args:
-          parse: reads the turn's text, opening included.
-          truncated: a limit of tokens brought it about.
+          parse: reads the action from the turn's text, opening included.
+          truncated: whether a limit of tokens is the reason for forcing the answer.
         """
         needed = self.reserve(chat)
         if chat.room < needed:

@@ -1,10 +1,10 @@
-"""Going every way at a routing decision: what must be known to fork an attempt, and an attempt's course through its forks.
+"""Forks: an attempt splits into one branch per choice at a routing decision.
 
-When the policy has written all that comes before the name of a knowledge base, the attempt is forked. The attempt itself goes
-on with the first name; for every other name a new attempt begins. That one runs the agent from the start, but what the policy
-wrote and the tools replied until the fork is replayed from the record, so that an agent needs no code for being forked. It must
-only act alike on equal turns and replies, which deterministic runs take anyway. Nothing is computed again: the engine copies
-the conversation's row.
+The attempt is forked when the policy has written all that comes before the name of a knowledge base. The attempt itself
+continues with the first name. For every other name a new branch starts. A branch runs the agent from the start, but replays
+what the policy wrote and what the tools replied before the fork. So an agent needs no code for forks. It only has to act in the
+same manner on equal turns and replies, which deterministic runs require anyway. Nothing is computed twice: the engine copies
+the conversation's row of the KV cache.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from routerl_jax.generation.streams import Stream
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Written:
-    """A turn as it was written once."""
+    """The tokens of a turn that was written."""
 
     tokens: tuple[int, ...]
     stop_reason: StopReason
@@ -28,7 +28,13 @@ class Written:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A decision to be taken: what the turn holds before it, the conversation that has come so far, and which way to go."""
+    """The decision with which a branch starts.
+
+    Attributes:
+      before: the tokens of the turn before the decision.
+      source: the conversation that is forked; its row is copied.
+      tool: the choice of this branch.
+    """
 
     before: tuple[int, ...]
     source: Stream
@@ -39,12 +45,12 @@ Event = Written | Call | Taken
 
 
 class Course:
-    """An attempt's way through its decisions: what is replayed, what has been done since, and how many may still be forked.
+    """The state of one branch: the events that it still replays, those since then, and how many forks are left.
 
     Attributes:
-      choices: how the policy writes them; None: nothing is forked.
-      forks: decisions on the way that may still be forked.
-      suffix: of the attempt's name, from which its randomness is drawn; other ways have other ones.
+      choices: how the policy writes its choices; None: nothing is forked.
+      forks: decisions on this branch that may still be forked.
+      suffix: suffix of the attempt's name, which seeds its sampling. Each branch has its own.
       branches: the decisions so far.
     """
 
@@ -66,35 +72,35 @@ class Course:
 
     @property
     def replaying(self) -> bool:
-        """Whether what the agent does now has been done before."""
+        """Whether the agent's next turn or call is replayed from the record."""
         return bool(self._past)
 
     def replay(self) -> Event:
-        """What the next turn or call was."""
+        """The next recorded turn, call or decision."""
         event = self._past.popleft()
         if not isinstance(event, Taken):
             self._done.append(event)
         return event
 
     def begin(self) -> int:
-        """Keeps a place in the record for what has just been asked for."""
+        """Reserves an entry in the record for a turn or call that has just been requested; returns its index."""
         self._done.append(None)
         return len(self._done) - 1
 
     def finish(self, place: int, event: Written | Call) -> None:
-        """Records what came of it."""
+        """Records the result of the turn or call with this index."""
         self._done[place] = event
 
     def may_fork(self, stop: Sequence[str]) -> bool:
-        """Whether a turn with these stop strings may come to a decision that is to be forked."""
+        """Whether a turn with these stop strings may reach a decision that is forked."""
         return self.choices is not None and self.forks > 0 and self.choices.stop in stop
 
     def others(self, before: Sequence[int], source: Stream) -> list[Course]:
-        """The courses of the other ways at a decision; this one takes the first.
+        """The branches for all choices but the first, which this branch takes itself.
 
         Args:
-          before: what the turn holds before the decision.
-          source: its conversation.
+          before: the tokens of the turn before the decision.
+          source: the conversation of the turn.
         """
         assert self.choices is not None
         past = [event for event in self._done if event is not None]
@@ -113,5 +119,5 @@ class Course:
 
     @property
     def alone(self) -> bool:
-        """Whether at most the latest turn or call is still under way, so that a replay can come to this very point."""
+        """Whether no turn or call but the latest is unfinished, so that a replay reaches exactly this point."""
         return all(event is not None for event in self._done[:-1])

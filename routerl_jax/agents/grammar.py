@@ -1,4 +1,4 @@
-"""How an agent writes its actions and reads its observations: one interface; each recipe file has its own class of it."""
+"""Grammars: how a policy writes its actions and how observations are written for it. Each recipe has its own."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
 
 GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
 
-NO_TOOL = "none"  # the tool name of "I need no (further) retrieval"
+NO_TOOL = "none"  # as a tool's name: the policy wants no (further) search
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteChoices:
-    """How a policy writes its choice of a knowledge base, or of what else to do.
+    """How a policy writes its choice of a knowledge base, or of another action.
 
     Attributes:
-      opening: what it writes right before the name, such as `<ret>`.
-      stop: the stop string of turns in which it may choose.
-      names: by knowledge base, or what else it may do ("answer"), what it writes after the opening to choose it; no name is
-        another's beginning.
-      open: whether a turn so far, opening included, may still choose: one that has decided against a search, or can't be read
-        whatever it chooses, is not forked.
+      opening: the text right before the name, such as `<ret>`.
+      stop: the stop string of turns in which the policy may choose.
+      names: maps each knowledge base, or other action ("answer"), to the text that the policy writes after the opening to
+        choose it. No text may be the beginning of another.
+      open: whether the choice is still open, given the text of the turn up to and including the opening. A turn that has
+        already decided against a search, or is invalid whatever it chooses, is not forked.
 
     Raises:
-      ValueError: a name is another's beginning, so that their probabilities would overlap.
+      ValueError: a text is the beginning of another, so that their probabilities would overlap.
     """
 
     opening: str
@@ -87,41 +87,41 @@ class Grammar(abc.ABC):
     @property
     @abc.abstractmethod
     def answer_opening(self) -> str:
-        """What is fed so that the policy answers now: at the end of its budget if `forces_answer`, and in baselines."""
+        """Text that is fed so that the policy answers now: at the end of its budget if `forces_answer`, and in baselines."""
 
     @property
     def forces_answer(self) -> bool:
-        """Whether a spent budget ends in `answer_opening`; else in a turn that is all the policy's, whose search leads
-        nowhere."""
+        """Whether `answer_opening` begins the last turn. If not, the policy writes all of the last turn, and a search in it
+        gets no reply."""
         return True
 
     @property
     def choices(self) -> RouteChoices | None:
-        """How the policy writes its choice of a knowledge base; None: in no way that an attempt could be forked at."""
+        """How the policy writes its choice of a knowledge base; None if attempts can't be forked there."""
         return None
 
     # --- what the surroundings write ---
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
-        """What is fed back after a search: these passages (the first ones of `call.passages`), as text or with their pictures
-        (`Shown`), or the call's error."""
+        """What is fed after a search: `passages` (the first ones of `call.passages`), as text or with their pictures (`Shown`),
+        or the call's error."""
 
     def closer(self, crop: Shown) -> Observation:
-        """What is fed back after a look at a region (an action of kind `region`): the crop."""
+        """What is fed after a closer look at a region (an action of kind `region`): the crop."""
         return ["\n", crop, "\n"]
 
     @abc.abstractmethod
     def reminder(self, error: str) -> str:
-        """The text fed back after an invalid action."""
+        """The text that is fed after an invalid action."""
 
     @abc.abstractmethod
     def instructions(self) -> str:
-        """How to work and what to write, for models that must be told."""
+        """Instructions on the protocol, for models that are not yet trained for it."""
 
 
 def check_one_tool(grammar: Grammar) -> None:
-    """For protocols whose queries name no knowledge base. Raises ValueError unless there is exactly one."""
+    """Raises ValueError unless there is exactly one knowledge base. For protocols whose queries name none."""
     if len(grammar.tools) != 1:
         raise ValueError(
             f"grammar {type(grammar).__name__} names no knowledge base, so it needs exactly one, got {grammar.tools}"
@@ -132,7 +132,10 @@ TOO_LONG = "What was found is too long to be shown."
 
 
 def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
-    """What is said where there are no passages to show: the call failed, or found nothing, or nothing that fits."""
+    """The sentence that stands for passages if there are none to show: the call failed, found nothing, or nothing fits.
+
+    None if there are passages to show.
+    """
     if call.error is not None:
         return f"The search failed: {call.error}"
     if not call.passages:
@@ -141,13 +144,13 @@ def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
 
 
 def between(text: str, opening: str, closing: str) -> str | None:
-    """The content of the last complete tag pair, stripped."""
-    found = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
-    return found[-1].strip() if found else None
+    """The content of the last complete pair of tags, stripped; None if there is no such pair."""
+    contents = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
+    return contents[-1].strip() if contents else None
 
 
 def one_line(text: str, tags: Iterable[str]) -> str:
-    """A text on one line, and with none of a protocol's tags in it: a space breaks each."""
+    """A text on one line, with a space inside each of the protocol's tags so that none is read as a tag."""
     for tag in tags:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
     return " ".join(text.split())

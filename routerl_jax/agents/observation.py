@@ -17,8 +17,8 @@ class Rendered:
     """An observation in a model's own form.
 
     Attributes:
-      text: with the model's mark of a picture where each one stands.
-      shown: the pictures in their order, those that can't be used with `error`, which have no mark.
+      text: the text, with the model's image mark where each picture stands.
+      shown: the pictures in order. One that can't be used has `error`, and no mark in the text.
     """
 
     text: str
@@ -26,7 +26,7 @@ class Rendered:
 
     @property
     def images(self) -> list[Any]:
-        """What to see at the marks of the text, in order."""
+        """The images at the marks of the text, in order."""
         return [item.image for item in self.shown if not item.error]
 
 
@@ -39,13 +39,13 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """In a demonstration, what follows a box: cut from the latest picture shown when it is rendered for a model, since each
-    model has a frame of its own.
+    """The observation after a box, in a demonstration. The crop is cut from the latest picture when the demonstration is
+    rendered for a model, because each model has its own frame.
 
     Attributes:
-      box: as the policy writes it.
-      rule: what becomes of it.
-      said: the observation with the crop in it.
+      box: the box as the policy writes it.
+      rule: how boxes are read.
+      said: makes the observation from the crop.
     """
 
     box: Sequence[float]
@@ -55,13 +55,14 @@ class Look:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marked:
-    """In a recorded conversation, a turn with a box on the latest picture shown: written anew in the learning model's frame.
+    """A turn with a box on the latest picture, in a recorded conversation. The box is written anew in the frame of the model
+    that is trained.
 
     Attributes:
-      box: as it was written.
-      frame: (width, height) of the picture as whoever wrote it saw it.
-      rule: what becomes of the model's boxes.
-      said: the turn with this box in it.
+      box: the box as it was recorded.
+      frame: (width, height) of the picture as the recorded writer saw it.
+      rule: how the trained model's boxes are read.
+      said: makes the turn's text from a box.
     """
 
     box: Sequence[float]
@@ -71,15 +72,15 @@ class Marked:
 
 
 def texts(piece: Observation | Reply | Rendered | Look | Marked) -> list[str]:
-    """The texts of what is said, without pictures."""
+    """The texts of a piece, without pictures."""
     if isinstance(piece, Marked):
         return [piece.said(piece.box)]
     if isinstance(piece, Look):
         piece = piece.said(Shown())
-    said = piece.observation if isinstance(piece, Reply) else piece
-    if isinstance(said, Rendered):
-        return [said.text]
-    return [said] if isinstance(said, str) else [one for one in said if isinstance(one, str)]
+    content = piece.observation if isinstance(piece, Reply) else piece
+    if isinstance(content, Rendered):
+        return [content.text]
+    return [content] if isinstance(content, str) else [text for text in content if isinstance(text, str)]
 
 
 def rendered(
@@ -87,12 +88,12 @@ def rendered(
 ) -> Rendered:
     """An observation in a model's form. A picture that can't be used is replaced by words that say why.
 
-    Its texts may come from anywhere: marks of turns and pictures in them are broken up (`Tokenizer.plain`), so that no text
+    The texts may come from anywhere. Marks of turns and pictures in them are broken up (`Tokenizer.plain`), so that no text
     ends a turn or stands for a picture.
 
     Args:
-      images: the model's, None for one that sees none.
-      tags: of the agent's protocol, which stay what they are where the tokenizer has them as special tokens.
+      images: the model's image reader; None if the model sees no images.
+      tags: tags of the agent's protocol. They stay special tokens if the tokenizer has them as such.
 
     Raises:
       ValueError: there are pictures, and the model sees none.
@@ -106,7 +107,7 @@ def rendered(
         if images is None:
             raise ValueError("the policy sees no images, and an observation shows one; use a vision-language model")
         try:
-            if piece.error:  # there is none to be shown
+            if piece.error:  # the picture could not be read before
                 raise ValueError(piece.error)
             digest = images.process(piece.image, "picture").digest
         except ValueError as error:

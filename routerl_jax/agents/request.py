@@ -1,4 +1,4 @@
-"""What an attempt asks a tool for."""
+"""Requests of an attempt to a tool."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ Want = Literal["passages", "listing", "pictures"]
 
 
 class Request(NamedTuple):
-    """`k` passages ("passages"); the same, whose pictures may be left for later where they would have to be sent here
-    ("listing"); or the picture of one passage, whose id the query is ("pictures")."""
+    """A request to a tool, of one of three kinds (`want`).
+
+    "passages": `k` passages with their pictures. "listing": `k` passages, without the pictures that a server would have to
+    send. "pictures": the picture of one passage; the query is the passage's id.
+    """
 
     tool: str
     query: Query

@@ -1,4 +1,4 @@
-"""Whether a conversation has room for an agent's prompts at all."""
+"""Checks that an agent's prompts fit into a conversation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from routerl_jax.remote.background import run_to_end
 
 
 class _Asked(BaseException):
-    """The agent waits for the policy or a tool. No Exception: an agent may catch those."""
+    """Raised when the agent asks the policy or a tool. Not an Exception, because an agent may catch those."""
 
 
 def no_room(agent: Agent, examples: Iterable[Example], engine: Policy, tools: Sequence[str]) -> str:
-    """Runs an agent on examples up to the first thing that it waits for; nothing is computed on a device.
+    """Runs an agent on each example up to its first request to the policy or a tool. Nothing is computed on a device.
 
     Returns:
-      "" as soon as it asks the policy for a turn, or a tool, on one of them; else why it does not on the first.
+      "" if the agent makes such a request on one of the examples; else the reason why it does not on the first one.
     """
     reasons: list[str] = []
     for example in examples:

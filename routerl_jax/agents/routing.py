@@ -1,4 +1,4 @@
-"""Who says which knowledge base a search goes to: the policy, or a baseline in its place."""
+"""Routings: they choose the knowledge base of a search, as the policy names it or, for baselines, in another manner."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from routerl_jax.core.types import Example
 
 
 class Routing(Protocol):
-    """Chooses the knowledge base that is really called."""
+    """Chooses the knowledge base that a search really goes to."""
 
     def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
-        """A member of `tools` for search number `step` of an attempt; the policy has named `named`."""
+        """The member of `tools` for search number `step` (from 0) of an attempt. The policy has named `named`."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class AsNamed:
-    """The policy's own choice."""
+    """The knowledge base that the policy names."""
 
     def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
         return named
@@ -28,7 +28,7 @@ class AsNamed:
 
 @dataclasses.dataclass(frozen=True)
 class Always:
-    """One knowledge base, whatever the policy names."""
+    """Always the same knowledge base, whatever the policy names."""
 
     tool: str
 
@@ -38,7 +38,7 @@ class Always:
 
 @dataclasses.dataclass(frozen=True)
 class Drawn:
-    """One drawn uniformly by a hash of (seed, example, sample, step), the same in every run."""
+    """A knowledge base drawn uniformly by a hash of (seed, example, sample, step): the same one in every run."""
 
     seed: int = 0
 

@@ -23,20 +23,20 @@ class SearchAgent(Agent):
 
     Attributes:
       grammar: how actions and observations are written.
-      max_searches: turns that may search or look closer (invalid turns count); after them comes the last turn, as the grammar
-        has it.
+      max_searches: turns that may search or look closer (invalid turns count). After them comes the last turn, in the form that
+        the grammar gives it.
       k: passages per search.
-      on_invalid: what follows a turn that holds neither a query nor an answer: a reminder, and the next turn, or the end of the
-        episode, without an answer.
+      on_invalid: what happens after a turn with neither a query nor an answer. "remind": the policy gets a reminder and another
+        turn. "end": the episode ends without an answer.
       max_turn_tokens: most tokens of one turn.
-      max_observation_tokens: most tokens of what a search shows, in whole passages, of which only the first may be cut, after a
-        word, where not even that fits; 0: as many whole ones as there is room for.
-      answer_tokens: room kept for the last turn; when no more than this is left, it comes at once.
+      max_observation_tokens: most tokens that the result of a search may take. Passages are shown whole; only if the first one
+        does not fit is it cut, after a word. 0: as many whole passages as there is room for.
+      answer_tokens: tokens kept free for the last turn. When no more than this is left, the last turn comes at once.
       prompt: text with `{question}`, or None for the default of the model (chat template with instructions if there is
         one and `instruct`, else `Question: ...` alone).
-      instruct: tell the model the protocol (for pretrained models).
+      instruct: explain the protocol to the model (for pretrained models).
       prompt_suffix: text that begins the policy's first turn, such as `<think>`.
-      regions: what becomes of the boxes that the policy writes, where its grammar has actions of kind `region`.
+      regions: how the boxes that the policy writes are read, if its grammar has actions of kind `region`.
     """
 
     grammar: Grammar
@@ -82,7 +82,7 @@ class SearchAgent(Agent):
 
     @property
     def last_opening(self) -> str:
-        """What the last turn is begun with for the policy; "" if it is the policy's own."""
+        """Text with which the last turn is begun for the policy; "" if the policy writes all of it."""
         return self.grammar.answer_opening if self.grammar.forces_answer else ""
 
     @property
@@ -92,15 +92,16 @@ class SearchAgent(Agent):
 
     @property
     def choices(self) -> RouteChoices | None:
-        """The grammar's."""
+        """Those of the grammar."""
         return self.grammar.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """As every agent's where there are several knowledge bases, else `vanilla_rag`; and `no_search`."""
+        """Those of every agent if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
         no_search = NoSearch(**{**self._fields, "max_searches": 0})
         return {**(super().baselines(tools) or self.vanilla_rag(tools)), "no_search": no_search}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """One `VanillaRAG` per knowledge base."""
         several = len(tools) > 1
         return {
             f"vanilla_rag_{tool}" if several else "vanilla_rag": VanillaRAG(**self._fields, tool=tool) for tool in tools
@@ -108,23 +109,25 @@ class SearchAgent(Agent):
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Those that every search agent has, a subclass of another project's, too."""
+        """Values of the fields that every search agent has. Further fields of subclasses are left out."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchAgent)}
 
     @property
     def learns_from(self) -> LearnsFrom:
+        """Demonstrations."""
         return "demonstrations"
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
+        """Those of the grammar."""
         return self.grammar.special_tokens
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        """The ids of an example's prompt; its images, if it has any, stand as `image_marker` before the question.
+        """The token ids of an example's prompt. An `image_marker` per image stands before the question.
 
-        It shows no documents, so `room`, the tokens that there are for the conversation, changes nothing.
+        The prompt shows no documents, so `room` (tokens that the conversation may take) changes nothing.
         """
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
         if self.prompt is not None:
@@ -138,6 +141,7 @@ class SearchAgent(Agent):
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
+        """The search turns of a demonstration with their observations, and its answer turn."""
         pieces = []
         for step in demonstration.steps:
             pieces.append((self.grammar.write_search(step.thought, step.query, step.tool), True))
@@ -153,7 +157,9 @@ class SearchAgent(Agent):
         text = turn.forced + turn.text
         turn.action = self.grammar.parse(text)
         turn.well_formed = self.grammar.well_formed(text)
-        if turn.forced:  # judged by what the policy wrote: an answer, closed; that no thought precedes it is our doing
+        if (
+            turn.forced
+        ):  # only the policy's part is judged (a closed answer): that no thought precedes it is not its fault
             answer = self.grammar.write_answer("", turn.action.answer)
             turn.well_formed = (
                 turn.stop_reason == "stop" and turn.action.kind == "answer" and self.grammar.well_formed(answer)
@@ -161,8 +167,8 @@ class SearchAgent(Agent):
         return turn.action
 
     def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
-        """Shows as many passages, best first, as fit whole, pictures included, or the beginning of the first (see
-        `max_observation_tokens`); False if not even an empty observation fits."""
+        """Shows as many whole passages as fit, best first, pictures included, or the beginning of the first one (see
+        `max_observation_tokens`). Returns False if not even an empty observation fits."""
         limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
         def fits(shown: Sequence[Passage]) -> bool:
@@ -173,7 +179,7 @@ class SearchAgent(Agent):
         return _observe_if_fits(chat, self.grammar.observation(call, shown), reserve, names)
 
     async def final_answer(self, chat: Conversation, reserve: int, truncated: bool = False) -> Episode:
-        """The last turn, for which `reserve` tokens are kept; `truncated` if the context's end brought it about."""
+        """Runs the last turn, for which `reserve` tokens are kept. `truncated`: it comes because the context is nearly full."""
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
         chat.force(self.last_opening)
@@ -185,7 +191,7 @@ class SearchAgent(Agent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoSearch(SearchAgent):
-    """The answer is begun for the policy at once, whatever ends its budget: left alone, it would search."""
+    """An agent that never searches. The answer is always begun for the policy, because otherwise it would write a search."""
 
     max_searches: int = 0
 
@@ -196,7 +202,7 @@ class NoSearch(SearchAgent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VanillaRAG(NoSearch):
-    """Retrieve, then read, in one conversation: the search is written in the policy's place."""
+    """Retrieve, then read, in one conversation. The agent writes the search turn in place of the policy."""
 
     tool: str
 

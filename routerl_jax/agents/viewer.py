@@ -1,4 +1,4 @@
-"""Closer looks: regions of the latest picture that a conversation has shown, cut from the raw picture."""
+"""Closer looks: regions of the latest picture in a conversation, cut from the raw picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from routerl_jax.models.regions import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """A picture as it was shown: the whole of `page`, or `part` of it, in its frame."""
+    """A picture as it was shown: all of `page`, or the pixels `part` of it, at the size `frame`."""
 
     page: Shown
     part: Pixels | None
@@ -33,11 +33,11 @@ class _Seen:
 
 
 class Viewer:
-    """What a conversation has shown so far.
+    """The pictures that a conversation has shown so far.
 
     Args:
-      images: the model's, None for one that sees none.
-      pictures: of the prompt, in order.
+      images: the model's image reader; None if the model sees no images.
+      pictures: the pictures of the prompt, in order.
     """
 
     def __init__(self, images: PictureReader | None, pictures: Sequence[ImageSource] = ()) -> None:
@@ -47,7 +47,7 @@ class Viewer:
         self.see(Shown(image=picture) for picture in pictures)
 
     def see(self, shown: Iterable[Shown]) -> None:
-        """Takes note of what has been shown, in order. A crop counts as one where its parent has been shown, too."""
+        """Records pictures that have been shown, in order. A crop counts as a crop only if its parent was shown too."""
         for item in shown:
             if self._images is None or item.error or (isinstance(item.image, str) and not item.image):
                 continue
@@ -62,12 +62,18 @@ class Viewer:
 
     @property
     def frame(self) -> Size | None:
-        """Of the latest picture; None if there is none yet."""
+        """(width, height) at which the model sees the latest picture; None if there is none yet."""
         return None if self._latest is None else self._latest.frame
 
     def reframed(self, box: Sequence[float], written: Size, rule: RegionRule) -> Sequence[float]:
-        """A box that was written in another frame of the latest picture, a whole one, in the frame that the model sees. One
-        that is good as it stands stays so.
+        """A box on the latest picture (a whole one) that was written in another frame, converted to the model's frame.
+
+        A box that is already valid in the model's frame is returned unchanged.
+
+        Args:
+          box: the box as it was written.
+          written: (width, height) of the frame in which it was written.
+          rule: how the model's boxes are read.
 
         Raises:
           RefusedRegion: no picture has been shown yet, or the box marks no region of it.
@@ -83,12 +89,14 @@ class Viewer:
         return reframed(box, decode_image(self._latest.page.image).size, written, self._latest.frame, rule)
 
     def region(self, box: Sequence[float], rule: RegionRule) -> Shown:
-        """A region of the latest picture, as a picture to be shown: a PNG, with its box on the raw picture, which is its parent
-        however many crops lie between. Where the raw picture can't be read any more, it has `error` and no picture.
+        """A region of the latest picture as a picture to show: a PNG, with its box on the raw picture.
+
+        The raw picture is the parent, however many crops lie between. If it can't be read any more, the result has `error` and
+        no picture.
 
         Args:
-          box: as the model writes it.
-          rule: what becomes of it.
+          box: the box as the model writes it.
+          rule: how boxes are read.
 
         Raises:
           RefusedRegion: no picture has been shown yet, or the box marks no region of it.
@@ -104,7 +112,7 @@ class Viewer:
         return dataclasses.replace(shown, image=content, box=cut)
 
     def view(self) -> View:
-        """The latest picture: its page, the part of that, and the frame.
+        """The latest picture: the size of its page, the part of the page that it shows, and its frame.
 
         Raises:
           RefusedRegion: no picture has been shown yet.
@@ -115,8 +123,10 @@ class Viewer:
         return View(page=page, part=seen.part or (0, 0, *page), frame=seen.frame)
 
     def written(self, pixels: Sequence[float], rule: RegionRule) -> tuple[int, int, int, int]:
-        """How the model writes the box of a part of the raw page, so that `region` shows all of it that the latest picture
-        does: widened to what the rule takes at least (the released one takes anything), rounded outwards.
+        """The box that the model must write so that `region` shows these pixels of the raw page.
+
+        The pixels are clipped to the latest picture, widened to the smallest region that the rule takes (the released rule
+        takes any), and rounded outwards.
 
         Raises:
           RefusedRegion: the part has no area, or is not in the latest picture.
@@ -132,7 +142,7 @@ class Viewer:
         return self._latest
 
     def _boxed(self, page: Size, rule: RegionRule) -> View:
-        """What boxes are of under a rule: the released one has them of the whole page, in a frame of its own."""
+        """The view to which boxes refer under a rule. Under the released rule it is the whole page, in a frame of its own."""
         seen = self._seen
         whole = (0, 0, *page)
         part = seen.part or whole

@@ -1,1 +1,1 @@
-"""The few types that everything passes, tokenization, configuration and registries."""
+"""The types that all packages share, the tokenizer, configuration, registries and files."""

@@ -1,4 +1,4 @@
-"""Where this project keeps what it can make or fetch again: weights, knowledge bases, replies, compiled programs."""
+"""The directory for all that can be made or fetched again: weights, knowledge bases, replies, compiled programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings whose types say which numbers they may be.
+"""Settings with a declared range: the type of a field says which numbers are allowed.
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     @checked
@@ -6,8 +6,8 @@
         lr: NonNegative = 1e-6
         b2: BelowOne = 0.95
 
-`OptimizerConfig(b2=1.5)` raises `OutOfRange`, and so does any number that is not finite, declared or not; `core.config` puts
-the section before the field: `config.learner.optimizer.b2=1.5 must be in [0, 1)`.
+`OptimizerConfig(b2=1.5)` raises `OutOfRange`. So does any number that is not finite, in fields without a range too.
+`core.config` puts the section before the field: `config.learner.optimizer.b2=1.5 must be in [0, 1)`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers from `least` to `most`, which belong to it unless they are `open`, and those `also` named."""
+    """The numbers from `least` to `most`, and those in `also`. An end that is in `open` does not belong to the range."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -55,11 +55,11 @@ PositiveFraction = Annotated[float, Range(least=0, most=1, open=(0,))]
 
 
 class OutOfRange(ValueError):
-    """A setting is a number that it can't be.
+    """A setting is outside its range.
 
     Attributes:
-      key: of the setting, from the innermost section that is known.
-      complete: `key` begins with the outermost.
+      key: key of the setting, beginning with the innermost section known so far.
+      complete: whether `key` begins with the outermost section.
     """
 
     def __init__(self, key: str, value: float, range_: str, complete: bool = False) -> None:
@@ -105,9 +105,9 @@ def _numbers(key: str, value: Any, hint: Any) -> Iterator[tuple[str, float, Rang
     parts = [part for part in typing.get_args(hint) if part not in (Ellipsis, type(None))]
     if isinstance(value, int | float) and not isinstance(value, bool):
         declared = next((part for part in (hint, *parts) if hasattr(part, "__metadata__")), None)  # X, or X | None
-        yield key, value, declared and next(one for one in declared.__metadata__ if isinstance(one, Range))
+        yield key, value, declared and next(item for item in declared.__metadata__ if isinstance(item, Range))
         return
-    inner = parts[-1] if parts else None  # of tuple[X, ...], Mapping[str, X]
+    inner = parts[-1] if parts else None  # X of tuple[X, ...] or Mapping[str, X]
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _numbers(f"{key}.{name}", item, inner)

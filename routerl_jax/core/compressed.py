@@ -1,4 +1,4 @@
-"""Files as they are downloaded: plain, .gz, .bz2, .xz or .zst, read as one stream of bytes."""
+"""Reads files that are plain or compressed (.gz, .bz2, .xz, .zst) as one stream of bytes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Ite
     """The file's content, decompressed while it is read.
 
     Args:
-      where: how far the reader is (" after line 7"), for messages.
+      where: returns how far the reader is (" after line 7"), for error messages.
 
     Raises:
-      ValueError: also while reading: a file that can't be read, or whose compressed data are damaged.
+      ValueError: the file can't be read, or its compressed data are damaged. Also raised while reading.
     """
     try:
         with _open(path) as file:
@@ -74,7 +74,7 @@ def _open_zstd(path: pathlib.Path) -> BinaryIO:
         ) from error
 
     class Frames(io.RawIOBase):
-        """All frames of the file, one after the other; what zstandard raises becomes _Damaged."""
+        """All frames of the file, one after the other. Errors of zstandard become _Damaged."""
 
         def __init__(self) -> None:
             self._file = path.open("rb")

@@ -1,7 +1,7 @@
 """Typed configuration: dataclasses are the schema, ml_collections carries overrides, and no key is ever ignored.
 
-A config file returns a `ConfigDict` made by `to_config_dict` from dataclass defaults; `--config.a.b=v` changes it; then
-`from_config_dict` turns it back into frozen dataclasses and rejects whatever the schema does not know.
+A config file returns a `ConfigDict`, made by `to_config_dict` from dataclass defaults. `--config.a.b=v` changes it. Then
+`from_config_dict` turns it back into frozen dataclasses, and rejects every key that the schema does not have.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def to_config_dict(value: Any) -> Any:
-    """Recursively turns dataclasses (and mappings) into ConfigDicts; a leaf that may be None keeps its type open."""
+    """Recursively turns dataclasses (and mappings) into ConfigDicts. A leaf that is None becomes a placeholder of its type."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         config = ml_collections.ConfigDict()
         hints = typing.get_type_hints(type(value))
@@ -45,7 +45,11 @@ def from_config_dict(cls: type[T], config: Any, path: str = "config") -> T:
 
 
 def override(value: T, changes: Mapping[str, Any], path: str) -> T:
-    """A dataclass with some of its fields changed; a mapping changes fields of a section. Raises ValueError as above."""
+    """A copy of a dataclass with some fields changed. A mapping changes fields of a section.
+
+    Raises:
+      ValueError: a key is unknown or a value has the wrong type; names the key.
+    """
     hints = typing.get_type_hints(type(value))
     fields: dict[str, Any] = {}
     for key, change in changes.items():
@@ -155,7 +159,7 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
 
 
 def first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any]:
-    """The first setting, within sections, that differs: its key, and both values; None for one that is not there."""
+    """The first setting that differs, sections included: its key and both values. A missing value is None."""
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return key, before, now
     names = {**now, **before}
@@ -165,7 +169,7 @@ def first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any]:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Puts a key of the configuration before complaints that don't name it."""
+    """Puts a key of the configuration before the message of a ValueError that does not name it."""
     try:
         yield
     except ValueError as error:

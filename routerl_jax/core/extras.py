@@ -1,4 +1,4 @@
-"""What a missing package is answered with: the command that installs the extra of setup.py that brings it."""
+"""Messages for missing packages: they give the command that installs the right extra of setup.py."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def install_hint(extra: str) -> str:
       extra: a key of `EXTRAS` in setup.py.
     """
     root = pathlib.Path(__file__).resolve().parents[2]
-    place = root if (root / "setup.py").is_file() else "CHECKOUT"  # a copy that was installed without one
+    checkout = root if (root / "setup.py").is_file() else "CHECKOUT"  # this package was installed without its checkout
     if importlib.util.find_spec("pip") is None:
-        return f'`uv pip install --python {sys.executable} -e "{place}[{extra}]"`'
-    return f'`{sys.executable} -m pip install -e "{place}[{extra}]"`'
+        return f'`uv pip install --python {sys.executable} -e "{checkout}[{extra}]"`'
+    return f'`{sys.executable} -m pip install -e "{checkout}[{extra}]"`'
 
 
 @contextlib.contextmanager
 def needs(what: str, extra: str) -> Iterator[None]:
-    """Imports of packages that an extra brings: an ImportError becomes a ValueError that says so.
+    """Turns an ImportError in its block into a ValueError with the command that installs the missing packages.
 
     Args:
-      what: it is that needs them, for the message.
-      extra: as of `install_hint`.
+      what: the feature that needs the packages, for the message.
+      extra: the extra that has them; see `install_hint`.
     """
     try:
         yield

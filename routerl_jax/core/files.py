@@ -1,4 +1,4 @@
-"""Files that appear whole: a reader finds the old content or the new, whenever the writer is killed."""
+"""Files that are replaced atomically: a reader sees the old or the new content, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def whole_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
-    """Opens a file that takes the place of `path` when the block ends; after an error, nothing has changed.
+    """Opens a new file that replaces `path` when the block ends. After an error, `path` has not changed.
 
     Args:
-      sync: it is on the disk before it takes the place.
-      shared: other processes or threads may write the same file at the same time; the last one stays.
+      sync: wait until the new file is on disk before it replaces `path`.
+      shared: other processes or threads may write the same file at the same time. The last one to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
@@ -58,7 +58,7 @@ def read_json(path: pathlib.Path, fix: str = "") -> Any:
     """The value in a JSON file.
 
     Raises:
-      ValueError: it holds none, as after a full disk; names the file and, where one is given, the `fix`.
+      ValueError: the file is not JSON (as after a full disk); names the file and, if given, the `fix`.
     """
     try:
         return json.loads(path.read_bytes())
@@ -67,7 +67,7 @@ def read_json(path: pathlib.Path, fix: str = "") -> Any:
 
 
 def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
-    """Writes a JSON value a line; see `whole_file`."""
+    """Writes one JSON value per line; see `whole_file`."""
     with whole_file(path) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""What a job that is killed goes on from: a file that grows by finished pieces, and what it was made of."""
+"""Files from which a killed job continues: a journal of its finished pieces, and a record of its settings."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from routerl_jax.core.files import write_whole
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
-    """Writes what a job is made of, or compares it with what is there. True if there was a job already.
+    """Writes the settings of a new job, or compares them with those of the job that is there. True if there was a job.
 
     Args:
       settings: JSON-serialisable.
-      remedy: what to do about other settings, for the message.
+      path: the file of the settings.
+      remedy: what the user can do if the settings differ, for the message.
 
     Raises:
-      ValueError: there is a job of other settings; names the first key that differs.
+      ValueError: the job at `path` has other settings; names the first key that differs.
     """
     saved = json.loads(path.read_text()) if path.is_file() else None
     current = json.loads(json.dumps(settings))
@@ -35,9 +36,9 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
 
 
 class Journal:
-    """A file of JSON records, one per finished piece of a job, each on disk when `append` returns.
+    """A file of JSON records, one per finished piece of a job. A record is on disk when `append` returns.
 
-    A record that a kill has torn is cut off when the file is opened again.
+    An incomplete last record (from a kill) is cut off when the file is opened again.
     """
 
     def __init__(self, path: pathlib.Path) -> None:

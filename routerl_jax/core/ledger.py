@@ -11,7 +11,7 @@ from routerl_jax.core.types import PlacedImage, Sequence
 
 
 class Ledger:
-    """Records every token when it is fed or sampled; nothing is ever edited, removed or re-tokenized.
+    """Records every token when it is fed or sampled. Nothing is ever edited, removed or tokenized again.
 
     Attributes:
       images: (index of its first token, processed image) of every image among the tokens, in order.
@@ -37,7 +37,7 @@ class Ledger:
 
     @property
     def sampled(self) -> list[bool]:
-        """Of each token, whether the policy sampled it (do not modify)."""
+        """For each token, whether the policy sampled it (do not modify)."""
         return self._sampled
 
     def feed(
@@ -51,9 +51,9 @@ class Ledger:
         """Appends tokens that the policy did not sample: prompts, observations, forced text.
 
         Args:
-          positions: rotary positions of the tokens; default: of text, one after the other.
-          next_position: of the token after these; goes with `positions`.
-          images: (index among `tokens` of its first token, processed image).
+          positions: rotary positions of the tokens, [3, T]; default: those of text, one after the other.
+          next_position: rotary position of the token after these; goes with `positions`.
+          images: (index in `tokens` of the image's first token, processed image) of every image.
         """
         self.images.extend((len(self._tokens) + start, image) for start, image in images)
         self._tokens.extend(int(token) for token in tokens)
@@ -77,7 +77,7 @@ class Ledger:
         self._advance(len(tokens))
 
     def logprob(self, start: int, stop: int) -> float:
-        """Log-probability of the sampled tokens `start` to `stop` together, under the policy that sampled them."""
+        """Joint log-probability of the sampled tokens `start` to `stop`, under the policy that sampled them."""
         return float(sum(self._logprobs[start:stop]))
 
     def positions(self, start: int, stop: int) -> Int32[np.ndarray, "3 T"]:
@@ -85,9 +85,9 @@ class Ledger:
         return np.asarray(self._positions[start:stop], np.int32).reshape(-1, 3).T
 
     def _advance(self, count: int) -> None:
-        """Positions of text: all axes go on together."""
+        """Adds positions of text: all three axes advance together."""
         first = self.next_position
-        self._positions.extend((place, place, place) for place in range(first, first + count))
+        self._positions.extend((position, position, position) for position in range(first, first + count))
         self.next_position = first + count
 
     def copy(self) -> Ledger:

@@ -1,4 +1,4 @@
-"""Registries for the extension points: a short name, or a dotted path `package.module:attribute` from any package."""
+"""Registries for the extension points. An entry is named by a short name, or by a dotted path `package.module:attribute`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[T]):
-    """Maps names to objects. `get` also takes `package.module:attribute`, so that no fork is needed to add one."""
+    """Maps names to objects. `get` also takes `package.module:attribute`, so users can add an entry from their own package."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorator that adds an object, a T, under `name`; a second registration of a name is an error."""
+        """Decorator that adds an object, a T, under `name`. Raises ValueError if the name is taken."""
 
-        def add(entry: Entry) -> Entry:  # its own type, not T: a class that is registered keeps its signature
+        def add(entry: Entry) -> Entry:  # typed Entry, not T, so that a registered class keeps its signature
             if name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
             self._entries[name] = cast(T, entry)
@@ -30,7 +30,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Returns the entry; raises ValueError that lists the known names (and the closest one) otherwise."""
+        """The entry of this name. Raises ValueError that lists the known names, and the closest one, if there is none."""
         if name in self._entries:
             return self._entries[name]
         if ":" in name:
@@ -54,5 +54,5 @@ class Registry(Generic[T]):
 
 
 def _hint(error: Exception, module: str) -> str:
-    found = not isinstance(error, ModuleNotFoundError) or error.name not in (module, module.partition(".")[0])
-    return "" if found else "; run the command where it lies, or put its directory on PYTHONPATH"
+    is_installed = not isinstance(error, ModuleNotFoundError) or error.name not in (module, module.partition(".")[0])
+    return "" if is_installed else "; run the command where it lies, or put its directory on PYTHONPATH"

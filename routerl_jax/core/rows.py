@@ -1,4 +1,4 @@
-"""Rows of data files: JSON Lines or a JSON list, plain or compressed, with errors that lead to the row."""
+"""Rows of data files: JSON Lines or a JSON list, plain or compressed. Errors name the row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routerl_jax.core.compressed import open_bytes, plain_name
 
 
 class Place(NamedTuple):
-    """Where a row stands, for error messages."""
+    """The position of a row in its file, for error messages."""
 
     path: pathlib.Path
     unit: str  # "line" or, in a JSON list, "item"
@@ -24,15 +24,19 @@ class Place(NamedTuple):
 
 
 def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """JSON objects of a file with their places: the items of a list (.json), also of one that is all there is in an object
-    (`{"examples": [..]}`), pandas' columns (`{name: {index: value}}`, whose index becomes the key `index`), or else one per
-    line; `lines`: one per line whatever it is called.
+    """The JSON objects of a file, each with its position.
 
-    Both may be compressed (.gz, .bz2, .xz, .zst). Blank lines are passed over. Only newlines end a line, not what JSON
-    strings may hold (U+2028).
+    A .json file may have three forms: a list; an object whose only value is a list (`{"examples": [..]}`); or pandas' columns
+    (`{name: {index: value}}`), where the index becomes the key `index`. Any other file has one object per line.
+
+    Files may be compressed (.gz, .bz2, .xz, .zst). Blank lines are skipped. Only newlines end a line, not other separators
+    that JSON strings may contain (U+2028).
+
+    Args:
+      lines: read one object per line, whatever the file is called.
 
     Raises:
-      ValueError: while reading: a file that is missing, damaged or not UTF-8, and a row that is not a JSON object.
+      ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
     """
     path = pathlib.Path(path).expanduser()
     place = Place(path, "line", 0)
@@ -46,7 +50,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
-    """The path, `~` expanded, if it is a file whose extension tells how rows are written; ValueError otherwise."""
+    """The path, `~` expanded. Raises ValueError unless it is a file with the extension of a known form."""
     path = pathlib.Path(path).expanduser()
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
@@ -58,7 +62,7 @@ def checked_path(path: str | pathlib.Path) -> pathlib.Path:
 
 def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, Any]]:
     for number, line in enumerate(file, 1):
-        line = line.rstrip()  # an error at the end then counts as this line's, not the next one's
+        line = line.rstrip()  # so that an error at its end is reported for this line, not the next
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line:
             place = Place(path, "line", number)
@@ -94,7 +98,7 @@ def _turned(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict
 
 
 def _parse(content: bytes, start: Place, hint: str) -> Any:
-    """The JSON value that begins at `start`; errors name the line that is at fault."""
+    """The JSON value that begins at `start`. Errors name the faulty line."""
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:

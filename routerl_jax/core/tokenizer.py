@@ -1,4 +1,4 @@
-"""A thin tokenizer: ids in and out without surprises, chat templates, and the bytes behind every token."""
+"""A thin wrapper of a tokenizer: lossless ids and text, chat templates, and the bytes of every token."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Collection, Iterable, Sequence
 
 from routerl_jax.core.types import Message
 
-# Texts whose ids are kept: agents ask whether a text fits before they feed it, and samples share prompts.
+# Number of texts whose ids are cached: agents check that a text fits before they feed it, and samples share prompts.
 _REMEMBERED = 1024
 
 
 class Tokenizer:
     """Wraps a Hugging Face fast tokenizer.
 
-    `encode` never adds special tokens and `decode` never drops or cleans anything, so that text -> ids -> text is
-    lossless for byte-level vocabularies and what the policy sampled is exactly what is parsed.
+    `encode` never adds special tokens, and `decode` never drops or cleans anything. So text -> ids -> text is lossless for
+    byte-level vocabularies, and exactly what the policy sampled is parsed.
     """
 
     def __init__(self, hf) -> None:
@@ -26,18 +26,18 @@ class Tokenizer:
             raise TypeError(f"{type(hf).__name__} is not a fast tokenizer (tokenizer.json is missing)")
         self.hf = hf
         self._backend = hf.backend_tokenizer
-        self._backend.no_padding()  # some files (MiniLM's) carry a padding and truncation set-up of their own
+        self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
         self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Tokenizer:
-        """Loads from a directory or hub id. Raises ValueError if it holds no fast tokenizer."""
+        """Loads from a directory or hub id. Raises ValueError if there is no fast tokenizer."""
         from transformers import AutoTokenizer
 
         try:
             return cls(AutoTokenizer.from_pretrained(str(path)))
-        except Exception as error:  # transformers and tokenizers raise whatever comes up, bare Exception included
+        except Exception as error:  # transformers and tokenizers raise many classes, bare Exception included
             raise ValueError(
                 f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json"
             ) from error
@@ -47,31 +47,31 @@ class Tokenizer:
         self.hf.save_pretrained(str(directory))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; special tokens in the text are recognised, none are added."""
+        """Ids of `text`. Special tokens in the text are recognised, and none are added."""
         return list(self._ids(text))
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Ids of a conversation's beginning: those of `text`, after the token that the model was trained to begin with.
+        """Ids of the beginning of a conversation: the model's begin-of-text token, if it has one, and then `text`.
 
-        Llama 3 and Mistral have one (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that begins with it gets no second one,
-        as chat templates write it themselves.
+        Llama 3 and Mistral have such a token (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that already begins with it
+        gets no second one, because chat templates write it themselves.
         """
         ids = self.encode(text)
         return ids if ids[: len(self._beginning)] == self._beginning else [*self._beginning, *ids]
 
     @functools.cached_property
     def _beginning(self) -> list[int]:
-        """What the tokenizer's own post-processor puts before a text."""
-        bare, whole = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
+        """The begin-of-text token, if the tokenizer's own post-processor puts it before a text."""
+        bare, with_special = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
         bos = self.hf.bos_token_id
-        return [bos] if whole != bare and whole[:1] == [bos] else []
+        return [bos] if with_special != bare and with_special[:1] == [bos] else []
 
     def plain(self, text: str, keep: Collection[str] = ()) -> str:
-        """A text that comes from elsewhere (a question, a page, what a tool says), with no `marks` in it: each is broken up by
-        a space after its first letter. A text without any is returned as it is.
+        """A foreign text (a question, a page, a tool's reply) without `marks`: each is broken up by a space after its first
+        letter. A text without marks is returned unchanged.
 
         Args:
-          keep: marks that stay, such as the tags of a protocol that the text was written in.
+          keep: marks that stay, such as the tags of the protocol in which the text is written.
         """
 
         def broken(found: re.Match[str]) -> str:
@@ -82,12 +82,12 @@ class Tokenizer:
 
     @functools.cached_property
     def marks(self) -> frozenset[str]:
-        """What begins and ends texts, turns and pictures: the special tokens, and others that the chat template writes."""
+        """Strings that begin or end texts, turns and pictures: special tokens, and others that the chat template writes."""
         special, around = {str(token) for token in self.hf.all_special_tokens}, self._chat_marks
         for token in self.hf.added_tokens_decoder.values():
             if token.special or token.content in around:
                 special.add(token.content)
-        return frozenset(mark for mark in special if len(mark.strip()) > 1)  # one letter can't be broken up
+        return frozenset(mark for mark in special if len(mark.strip()) > 1)  # a single letter can't be broken up
 
     @functools.cached_property
     def _marks(self) -> re.Pattern[str]:
@@ -95,10 +95,11 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_marks(self) -> str:
-        """A chat up to a user's message, as the template writes it: what opens the assistant's thoughts is no mark."""
+        """A chat up to a user's message, as the template writes it. It has no tag that opens the assistant's thoughts, because
+        that is no mark."""
         try:
             return self._rendered_turns("assistant", "user", add_generation_prompt=False)
-        except Exception:  # templates raise what they like for chats that they are not for
+        except Exception:  # templates raise various errors for chats of a form that they do not support
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -109,7 +110,7 @@ class Tokenizer:
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
-        """Ids with the special tokens that the model was trained with (an encoder's [CLS] ... [SEP]), cut to fit."""
+        """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""
         ids = self._backend.encode(text, add_special_tokens=True).ids
         if len(ids) <= max_length:
             return ids
@@ -119,7 +120,7 @@ class Tokenizer:
         return self._backend.post_process(body).ids
 
     def chat(self, messages: Sequence[Message], *, continue_final: bool = False) -> list[int]:
-        """Ids of a chat rendered with the model's template, ready for the assistant's next words."""
+        """Ids of a chat rendered with the model's template, ready for the assistant to continue."""
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
         text = self.hf.apply_chat_template(
@@ -131,13 +132,14 @@ class Tokenizer:
         return self.encode(text)
 
     def reply(self, text: str, last: int | None = None) -> list[int]:
-        """Ids between an assistant's words and its next ones: the end of its turn, a user's message, the beginning of the next
-        turn, as the model's template writes them.
+        """Ids between two turns of the assistant, as the model's template writes them: the end of its turn, a user's message,
+        and the beginning of its next turn.
 
-        Without a template, as text: `User: `, the message, and `Assistant: `, each on a line of its own.
+        Without a template, this is text: `User: `, the message, and `Assistant: `, each on a line of its own.
 
         Args:
-          last: the assistant's last id; where it ends the turn already, that is not said again.
+          text: the user's message.
+          last: the assistant's last id. If it already ends the turn, the end token is not repeated.
 
         Raises:
           ValueError: the template does not write one turn after the other.
@@ -148,12 +150,12 @@ class Tokenizer:
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:
-        """What the template writes from an assistant's words to a user's, and from there to the assistant's next ones."""
-        said, asked = "routerl-assistant", "routerl-user"
+        """What the template writes between an assistant's words and a user's, and between a user's and an assistant's."""
+        assistant, user = "routerl-assistant", "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
-        _, first, rest = self._rendered_turns(said, asked, add_generation_prompt=True).partition(said)
-        before, second, after = rest.partition(asked)
+        _, first, rest = self._rendered_turns(assistant, user, add_generation_prompt=True).partition(assistant)
+        before, second, after = rest.partition(user)
         if not first or not second:
             raise ValueError(
                 "this tokenizer's chat template does not write one turn after the other; continue with text"
@@ -161,7 +163,7 @@ class Tokenizer:
         return before, after
 
     def _rendered_turns(self, said: str, asked: str, *, add_generation_prompt: bool) -> str:
-        """A question, what the assistant says and what the user asks then, in the model's template; "" without one."""
+        """A chat in the model's template: a question, the assistant's text, the user's next text. "" without a template."""
         if self.hf.chat_template is None:
             return ""
         messages = [("user", "q"), ("assistant", said), ("user", asked)]
@@ -188,7 +190,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """An id for padding; only ever seen under masks."""
+        """An id for padding. It is only used where masks hide it."""
         for candidate in (self.hf.pad_token_id, self.hf.eos_token_id):
             if candidate is not None:
                 return int(candidate)
@@ -199,7 +201,7 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each id contributes to decoded text, [V]. Special tokens count as their literal text."""
+        """The bytes that each id contributes to decoded text, [V]. Special tokens give their literal text."""
         added = {int(i): token.content for i, token in self.hf.added_tokens_decoder.items()}
         size = len(self)
         spec = json.loads(self._backend.to_str())

@@ -1,4 +1,4 @@
-"""The values that travel through the house: questions, passages, tool calls, turns, episodes and token sequences."""
+"""The values that all packages share: questions, passages, tool calls, turns, episodes and token sequences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ VerdictKind = Literal["right", "wrong", "unreadable", "failed", "unasked"]
 
 
 class PlacedImage(Protocol):
-    """A processed image as a token sequence holds it (models.patches.ImagePatches): so many tokens stand for it.
+    """A processed image in a token sequence (models.patches.ImagePatches).
 
-    Images of one `digest` look the same to the model.
+    Attributes:
+      tokens: number of tokens that stand for the image.
+      digest: images with equal digests look the same to the model.
     """
 
     @property
@@ -47,9 +49,10 @@ class Message:
     """One message of a chat, as chat templates take it.
 
     Attributes:
-      images: pictures that stand before the content, as `Example` has them; for chat models (llms), templates know none.
-      places: where each picture stands in the content instead, as a number of letters before it; () or one per picture, in
-        order.
+      images: pictures before the content, in the forms that `Example` takes. Only chat models (llms) use them; chat templates
+        do not.
+      places: position of each picture within the content, as the number of letters before it; one per picture, in order. ():
+        all pictures stand before the content.
     """
 
     role: Literal["system", "user", "assistant"]
@@ -60,13 +63,13 @@ class Message:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextAndImage:
-    """What an encoder embeds or a query asks: a text, a picture (a path, encoded bytes, a PIL image or an array), or both.
+    """An encoder's input or a query: a text, a picture (a path, encoded bytes, a PIL image or an array), or both.
 
     Attributes:
-      question: of a query: the user's own question, which it was written for; "" if that is not told. Only knowledge bases
-        whose `reads` has "question" see it.
-      url: of a query: where its picture stands on the web; "" if that is not told. Only knowledge bases whose `reads` has
-        "url" see it.
+      question: for a query: the user's question that it belongs to; "" if it is not passed on. Only knowledge bases whose
+        `reads` has "question" see it.
+      url: for a query: the web address of its picture; "" if it is not passed on. Only knowledge bases whose `reads` has "url"
+        see it.
     """
 
     text: str | None = None
@@ -84,7 +87,7 @@ class Passage:
 
     Attributes:
       score: on the retriever's own scale, higher is better.
-      image: its picture, as a path or a `data:image/...;base64,` URI; "" if it has none.
+      image: the passage's picture, as a path or a `data:image/...;base64,` URI; "" if it has none.
     """
 
     id: str
@@ -99,10 +102,10 @@ class Call:
     """One tool call and its reply. A failed call has `error` set and no passages; it never raises in an agent.
 
     Attributes:
-      query: the text that was searched for; "" where it was a picture alone.
-      image: digest of the picture that was searched for, "" if none.
-      seconds: that the query took, whatever else was in its batch (`knowledge.timing`).
-      cost: the tool's own price of the query (`KnowledgeBase.cost`), the same in every run.
+      query: the text that was searched for; "" if the search was for a picture alone.
+      image: digest of the picture that was searched for; "" if none.
+      seconds: time that this query took, without the other queries of its batch (`knowledge.timing`).
+      cost: the tool's price of the query (`KnowledgeBase.cost`), the same in every run.
     """
 
     tool: str
@@ -119,12 +122,12 @@ class Shown:
     """A passage or a picture that an observation shows.
 
     Attributes:
-      passage: id of the passage, "" of a picture that is no passage's.
-      image: the picture, as `Example` has them; "" for a text alone. A record has its path (evaluation.records).
-      digest: of the processed picture (`PlacedImage.digest`), "" before it has been shown.
-      parent: digest of the picture that a crop was cut from, "" if it is whole.
-      box: of a crop: left, top, right and bottom in pixels of its parent before it was resized; () if it is whole.
-      error: why the picture could not be shown; its place in the text says so, too.
+      passage: id of the passage; "" for a picture that belongs to no passage.
+      image: the picture, in the forms that `Example` takes; "" for a text alone. In a record it is a path (evaluation.records).
+      digest: digest of the processed picture (`PlacedImage.digest`); "" before it has been shown.
+      parent: digest of the picture that a crop was cut from; "" for a whole picture.
+      box: for a crop: left, top, right and bottom in pixels of its parent before resizing; () for a whole picture.
+      error: why the picture could not be shown. The text says so too, where the picture would be.
     """
 
     passage: str = ""
@@ -135,15 +138,20 @@ class Shown:
     error: str = ""
 
 
-# What surroundings say to a policy: a text, or pieces of text and pictures in order.
+# What an agent feeds to a policy: a text, or pieces of text and pictures in order.
 Observation = str | Seq[str | Shown]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Action:
-    """What a turn asks for: `search` (`tool`, `query`), `region` (`box`, a part of the latest picture shown, as the policy
-    writes it), `answer` (`answer`), `refusal` (it says that it can't answer) or `invalid` (`error` says why). An answer with an
-    `error` was taken, and ought not to have come."""
+    """The action that a turn asks for, of one of these kinds:
+
+    - `search`: search `tool` for `query`;
+    - `region`: look at `box`, a part of the latest picture shown, as the policy writes it;
+    - `answer`: give `answer`. If `error` is set too, the answer counts, but the protocol did not allow it here;
+    - `refusal`: the policy says that it can't answer;
+    - `invalid`: none of these; `error` says why.
+    """
 
     kind: ActionKind
     tool: str = ""
@@ -156,7 +164,7 @@ class Action:
 
 @dataclasses.dataclass(kw_only=True)
 class Turn:
-    """One stretch of text that the policy sampled and what followed from it.
+    """One segment of text that the policy sampled, and what followed from it.
 
     Attributes:
       text: the sampled text, special tokens included.
@@ -164,14 +172,13 @@ class Turn:
       tokens: number of sampled tokens.
       forced: text fed right before this turn to force its form (a final answer when the budget was spent), else "".
       action: the parsed action; set by the agent.
-      well_formed: the text obeys the agent's grammar to the letter (a parser may accept more); set by the agent.
+      well_formed: whether the text follows the agent's grammar to the letter (a parser may accept more); set by the agent.
       calls: the tool calls made in this turn.
-      observation: the text that was fed back, with a mark (`LLM.image_marker`) for each picture; "" if none.
-      shown: the pictures and passages in it: pictures in the order of their marks, then passages that are text alone.
-      sequence, start: where the sampled tokens stand, as the ledger counted: from `start` on in the episode's
-        sequences[sequence].
-      asked: what the agent asked for ("route", "answer", "final"); "" where the policy chooses between search and answer.
-      rewards: named terms of this turn alone, weighted.
+      observation: the text that was fed after the turn, with a mark (`LLM.image_marker`) for each picture; "" if none.
+      shown: the pictures and passages in the observation: pictures in the order of their marks, then passages of text alone.
+      sequence, start: position of the sampled tokens: they begin at index `start` of the episode's sequences[sequence].
+      asked: what the agent asked for ("route", "answer", "final"); "" if the policy chooses between search and answer itself.
+      rewards: weighted reward terms of this turn alone, by name.
     """
 
     text: str
@@ -191,14 +198,14 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequence:
-    """Tokens exactly as the engine fed and sampled them; the learner's unit of work.
+    """Tokens exactly as the engine fed and sampled them. The learner trains on these.
 
     Attributes:
       tokens: ids, [T].
       loss_mask: True where the policy sampled the token, [T]. Nothing else is ever trained on.
       logprobs: behaviour log-probability of each sampled token at the sampling temperature (full support), 0 elsewhere.
       positions: rotary positions on three axes (time, height, width), [3, T]; equal axes for text.
-      versions: policy version that sampled the token, -1 for fed tokens.
+      versions: policy version that sampled the token, [T]; -1 for fed tokens.
       images: (index of its first token, processed image) of every image among the tokens, in order.
     """
 
@@ -215,13 +222,13 @@ class Sequence:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A routing decision at which an attempt was forked, and the way that an episode goes there.
+    """A routing decision at which an attempt was forked, and the choice that an episode takes there.
 
     Attributes:
-      tool: the knowledge base that was chosen for the policy.
-      turn: index of the turn that decides.
-      sequence, start, tokens: where the choice is written, as in Turn: these tokens alone, of the turn's.
-      logprob: of the choice, under the policy that wrote what comes before it, at the sampling temperature.
+      tool: the knowledge base of this branch.
+      turn: index of the turn with the decision.
+      sequence, start, tokens: position of the choice, as in Turn, and its number of tokens.
+      logprob: log-probability of the choice at the sampling temperature, under the policy that wrote the text before it.
     """
 
     tool: str
@@ -234,14 +241,14 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a judge says of an episode's answer.
+    """A judge's verdict on an episode's answer.
 
     Attributes:
-      kind: "right" or "wrong"; "unreadable" (no reply said which), "failed" (there was no reply), "unasked" (there is no
-        answer).
-      counts: what it counts in rewards and means, 1 or 0; None: the episode is left out of them.
-      kept: the reply was in the cache.
-      said: the last reply, or the error.
+      kind: "right" or "wrong"; "unreadable" (no reply gave a verdict), "failed" (there was no reply), "unasked" (the episode
+        has no answer).
+      counts: its value in rewards and means, 1 or 0; None: the episode is left out of them.
+      kept: whether the reply came from the cache.
+      said: the judge's last reply, or the error.
     """
 
     kind: VerdictKind
@@ -255,8 +262,8 @@ class Failure:
     """Why a policy behind an endpoint wrote no further turn.
 
     Attributes:
-      kind: such as "context_length", "server" or "budget" (`llms.faults`).
-      message: what was said of it, in one line.
+      kind: kind of the failure, such as "context_length", "server" or "budget" (`llms.faults`).
+      message: the error in one line.
     """
 
     kind: str
@@ -265,14 +272,14 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What replies of an endpoint took. A reply that was kept counts as it did when it was asked for.
+    """Tokens, time and cost of an endpoint's replies. A cached reply counts as it did when it was first requested.
 
     Attributes:
-      replies: their number.
-      kept: of these, those that a cache had.
-      prompt_tokens, tokens: read and written, as the endpoint counts.
-      seconds: waited for them, one after the other, without waits for a rate limit.
-      cost: in the money of the price that is configured.
+      replies: number of replies.
+      kept: how many of them came from a cache.
+      prompt_tokens, tokens: tokens read and written, as the endpoint counts them.
+      seconds: sum of the waiting times for replies, without waits for a rate limit.
+      cost: in the currency of the configured price.
     """
 
     replies: int = 0
@@ -289,16 +296,19 @@ class Usage:
 
 @dataclasses.dataclass(kw_only=True)
 class Episode:
-    """One attempt at one example: what was said, called and answered, its token sequences and its rewards.
+    """One attempt at one example: its turns, calls and answer, its token sequences and its rewards.
 
-    `rewards` holds named terms; recipes decide how they combine and store the sum under `total`. `verdict` is a judge's, None
-    where none was asked.
-    `truncated` is True when a token limit, not the agent, ended it. `branches` are the decisions at which the attempt was
-    forked: episodes of one example and sample share what comes before the first one in which they differ. Those tokens are the
-    policy's (`loss_mask`) in the episode that took the first way at every later decision, and fed in the others, so that each
-    counts once.
-    `usage` is set where the policy is a chat model behind an endpoint, whose token ids nobody knows: there are no `sequences`.
-    `failure` says why such a policy wrote no further turn, and the episode ended there; None if it did not fail.
+    Attributes:
+      answer: the final answer; None if there is none.
+      prompt: text of the first prompt.
+      truncated: whether a token limit, and not the agent, ended the episode.
+      rewards: reward terms by name. Recipes decide how they combine, and store the sum under `total`.
+      branches: the decisions at which the attempt was forked. Episodes of one example and sample share all tokens before the
+        first decision in which they differ. A shared token belongs to the policy (`loss_mask`) only in the episode that took
+        the first choice at every later decision. In the others it counts as fed, so that each token is trained on once.
+      verdict: a judge's verdict; None if no judge was asked.
+      usage: set if the policy is a chat model behind an endpoint. Its token ids are unknown, so there are no `sequences`.
+      failure: why such a policy wrote no further turn, which ended the episode; None if it did not fail.
     """
 
     example: Example
@@ -321,16 +331,16 @@ class Episode:
 
     @property
     def invalid_actions(self) -> int:
-        """Number of turns that held no executable action, or one that ought not to have come (`Action.error`)."""
+        """Number of turns without an executable action, or with one that the protocol did not allow (`Action.error`)."""
         return sum(bool(turn.action and (turn.action.kind == "invalid" or turn.action.error)) for turn in self.turns)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemonstrationStep:
-    """One step of a gold or demonstrated path: a thought, and a sub-question, the tool and what it returned.
+    """One step of a gold or demonstrated path: a thought, a sub-question, the tool and the passages that it returned.
 
     Attributes:
-      box: of a closer look instead of a search, as the policy writes it (Action.box); () of a search.
+      box: box of a closer look, as the policy writes it (Action.box); () if the step is a search.
     """
 
     thought: str
@@ -344,7 +354,7 @@ class DemonstrationStep:
 class Demonstration:
     """A worked example for supervised learning: steps, then a final thought and answer. An agent renders it to tokens.
 
-    `forced`: the answer follows on from the agent's own opening of it, as when the budget of searches is spent.
+    `forced`: the agent begins the answer itself, as it does when the budget of searches is spent.
     """
 
     example: Example

@@ -1,4 +1,4 @@
-"""The gold path of a question, whichever data set it is from: which facts are to be found, where, and by what question."""
+"""Gold paths of questions of all data sets: the facts to find, where they are, and the sub-questions that find them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from routerl_jax.data.page_ids import page_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoldHop:
-    """One step of a gold path; what a data set does not say is "".
+    """One step of a gold path. A field that the data set doesn't have is "".
 
     Attributes:
       query: the sub-question.
       kb: the knowledge base that answers it.
-      value: the fact that it asks for.
-      passage_id, title: of a passage that states it.
-      needs: the places in the path of hops whose facts must be known before it can be asked for.
+      value: the answer to it.
+      passage_id, title: id and title of a passage that states the answer.
+      needs: indices of the hops whose answers must be known before the sub-question can be asked.
     """
 
     query: str = ""
@@ -46,12 +46,14 @@ class GoldHop:
 
 
 def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
-    """The hops of an example in their order; () if it needs none, None if its data set says nothing of them.
+    """The hops of an example, in order. () if it needs none; None if its data set has no information about them.
 
-    Read are, of what there is the first: Atlas's `path`; a `decomposition` (`sub_questions`); 2WikiMultihopQA's
-    `evidence_triples` (subject, relation, object: a subject is most often the title of a passage); the gold passages of any
-    other data set, of which only id and title are known. Atlas's hops need the one before; others those that they name, by
-    `#1` or as a triple whose object is their subject.
+    The path is read from the first of these that the example has: Atlas's `path`; a `decomposition` (`sub_questions`);
+    2WikiMultihopQA's `evidence_triples` (subject, relation, object; most subjects are titles of passages); the gold passages of
+    any other data set, which have only an id and a title.
+
+    A hop of Atlas needs the hop before it. Other hops need those that they refer to: by `#1`, or because the other triple's
+    object is their subject.
     """
     metadata = example.metadata
     if (path := known_path(metadata)) is not None:
@@ -69,8 +71,8 @@ def gold_path(example: Example) -> tuple[GoldHop, ...] | None:
 
 
 def known_path(metadata: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
-    """Atlas's `path`: hops, each with the knowledge base `kb` that holds passage `passage_id`; None where there is none. (Other
-    data sets call other things so, such as a picture's place.)"""
+    """Atlas's `path`: hops, each with the knowledge base `kb` that holds passage `passage_id`. None if there is none. (In other
+    data sets `path` has another meaning, such as the path of a picture.)"""
     path = metadata.get("path")
     if not isinstance(path, list | tuple):
         return None
@@ -78,10 +80,10 @@ def known_path(metadata: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | Non
 
 
 def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Titles of the gold passages by their ids, "" where they are not known.
+    """Titles of the gold passages by id; "" for an unknown title.
 
-    Read are `supporting_passages` (`{id, title}` each), or `supporting` (ids, of tables too) with `supporting_titles`, and
-    `supporting_passages` that are ids themselves (OTT-QA).
+    They are read from `supporting_passages` (`{id, title}` each), or from `supporting` (ids, also of tables) with
+    `supporting_titles`. `supporting_passages` may also be ids (OTT-QA).
     """
     passages = metadata.get("supporting_passages") or ()
     names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
@@ -92,11 +94,11 @@ def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
-    """The `decomposition` of a question: sub-questions in which the answers before them stand for MuSiQue's `#1`, with the
-    passages that answer them; () where there is none.
+    """The `decomposition` of a question: its sub-questions, with the passages that answer them. () if there is none.
 
-    What MuSiQue calls `support` is the passage. Of 2WikiMultihopQA a triple for each sub-question says the passage and, as the
-    answers are whole sentences, the value; where there are more or fewer triples, the triples alone are the path.
+    MuSiQue's references such as `#1` are replaced by the answers of those sub-questions. Its `support` is the passage. In
+    2WikiMultihopQA answers are whole sentences, so a triple for each sub-question gives the passage and the value. If the
+    numbers of triples and sub-questions differ, the triples alone are the path.
     """
     steps = metadata.get("decomposition") or ()
     if not all(isinstance(step, Mapping) and step.get("question") for step in steps):
@@ -107,7 +109,7 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
     hops = []
-    for place, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
+    for index, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
         named = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
         name = str(step.get("support") or known.passage_id)
         hops.append(
@@ -118,19 +120,19 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
                 value=known.value or answer,
                 passage_id=name,
                 title=passages.get(name, known.title),
-                needs=tuple(sorted({one for one in named if 0 <= one < place} | set(known.needs))),
+                needs=tuple(sorted({one for one in named if 0 <= one < index} | set(known.needs))),
             )
         )
     return tuple(hops)
 
 
 _NAMES = ("query", "kb", "value", "passage_id", "title")
-_ASIDE = re.compile(r"\s*\([^)]*\)$")  # of a title: "Fair Game (1995 film)"
-_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of that one
+_ASIDE = re.compile(r"\s*\([^)]*\)$")  # the end of a title such as "Fair Game (1995 film)"
+_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of the sub-question with this number
 
 
 def without_aside(title: str) -> str:
-    """A title without what tells it from others of its name: "Fair Game" of "Fair Game (1995 film)"."""
+    """A title without the brackets at its end: "Fair Game (1995 film)" becomes "Fair Game"."""
     return _ASIDE.sub("", title)
 
 
@@ -148,8 +150,8 @@ def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -
 
 
 def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:
-    """A triple's hop; its passage is the gold one whose title its subject is. Where none is, the subject is no title, and a
-    passage is known by the value that it states."""
+    """The hop of a triple. Its passage is the gold passage whose title is the subject. If there is none, the hop has no title,
+    and a passage is recognised by the value that it states."""
     subject, relation, value = map(str, triple)
     alike = [name for name, title in passages.items() if _bare(title) == _bare(subject)]
     name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")

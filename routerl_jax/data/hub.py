@@ -1,12 +1,12 @@
-"""Data sets on the Hugging Face hub, by name: `hf://datasets/ORG/NAME/FILE` stands for a file on this machine.
+"""Data sets on the Hugging Face hub. `hf://datasets/ORG/NAME/FILE` names a file, which is fetched to this machine.
 
     hf://datasets/ORG/NAME/FILE           a file of the repository; FILE may have * and ?, and is then all such files
-    hf://datasets/ORG/NAME                its .parquet files, where they are of one split
-    hf://datasets/ORG/NAME/FOLDER         those in a folder
-    hf://datasets/ORG/NAME@REVISION/..    of a branch, tag or commit; `@~parquet` is what the hub has converted by itself
+    hf://datasets/ORG/NAME                its .parquet files, if they are of one split
+    hf://datasets/ORG/NAME/FOLDER         the .parquet files of a folder
+    hf://datasets/ORG/NAME@REVISION/..    files of a branch, tag or commit; `@~parquet` has the files that the hub converted
 
-Files are fetched once into the hub's own cache (HF_HOME), by the hub's own client (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE), and
-are found there without a network ever after.
+Files are fetched once into the hub's own cache (HF_HOME), by the hub's own client (HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
+Later they are read from there, without a network.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from routerl_jax.data.formats.tables import is_pattern
 PREFIX = "hf://datasets/"
 _NAME = re.compile(rf"{PREFIX}[^\[\],|]+")
 _CONVERTED = {"~parquet": "refs/convert/parquet"}
-_SPLIT = re.compile(r"[A-Za-z_]*")  # how the name of a shard begins: train-00000-of-00003.parquet
+_SPLIT = re.compile(r"[A-Za-z_]*")  # the start of a shard's name, such as train-00000-of-00003.parquet
 _SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\..*)")
 
 
 class _Place(NamedTuple):
-    """What a name says."""
+    """The parts of a name."""
 
     name: str
     repo: str
@@ -39,11 +39,10 @@ class _Place(NamedTuple):
 
 
 def on_this_machine(name: str) -> str:
-    """A name with files on this machine in the place of those on the hub, which are fetched where they are not here yet; other
-    names as they are.
+    """The name of the local copy of files on the hub; fetches the files that are missing. Other names are returned unchanged.
 
     Raises:
-      ValueError: what is on the hub is not there, or can't be fetched; names it, and says what to do.
+      ValueError: a file does not exist on the hub, or can't be fetched; names it, and says what to do.
     """
     return _NAME.sub(lambda found: _fetched(_place(found[0])), name)
 
@@ -59,21 +58,21 @@ def _place(name: str) -> _Place:
 
 
 def _fetched(place: _Place) -> str:
-    """The path of a file, or a pattern of several."""
+    """The path of a file, or a pattern for several files."""
     last = place.file.rpartition("/")[2]
     if "." in last and not is_pattern(place.file):
         return str(_download(place, place.file))
     pattern, names = _chosen(place, _listing(place))
     _check_whole(place, names)
-    found = [_download(place, name) for name in names]
-    roots = {str(path)[: -len(name)] for path, name in zip(found, names)}
+    paths = [_download(place, name) for name in names]
+    roots = {str(path)[: -len(name)] for path, name in zip(paths, names)}
     if len(roots) > 1:
         raise place.error(f"{place.repo} changed while it was fetched; run the same again")
-    return roots.pop() + pattern if len(found) > 1 else str(found[0])
+    return roots.pop() + pattern if len(paths) > 1 else str(paths[0])
 
 
 def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
-    """The pattern of the files that are meant, and their names, sorted."""
+    """The pattern of the named files, and their names, sorted."""
     if is_pattern(place.file):
         names = sorted(name for name in there if _matches(place.file, name))
         if not names:
@@ -85,7 +84,7 @@ def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
         raise place.error(f"there are no .parquet files; name a file: {_some(there)}")
     splits = sorted(set(map(_split, tables)))
     if len(splits) > 1:
-        names = ", ".join(f"{place.name.rstrip('/')}/{one.removeprefix(folder)}" for one in splits[:8])
+        names = ", ".join(f"{place.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
         raise place.error(f"there are several splits; name one: {names}")
     return splits[0], tables
 
@@ -98,8 +97,12 @@ def _split(name: str) -> str:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """As files are found on a disk: * and ? stand for no slash."""
-    return bool(re.fullmatch("".join({"*": "[^/]*", "?": "[^/]"}.get(one, re.escape(one)) for one in pattern), name))
+    """Matches like a shell: * and ? don't match a slash."""
+    return bool(
+        re.fullmatch(
+            "".join({"*": "[^/]*", "?": "[^/]"}.get(character, re.escape(character)) for character in pattern), name
+        )
+    )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -108,20 +111,22 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check_whole(place: _Place, names: Sequence[str]) -> None:
-    """Of shards that say how many there are, all must be there: a cache may hold some of them."""
+    """Checks that all shards are there, if their names have a total. A cache may hold only some of them."""
     for name in names:
         shard = _SHARD.fullmatch(name)
         if shard is None:
             continue
         digits = len(shard[2])
         for number in range(int(shard[3])):
-            one = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
-            if one not in names:
-                raise place.error(f"{one} is missing; fetch it with a network, or name the shards that are meant")
+            shard_name = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
+            if shard_name not in names:
+                raise place.error(
+                    f"{shard_name} is missing; fetch it with a network, or name the shards that are meant"
+                )
 
 
 def _listing(place: _Place) -> list[str]:
-    """Names of the repository's files; without a network, of those in the cache."""
+    """Names of the repository's files; without a network, names of its files in the cache."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -144,9 +149,9 @@ def _cached(place: _Place) -> list[str]:
     for repository in repositories:
         if (repository.repo_type, repository.repo_id) != ("dataset", place.repo):
             continue
-        for found in repository.revisions:
-            if place.revision in (found.commit_hash, *found.refs):
-                return sorted(one.file_path.relative_to(found.snapshot_path).as_posix() for one in found.files)
+        for revision in repository.revisions:
+            if place.revision in (revision.commit_hash, *revision.refs):
+                return sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files)
     return []
 
 

@@ -1,12 +1,12 @@
-"""Conversations in which tools' replies are a user's messages, pictures among them, as supervised training files have them.
+"""Conversations of supervised training files. Replies of tools, also pictures, are messages of the user.
 
     {"messages": [{"role": "user", "content": "..Question: Which mill is blue?"}, {"role": "assistant", "content":
       "<think>..</think><search>blue mill</search>"}, {"role": "user", "content": "<image>"}, {"role": "assistant", ..}],
      "images": ["pages/mills_3.jpg"]}
 
-This is LLaMA-Factory's schema, in which VRAG-RL released its examples (arXiv 2505.22019). Each `<image>` in a user's message is
-the next of `images`: paths, which lie beside the file or in `images` beside it, or `data:` URIs. A row may say under
-`frame_pixels` what [least, most] pixels pictures had as whoever wrote the boxes saw them; [] has boxes stay as they are.
+This is LLaMA-Factory's schema. VRAG-RL released its examples in it (arXiv 2505.22019). Each `<image>` in a user's message
+stands for the next of `images`: paths (beside the file, or in `images` beside it) or `data:` URIs. A row may have
+`frame_pixels`: the [least, most] pixels of pictures, as the author of the boxes saw them. With [] boxes are not rescaled.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ROLES = ("system", "user", "assistant")
 def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[Place, RecordedRounds]]:
     """The rows of a file (.jsonl, .json; may be compressed) with their places: a question and the rounds of an attempt at it.
 
-    The question is `question`, or what follows the last "Question:" of the first user's message, or that message, if it is
-    short. Instructions around it and a system message are another agent's and are left out. Accepted answers are those of the
-    row, if it has some.
+    The question is `question`, or the text after the last "Question:" of the first user message, or that whole message if it is
+    short. Instructions around it, and a system message, belong to another agent and are left out. The accepted answers are
+    those of the row, if it has any.
 
     Args:
-      pictures: leave out rows without a picture, and those with one that is not there or can't be read; logs how many.
+      pictures: leave out rows without a readable picture, and log how many.
 
     Raises:
       ValueError: while reading: names file, row and key.
     """
-    left_out = taken = 0
+    left_out = count = 0
     for place, row in read_rows(path):
         try:
             recorded = _recorded(row, place)
@@ -52,27 +52,27 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
         if recorded is None or (pictures and not row.get("images")):
             left_out += 1
             continue
-        taken += 1
+        count += 1
         yield place, recorded
     if left_out:
-        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + taken)
+        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + count)
 
 
 def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
-    """A row that `read_messages` reads as the same question and rounds, whose tools and errors it has no place for. What
-    follows the last round is left out.
+    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. What follows
+    the last round is left out.
 
     Args:
-      name: what the row calls a picture.
-      system: a message of the system before them, for readers that have no prompt of their own.
+      name: gives the name of a picture in the row.
+      system: a system message before the others, for readers without a prompt of their own.
 
     Raises:
       ValueError: a picture has no name.
     """
     example = recorded.example
-    asked = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
+    question = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
     messages = [{"role": "system", "content": system}] if system else []
-    messages.append({"role": "user", "content": asked})
+    messages.append({"role": "user", "content": question})
     images = list(example.images)
     for number, item in enumerate(recorded.rounds, 1):
         messages.append({"role": "assistant", "content": item.text})
@@ -93,7 +93,7 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
 
 
 def _recorded(row: Row, place: Place) -> RecordedRounds:
-    asked, *replies = contents = _contents(row, place)
+    first, *replies = contents = _contents(row, place)
     images = images_of({"images": row.get("images") or []}, place, "images")
     marks = [content.count(PICTURE) for content in contents[::2]]
     if sum(marks) != len(images):
@@ -107,7 +107,7 @@ def _recorded(row: Row, place: Place) -> RecordedRounds:
     answers = next((texts(row[key], place, key) for key in ANSWER_KEYS if row.get(key)), [])
     example = Example(
         id=example_id(row, place),
-        question=question if isinstance(question, str) and question else question_in_prompt(asked, place, "messages"),
+        question=question if isinstance(question, str) and question else question_in_prompt(first, place, "messages"),
         answers=distinct(answers),
         images=of_message[0],
     )
@@ -133,14 +133,14 @@ def _frame_pixels(row: Row, place: Place) -> tuple[int, ...] | None:
 
 
 def _contents(row: Row, place: Place) -> list[str]:
-    """What users and the assistant wrote, in turns, from a user to the assistant."""
+    """The messages of user and assistant, in turns. The first is a user's, the last the assistant's."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise place.error("key 'messages' must be a list of {role, content}, and not empty")
-    said = [_said(message, number, place) for number, message in enumerate(messages, 1)]
-    before = int(said[0][0] == "system")
-    said = said[before:]
-    for i, (role, content) in enumerate(said):
+    pairs = [_said(message, number, place) for number, message in enumerate(messages, 1)]
+    before = int(pairs[0][0] == "system")
+    pairs = pairs[before:]
+    for i, (role, content) in enumerate(pairs):
         where = f"key 'messages', message {1 + before + i}"
         expected = _ROLES[1 + i % 2]
         if role != expected:
@@ -148,11 +148,11 @@ def _contents(row: Row, place: Place) -> list[str]:
         if role == "assistant" and (PICTURE in content or not content.strip()):
             fault = f"holds {PICTURE}, and a policy writes text" if content.strip() else "is empty"
             raise place.error(f"{where}: the assistant's {fault}")
-    if not said or said[-1][0] != "assistant":
+    if not pairs or pairs[-1][0] != "assistant":
         raise place.error(
             "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
         )
-    return [content for _, content in said]
+    return [content for _, content in pairs]
 
 
 def _said(message: Any, number: int, place: Place) -> Sequence[str]:

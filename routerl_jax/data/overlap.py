@@ -1,4 +1,4 @@
-"""Questions that stand in two data sets, word for word or nearly so: what training must not share with evaluation."""
+"""Finds questions that are in two data sets, equal or nearly equal. Training and evaluation must not share any."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource
 
 _WORD = re.compile(r"\w+")
-_SLACK = 1e-9  # of sums of weights
+_SLACK = 1e-9  # tolerance of sums of weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ def examples_of(source: ExampleSource) -> Iterator[Example]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as they are compared: no case, no accents, no punctuation."""
+    """The words of a text for comparison: lower case, no accents, no punctuation."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
     return _WORD.findall(plain)
 
@@ -52,20 +52,24 @@ def find_overlaps(
     words: int = 1,
     progress: bool = False,
 ) -> list[Overlap]:
-    """All pairs with equal words, and those whose sets of shingles (`words` consecutive words) are alike.
+    """All pairs of questions with equal words, or with similar sets of shingles (`words` consecutive words).
 
-    Alike is a Jaccard similarity of at least `threshold`, in which a shingle of n of all N questions weighs log(1 + N/n): the
-    words of a template that many questions share count little, the names in them count. No pair is missed: one that reaches
-    the threshold shares one of the rarest shingles of the test question that hold more than 1 - threshold of its weight
-    (prefix filtering, Bayardo et al. 2007), and only training questions with one of these are compared. A question with
-    pictures counts only where text and pictures are equal; where it has only their URLs (`image_urls`), those.
+    Two sets are similar if their weighted Jaccard similarity is at least `threshold`. A shingle that is in n of all N questions
+    has weight log(1 + N/n). So the words of a common template count little, and the names in it count much.
+
+    No pair is missed. A pair that reaches the threshold shares at least one of the test question's rarest shingles, those that
+    together hold more than 1 - threshold of its weight (prefix filtering, Bayardo et al. 2007). Only training questions with
+    one of these are compared.
+
+    For a question with pictures, a pair counts only if text and pictures are equal. If the question has only the URLs of its
+    pictures (`image_urls`), these are compared.
 
     Args:
-      train: read once, in order.
-      test: what it is compared with.
-      threshold: in (0, 1]; 1 for pairs of equal sets alone.
-      words: of a shingle; a shorter question is one shingle.
-      progress: show bars.
+      train: training questions; read once, in order.
+      test: test questions, to compare with.
+      threshold: in (0, 1]; with 1 only equal sets count.
+      words: number of words of a shingle; a shorter question is one shingle.
+      progress: show progress bars.
 
     Returns:
       Pairs by test question, best first.
@@ -78,11 +82,11 @@ def find_overlaps(
     index = _Index(words)
     for example in tqdm(train, desc="reading questions", unit="question", disable=not progress):
         index.add(example)
-    asked = index.close(test)
-    found: list[Overlap] = []
-    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), asked):
-        found += index.matches(example, shingles, threshold)
-    return found
+    test_shingles = index.close(test)
+    overlaps: list[Overlap] = []
+    for example, shingles in zip(tqdm(test, desc="comparing", unit="question", disable=not progress), test_shingles):
+        overlaps += index.matches(example, shingles, threshold)
+    return overlaps
 
 
 class _Index:
@@ -92,8 +96,8 @@ class _Index:
         self._words = words
         self._examples: list[tuple[str, str]] = []  # id, question
         self._exact: dict[str, list[int]] = collections.defaultdict(list)
-        self._numbers: dict[str, int] = {}  # of shingles
-        self._flat: list[np.ndarray] = []  # each question's shingles
+        self._numbers: dict[str, int] = {}  # number of each shingle
+        self._flat: list[np.ndarray] = []  # the shingles of each question
 
     def add(self, example: Example) -> None:
         self._exact[_key(example)].append(len(self._examples))
@@ -102,20 +106,20 @@ class _Index:
 
     def close(self, test: Sequence[Example]) -> list[np.ndarray]:
         """Weighs the shingles, now that all questions are known; returns those of the test questions."""
-        asked = [self._shingles(example) for example in test]
+        test_shingles = [self._shingles(example) for example in test]
         sizes = np.array([len(item) for item in self._flat], np.int64)
         flat = np.concatenate([np.empty(0, np.int32), *self._flat])
         kinds = len(self._numbers)
         in_train = np.bincount(flat, minlength=kinds)
-        in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *asked]), minlength=kinds)
-        self._weights = np.log1p((len(sizes) + len(asked)) / np.maximum(in_train + in_test, 1))
+        in_test = np.bincount(np.concatenate([np.empty(0, np.int32), *test_shingles]), minlength=kinds)
+        self._weights = np.log1p((len(sizes) + len(test_shingles)) / np.maximum(in_train + in_test, 1))
         owners = np.repeat(np.arange(len(sizes)), sizes)
         # weight of each training question
         self._totals = np.bincount(owners, self._weights[flat], minlength=len(sizes))
         self._postings = owners[np.argsort(flat, kind="stable")]  # questions by shingle, in ascending order
         self._bounds = np.concatenate([[0], np.cumsum(in_train)])
         self._flat = []
-        return asked
+        return test_shingles
 
     def matches(self, example: Example, shingles: np.ndarray, threshold: float) -> list[Overlap]:
         exact = self._exact.get(_key(example), [])
@@ -172,7 +176,7 @@ class _Index:
 
 
 def _key(example: Example) -> str:
-    """What is equal for equal questions: words (or, without any, the text), and pictures."""
+    """A key that equal questions share: words (the text, if it has no words), and pictures."""
     text = " ".join(words_of(example.question)) or example.question.strip()
     return "\n".join([text, *map(_picture_key, _pictures(example))])
 

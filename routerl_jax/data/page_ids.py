@@ -1,4 +1,4 @@
-"""Which page of which document an id stands for, whoever made it: data sets count pages of files, corpora name them."""
+"""Maps ids of pages to documents and page numbers. Data sets number the pages of a file; corpora name them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 _DOCUMENTS = (".pdf", ".tif", ".tiff")  # one file, many pages
 _PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # one file, one page
-_NUMBERED = re.compile(r"(.+)_(\d+)")  # a page's own file: DOCUMENT_PAGE
-_SLIDE = re.compile(r".+-(\d+)-(?:320|638|728|1024|2048)")  # SlideShare's, in a folder of the deck: TITLE-PAGE-WIDTH
+_NUMBERED = re.compile(r"(.+)_(\d+)")  # the file of one page: DOCUMENT_PAGE
+_SLIDE = re.compile(r".+-(\d+)-(?:320|638|728|1024|2048)")  # SlideShare, in the deck's folder: TITLE-PAGE-WIDTH
 
 
 class PageName(NamedTuple):
@@ -24,10 +24,10 @@ def page_id(document: str, page: int) -> str:
 
 
 def page_of(name: str) -> PageName | None:
-    """The page that an id stands for; None if it says no number.
+    """The page of an id; None if the id has no page number.
 
-    Read are `report.pdf#3`, in whatever folder; a picture of a page, `report_3.jpg`, `report_003.jpg#1`; `report_3`, as lists
-    of pages call them; and slides as SlideVQA's script saves them, `deck/its-title-3-1024.jpg`.
+    Known forms: `report.pdf#3`, in any folder; the picture of a page, `report_3.jpg` or `report_003.jpg#1`; `report_3`, as in
+    lists of pages; a slide as SlideVQA's script saves it, `deck/its-title-3-1024.jpg`.
     """
     file, mark, number = name.rpartition("#")
     file, number = (file, number) if mark and number.isdecimal() else (name, "")
@@ -37,12 +37,12 @@ def page_of(name: str) -> PageName | None:
         return PageName(stem, int(number))
     if folder and suffix in _PICTURES and (slide := _SLIDE.fullmatch(stem)):
         return PageName(folder.rpartition("/")[2], int(slide[1]))
-    found = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
-    return PageName(found[1], int(found[2])) if found else None
+    match = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
+    return PageName(match[1], int(match[2])) if match else None
 
 
 def _split(file: str) -> tuple[str, str]:
-    """Stem and extension, of those that are known: names of documents have dots in them."""
+    """Stem and extension. Only known extensions count, because the names of documents have dots."""
     for suffix in (*_DOCUMENTS, *_PICTURES):
         if file.lower().endswith(suffix):
             return file[: -len(suffix)], suffix

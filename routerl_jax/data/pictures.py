@@ -1,4 +1,4 @@
-"""The pictures of a file's rows: where those lie that a row names, and whether those can be read that it brings along."""
+"""The pictures of a file's rows: finds the files that a row names, and checks that pictures can be read."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _ENDINGS = (".jpg", ".jpeg", ".JPEG", ".JPG", ".png", ".PNG", ".webp")
 
 
 class MissingPictureError(ValueError):
-    """A row names a picture that is not there, or brings one along that can't be read."""
+    """A row names a picture that does not exist, or holds one that can't be read."""
 
 
 def picture_name(image: Any) -> str:
-    """What names a picture in a file that lies anywhere: its absolute path, or its `data:` URI; "" of one that is in memory."""
+    """A name of a picture that is valid in any directory: its absolute path or `data:` URI; "" for a picture in memory."""
     if isinstance(image, str) and image.startswith("data:"):
         return image
     return str(pathlib.Path(image).resolve()) if isinstance(image, str | pathlib.Path) else ""
@@ -29,11 +29,11 @@ def picture_beside(
     """The picture that a row names by its path: beside the row's file, or in one of `folders` beside it.
 
     Args:
-      key: under which the row names it, for the message.
-      otherwise: what else to do about a picture that is not there or can't be read, for the message.
+      key: the row's key with the path, for the message.
+      otherwise: what the user can do if the picture is missing or can't be read, for the message.
 
     Raises:
-      MissingPictureError: it is in none of these places, or can't be read; names the row.
+      MissingPictureError: the picture is in none of these directories, or can't be read; names the row.
     """
     beside = place.path.parent
     directories = [beside, *(beside / folder for folder in folders)]
@@ -42,16 +42,18 @@ def picture_beside(
             if fault := _fault_of_file(path, path.stat().st_mtime_ns):
                 raise _unreadable(place, key, fault, otherwise)
             return path
-    places = " nor in ".join(map(str, directories))
-    raise MissingPictureError(str(place.error(f"image {name!r} is neither in {places}; put it there, or {otherwise}")))
+    searched = " nor in ".join(map(str, directories))
+    raise MissingPictureError(
+        str(place.error(f"image {name!r} is neither in {searched}; put it there, or {otherwise}"))
+    )
 
 
 def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
-    """The picture that a data set knows by an id: `NAME.jpg`, or with another usual ending, in `folders` beside the row's file;
-    None where there is none.
+    """The picture with an id: `NAME.jpg`, or NAME with another usual ending, in `folders` beside the row's file. None if there
+    is no such file.
 
     Raises:
-      MissingPictureError: it can't be read; names the row.
+      MissingPictureError: the picture can't be read; names the row.
     """
     for folder in folders:
         for ending in _ENDINGS:
@@ -64,8 +66,8 @@ def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)
 
 
 def check_picture(source: bytes | str, place: Place, key: str) -> None:
-    """Raises MissingPictureError, which names row and key, if a row holds no picture where it should hold one, as bytes or as a
-    `data:` URI, or one that can't be read."""
+    """Checks a picture that a row holds as bytes or as a `data:` URI. Raises MissingPictureError, which names row and key,
+    if it is no picture or can't be read."""
     if fault := _fault(source):
         raise _unreadable(place, key, fault, f"leave out such rows: {place.path}[pictures]")
 
@@ -78,7 +80,7 @@ def _fault_of_file(path: pathlib.Path, changed: int) -> str:
 
 def _fault(source: bytes | str | pathlib.Path) -> str:
     """What is wrong with a picture; "" if nothing is."""
-    from routerl_jax.models.images import check_image  # takes a moment, which files without pictures need not wait for
+    from routerl_jax.models.images import check_image  # a slow import; files without pictures don't need it
 
     try:
         check_image(source, name="the picture")

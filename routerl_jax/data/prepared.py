@@ -21,15 +21,15 @@ from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
 
 _SPLIT = "questions"
-_BESIDE = ("id_aliases.json",)  # files that a format reads beside its own
+_BESIDE = ("id_aliases.json",)  # further files that a format reads, beside the file of questions
 
 
 class Questions(tfds.core.GeneratorBasedBuilder):
-    """Questions of one file of the user's, in its order.
+    """The questions of one file of the user, in order.
 
     Args:
       path: the file.
-      form: of data.formats; "": told by the keys of its rows.
+      form: a format of data.formats; "": the keys of the rows decide.
     """
 
     VERSION = tfds.core.Version("1.0.0")
@@ -75,10 +75,10 @@ class Questions(tfds.core.GeneratorBasedBuilder):
 
 
 class PreparedExamples:
-    """The questions of one file, read one by one from array_record files in the cache, which are written on first use.
+    """The questions of one file, read one by one from array_record files in the cache. These are written on first use.
 
-    They are known by the content of the file, the format and the code that reads it. For the order, and for what is raised
-    on first use, see `FileExamples`.
+    The cache's key is a digest of the file's content, the format, and the code that reads it. For the order, and for the
+    errors on first use, see `FileExamples`.
     """
 
     def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
@@ -111,7 +111,7 @@ def _prepared(path: pathlib.Path, form: str) -> Questions:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
     directory = cache_directory() / "tensorflow_datasets" / digest.hexdigest()[:12]
     directory.mkdir(parents=True, exist_ok=True)
-    tfds.display_progress_bar(False)  # ours says what is done; nothing is downloaded
+    tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded
     with FileLock(directory / "questions.lock"):
         builder = Questions(path=path, form=form, data_dir=str(directory), file_format="array_record")
         builder.download_and_prepare()

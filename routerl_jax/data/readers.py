@@ -37,14 +37,14 @@ DATASETS: Registry[Any] = Registry("dataset")
 class FileExamples:
     """The questions of one file, in its order, held in memory.
 
-    A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG); `.tsv` and `.csv` name
-    their columns (PopQA); all may be compressed. `.parquet` holds verl's rows and the hub's. Which data set a row is of is
-    told by its keys (data.formats), unless `form` names it. Rows without an answer are left out where a data set has such
-    (MuSiQue-Full, test sets), and an error elsewhere. An answer that is repeated is kept once. With `pictures`, rows that have
-    none, or one that is not there or can't be read, are left out.
+    A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG). `.tsv` and `.csv` name
+    their columns (PopQA). All of these may be compressed. `.parquet` holds verl's rows and the hub's. The keys of a row decide
+    its format (data.formats), unless `form` names it. Rows without an answer are left out if their data set has such rows
+    (MuSiQue-Full, test sets); in other data sets they are an error. A repeated answer is kept once. With `pictures`, rows
+    without a readable picture are left out.
 
     Raises:
-      ValueError: names the file and the line or item that cannot be used, and why.
+      ValueError: a row cannot be used; names the file and the line or item, and says why.
     """
 
     def __init__(self, path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> None:
@@ -58,7 +58,7 @@ class FileExamples:
 
 
 class Subset:
-    """A stretch of another source: items start, start + 1, ... before stop (None: to the end)."""
+    """A range of another source: the items from `start` up to, not including, `stop` (None: to the end)."""
 
     def __init__(self, source: ExampleSource, start: int = 0, stop: int | None = None) -> None:
         length = len(source)
@@ -80,7 +80,7 @@ class WithPictures:
     """The examples of another source that have a picture.
 
     Raises:
-      ValueError: none has.
+      ValueError: no example has one.
     """
 
     def __init__(self, source: ExampleSource) -> None:
@@ -99,11 +99,13 @@ class WithPictures:
 
 
 class Joined:
-    """Several sources in turns: one example of each until the short ones are spent, so that the first few stand for all. An
-    example's id becomes `NAME/id` and `metadata["dataset"]` that name, as data sets number their questions alike.
+    """Several sources in turns: one example of each, until the short ones are used up. So the first few examples represent
+    all sources.
+
+    An example's id becomes `NAME/id`, and `metadata["dataset"]` is the name, because data sets use the same numbers as ids.
 
     Raises:
-      ValueError: two sources have one name.
+      ValueError: two sources have the same name.
     """
 
     def __init__(self, sources: Sequence[tuple[str, ExampleSource]]) -> None:
@@ -136,16 +138,21 @@ def in_turns(sizes: Sequence[int]) -> Int[np.ndarray, "N 2"]:
 
 
 def open_dataset(name: str) -> ExampleSource:
-    """Examples by name.
+    """Opens examples by name. A name has one of these forms:
 
-    `atlas/train` (validation, test; `atlas/train/single+multi` are those that need a search, `atlas/train/visual` those that
-    show a flag), a registered data set, a dotted path (`package.module:attribute`), or a file: `FILE`, `FORMAT:FILE` where the
-    keys of its rows don't tell (`hotpotqa:FILE`; data.formats.known.FORMATS), `tfds/FILE` or `tfds/FORMAT:FILE` to read it once
-    into array_record files in the cache and from there ever after, which takes no memory. `trajectories:FILE` are the steps of
-    golden trajectories (data.trajectories), `trajectories/text:FILE` of those without images.
-    A FILE with * or ? is all such files (`data/train-*.parquet`); `hf://datasets/ORG/NAME/FILE` is one on the hub (data.hub).
-    `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of one of these, `NAME[pictures]` what has a picture. Several names
-    with commas between them are one data set (`Joined`).
+      `atlas/SPLIT`: Atlas; SPLIT is train, validation or test. `atlas/train/single+multi` are the questions that need a search,
+        `atlas/train/visual` those that show a flag.
+      a registered data set, or a dotted path (`package.module:attribute`).
+      `FILE`: a file of questions. `FORMAT:FILE` names the format (data.formats.known.FORMATS) if the keys of the rows don't
+        decide it, such as `hotpotqa:FILE`.
+      `tfds/FILE`, `tfds/FORMAT:FILE`: the file is converted once to array_record files in the cache, and read from those. This
+        takes no memory.
+      `trajectories:FILE`: the steps of golden trajectories (data.trajectories). `trajectories/text:FILE`: of trajectories
+        without images.
+
+    A FILE with * or ? is all such files (`data/train-*.parquet`). `hf://datasets/ORG/NAME/FILE` is a file on the hub
+    (data.hub). `NAME[0:200]`, `NAME[200:]` and `NAME[:200]` are a part of NAME, and `NAME[pictures]` its examples with a
+    picture. Several names with commas between them are one data set (`Joined`).
 
     Raises:
       ValueError: there is no such dataset or file, or a row of it can't be used.
@@ -183,7 +190,7 @@ def open_dataset(name: str) -> ExampleSource:
         return StepExamples(path, text_only=kind == _TRAJECTORIES[1])
     form, path = split_name(name)
     if not form and ":" in name and not pathlib.Path(name).exists():
-        if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a format that is misspelt
+        if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a misspelt format
             _check_format(name.partition(":")[0])
         return DATASETS.get(name)()
     return FileExamples(path, form)
@@ -194,9 +201,10 @@ def _check_format(name: str) -> None:
 
 
 def _split_part(name: str) -> tuple[str, str]:
-    """(name, what stands in the last brackets after it), "" where nothing does or a file is called so."""
-    found = _PART.fullmatch(name)
-    return (found[1], found[2]) if found and not pathlib.Path(name).exists() else (name, "")
+    """(name, text in the last brackets after it). The text is "" if there are no brackets, or if they are part of a file's
+    name."""
+    match = _PART.fullmatch(name)
+    return (match[1], match[2]) if match and not pathlib.Path(name).exists() else (name, "")
 
 
 def _whole(name: str) -> str:
@@ -225,8 +233,8 @@ def _part_of(whole: str, part: str) -> ExampleSource:
 
 
 def short_names(parts: Sequence[str]) -> list[str]:
-    """Of each name its file's, without directory and extensions, or its function's; with the directory's where that is not
-    enough."""
+    """A short name for each name: that of its file, without directory and extensions, or of its function. If these repeat, the
+    directory's name is added."""
     paths = [pathlib.Path(split_name(_whole(part).removeprefix(_PREPARED))[1]) for part in parts]
     short = [path.name.rpartition(":")[2].split(".")[0] for path in paths]
     if len(set(short)) == len(short):

@@ -30,11 +30,12 @@ _KEYS = ("text", "tool", "observation", "passages", "error")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-    """A text that was written and what followed from it: the tool that was called ("": none), what it found, why it failed.
+    """A text of the policy and its result: the tool that was called ("": none), what the tool found, why it failed.
 
     Attributes:
-      passages: ids of what the observation shows, in order.
-      images: of the observation, as `Example` has them; each stands at one of its marks, `<image>`. Rows of rounds have none.
+      passages: ids of the passages that the observation shows, in order.
+      images: the observation's pictures, in the forms of `Example.images`, one for each mark `<image>`. The rows that this
+        module reads have none.
     """
 
     text: str
@@ -61,8 +62,8 @@ class RecordedRounds:
     """A question and the rounds of one attempt at it, in order.
 
     Attributes:
-      frame_pixels: least and most pixels of pictures as whoever wrote the boxes saw them; none of a policy's own boxes, which
-        stay as they are; None where that isn't said.
+      frame_pixels: least and most pixels of a picture, as the author of the boxes saw it. Empty if the boxes are a policy's
+        own; they are not rescaled. None if it is unknown.
     """
 
     example: Example
@@ -71,28 +72,28 @@ class RecordedRounds:
 
 
 def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed) with their places.
+    """The rows of a file (.jsonl, .json; may be compressed), with their positions.
 
     Raises:
       ValueError: while reading: names file, row and key.
     """
     for place, row in read_rows(path):
-        asked = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
-        example = FlashRag().example(asked, place)
+        question_row = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
+        example = FlashRag().example(question_row, place)
         if example is None:
             raise place.error("no answers; give them under 'golden_answers'")
-        given = row.get("rounds")
-        if not isinstance(given, list) or not given:
+        items = row.get("rounds")
+        if not isinstance(items, list) or not items:
             raise place.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")
-        rounds = tuple(_round(item, number, place) for number, item in enumerate(given, 1))
+        rounds = tuple(_round(item, number, place) for number, item in enumerate(items, 1))
         yield place, RecordedRounds(example=example, rounds=rounds)
 
 
 def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -> None:
-    """Writes them as `read_rounds` reads them; the file appears whole. Pictures are named by their absolute paths.
+    """Writes a file for `read_rounds`, atomically. Pictures are named by their absolute paths.
 
     Raises:
-      ValueError: a picture is in memory alone, or an observation shows one.
+      ValueError: a picture has no file, or an observation shows a picture.
     """
     write_json_lines(pathlib.Path(path), map(_row, recorded))
 
@@ -102,8 +103,8 @@ def _round(item: Any, number: int, place: Place) -> Round:
         raise place.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
     if unknown := [key for key in item if key not in _KEYS]:
         raise place.error(f"key 'rounds', round {number}: no key {unknown[0]!r}; there are: {', '.join(_KEYS)}")
-    said = {key: item.get(key) or "" for key in ("tool", "observation")}
-    for key, value in {"text": item.get("text"), **said}.items():
+    texts = {key: item.get(key) or "" for key in ("tool", "observation")}
+    for key, value in {"text": item.get("text"), **texts}.items():
         if not isinstance(value, str):
             raise place.error(f"key 'rounds', round {number}: {key!r} must be a string")
     passages = item.get("passages") or []
@@ -114,7 +115,7 @@ def _round(item: Any, number: int, place: Place) -> Round:
     error = item.get("error")
     if error is not None and (not isinstance(error, str) or not error):
         raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
-    tool, observation = said["tool"], said["observation"]
+    tool, observation = texts["tool"], texts["observation"]
     return Round(text=item["text"], tool=tool, observation=observation, error=error, passages=tuple(passages))
 
 

@@ -20,7 +20,7 @@ from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import picture_beside
 
-NONE = "none"  # the query and the retriever of "nothing more is needed"
+NONE = "none"  # the query and the retriever of a step that stops: nothing more is needed
 RETRIEVERS = {
     "ter": "text retriever",
     "tir": "text image retriever",
@@ -34,7 +34,7 @@ _REQUEST = "Give me the answer(with the format"  # what follows the documents in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Document:
-    """A piece of evidence, and the retriever that found it, by its name in files ("text retriever")."""
+    """A piece of evidence, and the name of the retriever that found it, as files have it ("text retriever")."""
 
     retriever: str
     text: str
@@ -42,9 +42,9 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteStep:
-    """Which sub-question comes next, and which retrievers answer it; both `none` where nothing more is needed.
+    """The next sub-question, and the retrievers that answer it. Both are `none` if nothing more is needed.
 
-    `system` and `problem` are the prompt that the step was made with.
+    `system` and `problem` are the prompt with which the step was generated.
     """
 
     query: str
@@ -85,7 +85,8 @@ class Trajectory:
     """A question, the paths of its images, and the steps to its answer.
 
     Raises:
-      ValueError: an answer follows no sub-question, a sub-question has no answer, or the last step and no other isn't final.
+      ValueError: an answer follows no sub-question, a sub-question has no answer, the last step is not final, or an earlier
+        step is.
     """
 
     id: str
@@ -95,9 +96,9 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         for number, (before, step) in enumerate(zip((None, *self.steps), self.steps), 1):
-            asked = isinstance(before, RouteStep) and not before.stops
-            if asked != isinstance(step, AnswerStep):
-                problem = "no answer, one string, for its sub-question" if asked else "no sub-question to answer"
+            was_asked = isinstance(before, RouteStep) and not before.stops
+            if was_asked != isinstance(step, AnswerStep):
+                problem = "no answer, one string, for its sub-question" if was_asked else "no sub-question to answer"
                 raise ValueError(f"step {number}: the step before has {problem}")
             if isinstance(step, FinalStep) != (number == len(self.steps)):
                 raise ValueError(f"step {number}: the last step, and no other, has a list of final answers")
@@ -112,15 +113,15 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoldenStep:
-    """A step with all that the policy is told before it (equation 11): what Step-GRPO makes a group of attempts at.
+    """A step, with all that the policy is told before it (equation 11). Step-GRPO samples a group of attempts at it.
 
     Attributes:
-      kind: what is asked for: a route, the answer to `query`, or the final answer.
-      history: sub-questions with their answers, of the gold trajectory.
-      query: the gold sub-question of a route (`none` at the end), the sub-question of an answer, "" of the final one.
-      retrievers: of a route, the gold ones.
-      documents: of an answer, the gold ones.
-      answers: accepted ones, of an answer one.
+      kind: what the policy must write: a route, the answer to `query`, or the final answer.
+      history: the sub-questions before this step and their answers, from the gold trajectory.
+      query: route: the gold sub-question (`none` at the end); answer: its sub-question; final answer: "".
+      retrievers: route: the gold retrievers.
+      documents: answer: the gold documents.
+      answers: the accepted answers; one for an intermediate answer.
     """
 
     kind: Literal["route", "answer", "final"]
@@ -132,7 +133,7 @@ class GoldenStep:
 
 
 def golden_steps(trajectory: Trajectory) -> Iterator[GoldenStep]:
-    """The steps of a trajectory, each on the gold ones before it; texts are stripped, retrievers in lower case."""
+    """The steps of a trajectory. Each has the gold steps before it as history. Texts are stripped, retrievers lower-cased."""
     history: tuple[tuple[str, str], ...] = ()
     query = ""
     for step in trajectory.steps:
@@ -148,18 +149,18 @@ def golden_steps(trajectory: Trajectory) -> Iterator[GoldenStep]:
 
 
 def label_of(tool: str) -> str:
-    """A knowledge base's name as trajectories write it: `text_image` is "text image retriever", `none` itself."""
+    """A knowledge base's name as trajectories write it: `text_image` becomes "text image retriever"; `none` stays."""
     return tool if tool == NONE else f"{tool.replace('_', ' ').lower()} retriever"
 
 
 def tool_of(label: str, tools: Sequence[str]) -> str:
-    """The knowledge base, or `none`, that a written name means; an unknown name as it is, in lower case."""
+    """The knowledge base (or `none`) that a written name means. An unknown name is returned in lower case."""
     name = " ".join(label.lower().split())
     return {label_of(tool): tool for tool in (*tools, NONE)}.get(name, name)
 
 
 def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
-    """A passage that a knowledge base has found, as evidence: its first `most` characters; 0: all."""
+    """A retrieved passage as evidence. `most`: how many of its first characters are kept; 0: all."""
     return Document(retriever=label_of(tool), text=one_line(passage)[: most or None])
 
 
@@ -167,10 +168,11 @@ def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
 
 
 def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Trajectory]]:
-    """Trajectories of a file with their places: the released schema, or with `id`, `question` and `image_names` as well.
+    """Trajectories of a file, with their positions. Rows have the released schema, and optionally `id`, `question` and
+    `image_names`.
 
-    Texts stay as they are. Without `question` it is what follows `Origin question:` in the first problem, without `id`
-    the row's number; without a step's `documents` they are those that its problem shows.
+    Texts are not changed. If a row has no `question`, it is the text after `Origin question:` in the first problem. If it has
+    no `id`, the id is the row's number. If a step has no `documents`, they are those that its problem shows.
 
     Raises:
       ValueError: while reading: names file, row, step and key.
@@ -180,7 +182,7 @@ def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Traject
 
 
 def trajectory_of(row: Mapping[str, Any], place: Place) -> Trajectory:
-    """A row as `read_trajectories` has it. Raises ValueError that names row, step and key."""
+    """The trajectory of a row; for its keys see `read_trajectories`. Raises ValueError that names row, step and key."""
     steps = row.get("steps")
     if not isinstance(steps, list) or not steps:
         raise place.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
@@ -193,9 +195,9 @@ def trajectory_of(row: Mapping[str, Any], place: Place) -> Trajectory:
 
 
 def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajectory]) -> None:
-    """Writes the released schema, with `id` and `question`, to a file that appears whole.
+    """Writes the released schema, with `id` and `question`. The file is written atomically.
 
-    Documents that a step's problem doesn't show go under its `documents`, so that what is read again is equal.
+    Documents that a step's problem doesn't show are written under the step's `documents`. So reading gives equal trajectories.
     """
     write_json_lines(pathlib.Path(path).expanduser(), map(trajectory_row, trajectories))
 
@@ -211,13 +213,13 @@ def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def documents_of(problem: str) -> tuple[Document, ...]:
-    """The documents that a released problem shows: `ter-0: ..`, `tir-0: ..`, `tar-0: ..` and so on, up to its request."""
+    """The documents in a released problem, before its request: `ter-0: ..`, `tir-0: ..`, `tar-0: ..` and so on."""
     end = problem.rfind(_REQUEST)
     shown = problem[: end if end >= 0 else len(problem)]
     seen: collections.Counter[str] = collections.Counter()
     marks = []
     for mark in _MARK.finditer(shown):
-        if int(mark[2]) == seen[mark[1]]:  # else it is a passage's own text
+        if int(mark[2]) == seen[mark[1]]:  # otherwise the mark is part of a passage's text
             seen[mark[1]] += 1
             marks.append(mark)
     ends = [*(mark.start() for mark in marks[1:]), len(shown)]
@@ -256,7 +258,7 @@ def _step(row: Any, place: Place, number: int) -> Step:
         return _route_step(answer, texts, place, number)
     if kind != "ans":
         raise place.error(f"step {number}: key 'step_type' must be 'ret' or 'ans', found {kind!r}")
-    if isinstance(answer, str):  # a released one is empty: the model that made it answered nothing
+    if isinstance(answer, str):  # one released answer is empty: the model that generated it wrote nothing
         return AnswerStep(answer=answer, documents=_documents(row, place, number), **texts)
     if isinstance(answer, list) and answer and all(isinstance(item, str) and item.strip() for item in answer):
         return FinalStep(answers=tuple(answer), **texts)
@@ -282,21 +284,21 @@ def _route_step(answer: Any, texts: Mapping[str, str], place: Place, number: int
 
 
 def _documents(row: Mapping[str, Any], place: Place, number: int) -> tuple[Document, ...]:
-    given = row.get("documents")
-    if given is None:
+    items = row.get("documents")
+    if items is None:
         return documents_of(row["problem"])
     try:
-        return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in given)
+        return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in items)
     except (TypeError, KeyError) as error:
         raise place.error(
-            f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {given!r}"
+            f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {items!r}"
         ) from error
 
 
 def _question(row: Mapping[str, Any], problem: str, place: Place) -> str:
     question = row.get("question")
-    if question is None and (found := _QUESTION.search(problem)):
-        question = found[1].strip()
+    if question is None and (match := _QUESTION.search(problem)):
+        question = match[1].strip()
     if not isinstance(question, str) or not question.strip():
         raise place.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
     return question
@@ -315,7 +317,7 @@ def _images(row: Mapping[str, Any], place: Place) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrajectorySummary:
-    """How many there are: trajectories, those with images, images; steps by kind; patterns; gold retrievers."""
+    """Counts: trajectories, trajectories with images, images, steps by kind, patterns, gold retrievers."""
 
     trajectories: int
     with_images: int
@@ -347,10 +349,10 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 
 class StepExamples:
-    """Every step of the trajectories of a file as an example of its own, in their order.
+    """The steps of a file's trajectories, in order, each as one example.
 
-    Its id is `TRAJECTORY/NUMBER`, `metadata["step"]` the `GoldenStep`, `answers` what is to be written: the gold sub-question
-    of a route, the accepted answers of the others. Images lie beside the file or in `images` beside it.
+    An example's id is `TRAJECTORY/NUMBER`, and `metadata["step"]` is the `GoldenStep`. Its `answers` are the gold sub-question
+    (route) or the accepted answers (other steps). Images are files beside the trajectory file, or in `images` beside it.
 
     Args:
       text_only: leaves out trajectories with images.
@@ -385,13 +387,13 @@ class StepExamples:
 
 
 def golden_step(example: Example) -> GoldenStep | None:
-    """The step that an example is; None for a question."""
+    """The step of an example; None if the example is a question."""
     step = example.metadata.get("step")
     return step if isinstance(step, GoldenStep) else None
 
 
 def check_retrievers(source: Iterable[Example], tools: Sequence[str], name: str) -> None:
-    """That every golden step of a data set asks a knowledge base that there is; others can be neither learnt nor rewarded.
+    """Checks that the policy has a knowledge base for every golden step. Other steps can be neither learnt nor rewarded.
 
     Raises:
       ValueError: names the missing retrievers and counts their steps.

@@ -62,7 +62,7 @@ def train_tokenizer(texts: Iterable[str], size: int, tags: Sequence[str], *, con
 
 
 def _without(text: str, tags: Sequence[str]) -> list[str]:
-    """The stretches of text between tags."""
+    """The parts of the text between the tags."""
     for tag in tags:
         text = text.replace(tag, "\0")
     return [piece for piece in text.split("\0") if piece]

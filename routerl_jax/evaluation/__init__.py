@@ -1,1 +1,1 @@
-"""Measuring agents: metrics with intervals, tables, figures, and trajectories to read."""
+"""Evaluation of agents: metrics with intervals, tables, figures, and readable trajectories."""

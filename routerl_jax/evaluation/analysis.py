@@ -1,4 +1,4 @@
-"""What a run has changed in how its policy works: turns, searches, modes, cost, and the accuracy that goes with them."""
+"""Analysis of how training changed a policy: turns, searches, modes, cost, and the accuracy that goes with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from routerl_jax.evaluation.paired import Record, by_question, record_cost, reco
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-CURVES = ("reward/total", "rollout/searched_rate")  # of sampled attempts, that runs are compared by over their steps
-_BINS = 4  # of tokens
+CURVES = (
+    "reward/total",
+    "rollout/searched_rate",
+)  # metrics of sampled attempts by which runs are compared over their steps
+_BINS = 4  # bins of tokens
 
 
 def analyse(
@@ -27,12 +30,12 @@ def analyse(
       budget: searches that each of them may make on a question (Agent.search_budget).
 
     Returns:
-      By agent: `behaviour`, and EM by number of turns and by sampled tokens, the latter in quartiles of all agents' episodes
-      so that they can be compared. Where questions are of several data sets, kinds or types, `by` has for each such key and
-      value the entries of `behaviour` that are about right answers and searches.
+      By agent: `behaviour`, and EM by number of turns and by sampled tokens. The tokens are binned in quartiles of all agents'
+      episodes, so that agents can be compared. If the questions have several data sets, kinds or types, `by` has for each such
+      key and value the entries of `behaviour` about right answers and searches.
 
     Raises:
-      ValueError: an agent has no episodes, or was asked other questions than the first.
+      ValueError: an agent has no episodes, or other questions than the first agent.
     """
     by_question(records)
     tokens = np.concatenate([[_tokens(record) for record in rows] for rows in records.values()])
@@ -53,36 +56,42 @@ def analyse_workflows(
     normalizer: str = "search_r1",
     budgets: Mapping[str, int | None] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """What several policies make of the same workflows, which leave them no choice (MMSearch-R1, arXiv 2506.20670, figure 4a).
+    """Behaviour of several policies in the same fixed workflows (MMSearch-R1, arXiv 2506.20670, figure 4a).
 
     Args:
-      records: by workflow and policy.
-      budgets: of each workflow, searches on a question.
+      records: episode records by workflow and policy.
+      budgets: for each workflow, the searches on a question.
 
     Returns:
       By workflow and policy: `behaviour`, and `by` as in `analyse`.
 
     Raises:
-      ValueError: not all were asked the same questions.
+      ValueError: not all have the same questions.
     """
-    by_question({f"{policy} as {name}": rows for name, found in records.items() for policy, rows in found.items()})
-    of = budgets or {}
+    by_question(
+        {f"{policy} as {name}": rows for name, policies in records.items() for policy, rows in policies.items()}
+    )
+    budget_of = budgets or {}
     return {
         name: {
-            policy: behaviour(rows, normalizer, of.get(name)) | {"by": _by_group(rows, normalizer, of.get(name))}
-            for policy, rows in found.items()
+            policy: behaviour(rows, normalizer, budget_of.get(name))
+            | {"by": _by_group(rows, normalizer, budget_of.get(name))}
+            for policy, rows in policies.items()
         }
-        for name, found in records.items()
+        for name, policies in records.items()
     }
 
 
 def behaviour(records: Sequence[Record], normalizer: str = "search_r1", budget: int | None = None) -> dict[str, Any]:
-    """`em` with `em_interval` (95 %, bootstrap), `f1`, and means of a question: `turns`, `searches`, `tokens`
-    (sampled), `retrieval_cost`, `retrieval_seconds`; `mode_usage`, the share of searches by knowledge base; `n`.
+    """Metrics of an agent's behaviour:
 
-    `mode_by_step` is `mode_usage` of first searches, second ones and so on (figure 3 of R1-Router, arXiv 2505.22095),
-    `searches_of_correct` how many searches questions took that were answered rightly (its figure 2c). `searched_rate`,
-    `search_ratio` (where there is a `budget`) and `breakdown` are those of `metrics.summarize`."""
+    - `em` with `em_interval` (95 %, bootstrap), `f1`, and `n`, the number of questions;
+    - means per question: `turns`, `searches`, `tokens` (sampled), `retrieval_cost`, `retrieval_seconds`;
+    - `mode_usage`: the share of searches by knowledge base; `mode_by_step`: the same for first searches, second ones and so on
+      (figure 3 of R1-Router, arXiv 2505.22095);
+    - `searches_of_correct`: the number of searches of rightly answered questions (its figure 2c);
+    - `searched_rate`, `search_ratio` (if there is a `budget`) and `breakdown`, as in `metrics.summarize`.
+    """
     return {
         **_answered_and_searched(records, normalizer, budget),
         "f1": float(np.mean([f1(r["prediction"], tuple(r["golden_answers"]), normalizer) for r in records])),
@@ -98,8 +107,8 @@ def behaviour(records: Sequence[Record], normalizer: str = "search_r1", budget: 
 def training_curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, list[dict[str, Any]]]:
-    """`CURVES` over the steps of several runs, by name, from the rows of their metrics.jsonl; runs without a reward, which are
-    supervised, are left out."""
+    """`CURVES` over the steps of several runs, by name, from the rows of their metrics.jsonl. Supervised runs, which have no
+    reward, are left out."""
     curves = {
         name: [{key: row.get(key) for key in ("step", *CURVES)} for row in rows if row.get(CURVES[0]) is not None]
         for name, rows in runs.items()
@@ -110,7 +119,7 @@ def training_curves(
 def analyse_calibration(
     found: Mapping[str, Mapping[str, Any]], penalty: float, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the start knows and finds, beside what training made of it.
+    """Compares what the untrained policy knows and finds with the behaviour of the trained policy.
 
     Args:
       found: `calibration` of results.json, by kind of question.
@@ -118,7 +127,8 @@ def analyse_calibration(
       trained: the trained policy's row of `analyse`.
 
     Returns:
-      `penalty`, and `kinds`: the entries of `found`, each with the trained policy's `em` and `searched_rate`. {} of nothing.
+      `penalty`, and `kinds`: the entries of `found`, each with the trained policy's `em` and `searched_rate`. {} if `found` is
+      empty.
     """
     kinds = trained["by"].get("kind", {})
     after = {kind: {key: kinds[kind][key] for key in ("em", "searched_rate")} for kind in found if kind in kinds}
@@ -158,7 +168,7 @@ def _mode_by_step(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _searches_of_correct(records: Sequence[Record], em: np.ndarray) -> dict[str, Any]:
-    """`mean`, None without a right answer, and the `share` of right answers by number of searches."""
+    """`mean` (None without a right answer), and the `share` of right answers by number of searches."""
     counts = [len(_calls(record)) for record, right in zip(records, em) if right == 1]
     shares = _shares(collections.Counter(counts))
     return {"mean": float(np.mean(counts)) if counts else None, "share": {str(k): v for k, v in shares.items()}}

@@ -1,4 +1,4 @@
-"""The picture of an analysis, in sections: answers, searches, groups of questions, workflows, training, other conditions."""
+"""The figure of an analysis. Its sections: answers, searches, groups of questions, workflows, training, other conditions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from routerl_jax.evaluation.panels.training import training_panels
 from routerl_jax.evaluation.panels.workflows import calibration, workflow_panels
 from routerl_jax.evaluation.report import title
 
-_COLUMNS, _WIDTH = 4, 21.0  # of the whole, in inches
+_COLUMNS, _WIDTH = 4, 21.0  # width of the whole figure, in inches
 _HEIGHT, _OF_HEADING = 4.0, 0.5
-_OF_GROUP = 0.32  # of a panel with very many groups of questions
-_PAIRS = 8  # groups, up to which the start stands beside the trained policy in bars
+_OF_GROUP = 0.32  # height per group, in a panel with very many groups of questions
+_PAIRS = 8  # with at most this many groups, bars show the start beside the trained policy
 
 
 @dataclasses.dataclass(frozen=True)
 class _Section:
     heading: str
     panels: list[Panel]
-    height: float = _HEIGHT  # of a panel
+    height: float = _HEIGHT  # height of a panel
 
     @property
     def columns(self) -> int:
-        """One more where a row would have a single panel."""
+        """The number of columns; one more if the last row would have a single panel."""
         alone = len(self.panels) > _COLUMNS and len(self.panels) % _COLUMNS == 1
         return _COLUMNS + 1 if alone else _COLUMNS
 
@@ -52,12 +52,12 @@ def analysis_figure(
     policy: str = "trained",
     start: str = "warm_start",
 ) -> None:
-    """Writes the panels of an analysis (launch.analyze) that it has data for.
+    """Writes the panels for which an analysis (launch.analyze) has data.
 
     Args:
       training: the rows of metrics.jsonl.
-      policy: the one of the policies that the rest of the analysis is of.
-      start: the one that it was trained from; it may be missing.
+      policy: name of the trained policy, which the rest of the analysis is about.
+      start: name of the policy before training; it may be missing.
     """
     sections = [section for section in _sections(analysis, training, policy, start) if section.panels]
     figure = new_figure((_WIDTH, sum(section.inches for section in sections)))
@@ -76,7 +76,7 @@ def analysis_figure(
 def _sections(
     analysis: Mapping[str, Any], training: Sequence[dict[str, Any]], policy: str, start: str
 ) -> list[_Section]:
-    """What there may be something to draw for, in reading order."""
+    """All sections in reading order; some may be empty."""
     policies, single = analysis["policies"], analysis.get("single_mode", {})
     colors = {name: color_of(i) for i, name in enumerate(policies)}
     return [
@@ -114,10 +114,11 @@ def _searches(policies: Rows, single: Rows, policy: str) -> list[Panel]:
 
 
 def _by_group(policies: Rows, key: str, policy: str, start: str) -> _Section:
-    """All policies in tables; the trained policy in four ways, beside the start if groups are few; its searches."""
+    """Panels by group: tables of all policies, the breakdown of the trained policy (and the start, if groups are few), and its
+    searches."""
     groups = policies[policy]["by"][key]
-    told = [name for name in (start, policy) if name == policy or (name in policies and len(groups) <= _PAIRS)]
-    bars = {f"{value}, {title(name)}": policies[name]["by"][key][value] for value in groups for name in told}
+    shown = [name for name in (start, policy) if name == policy or (name in policies and len(groups) <= _PAIRS)]
+    bars = {f"{value}, {title(name)}": policies[name]["by"][key][value] for value in groups for name in shown}
     panels: list[Panel] = [
         *policy_panels.tables_by_group(policies, key),
         policy_panels.four_ways(bars, "Right and wrong, with and without a search, %"),
@@ -136,10 +137,10 @@ def _calibration(found: Mapping[str, Any]) -> list[Panel]:
 
 
 def _trials(analysis: Mapping[str, Any]) -> list[Panel]:
-    said = {"single_mode": "EM with one mode alone", "retrievers": "EM with other retrievers"}
+    headings = {"single_mode": "EM with one mode alone", "retrievers": "EM with other retrievers"}
     panels: list[Panel] = [
         lambda axis, rows=analysis[name], heading=heading: trial_panels.em(axis, rows, heading)
-        for name, heading in said.items()
+        for name, heading in headings.items()
         if analysis.get(name)
     ]
     if rows := analysis.get("top_k"):

@@ -1,4 +1,4 @@
-"""Running agents over a fixed set of questions."""
+"""Runs agents on a fixed set of questions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def score(
     progress: str = "",
     judge: Judge | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
-    """Runs an agent once on every example, greedily unless asked otherwise; returns metrics and episodes.
+    """Runs an agent once on every example, greedily by default. Returns metrics and episodes.
 
     Args:
-      tool_timeout: seconds after which a search counts as failed; that of training, or the two differ.
-      judge: asked about every answer, so that there are its metrics, too.
+      tool_timeout: seconds after which a search counts as failed. Use that of training, or results differ from it.
+      judge: if given, it is asked about every answer, and its metrics are added.
     """
     episodes = run(
         agent,
@@ -65,12 +65,12 @@ def compare(
     records: pathlib.Path | None = None,
     judge: Judge | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of several agents with one policy on the same questions, by name; their episodes in `records`/NAME.jsonl."""
+    """Metrics of several agents with one policy on the same questions, by name. Episodes go to `records`/NAME.jsonl."""
     table = {}
     for name, agent in agents.items():
-        said = f"evaluating {name}" if progress else ""
+        description = f"evaluating {name}" if progress else ""
         table[name], episodes = score(
-            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=said, judge=judge
+            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=description, judge=judge
         )
         if records is not None and multihost.is_main():
             write_records(records / f"{name}.jsonl", episodes)

@@ -1,4 +1,4 @@
-"""Does the policy read what it retrieves? Validation with a retriever that answers other questions."""
+"""The canary: validation with a retriever that answers other questions. It shows whether the policy reads what it retrieves."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from routerl_jax.knowledge.query import query_text
 
 
 class Elsewhere:
-    """A tool that searches for a question of a pool instead of what it is asked: real passages, of no use.
+    """A tool that ignores its query and searches for a question from a pool: it returns real but useless passages.
 
     Args:
-      tool: what is searched.
-      pool: questions; which of them, the query's digest decides, so that a run repeats.
+      tool: the tool that is searched.
+      pool: questions. The query's digest chooses one, so that a run is reproducible.
     """
 
     def __init__(self, tool: SearchTool, pool: Sequence[str]) -> None:
@@ -37,10 +37,10 @@ def canary(
     *,
     tool_timeout: float,
 ) -> dict[str, float]:
-    """Exact match and searches per question of a policy that finds nothing of use: `canary/em`, `canary/searches_per_question`.
+    """Exact match and searches per question if searches find nothing useful: `canary/em`, `canary/searches_per_question`.
 
-    Where they come near to those of validation, the policy answers without reading; where searches fall to none, it has learnt
-    that searching is of no use. Both show earlier than validation does.
+    If `canary/em` comes near to that of validation, the policy answers without reading. If its searches fall to 0, it has
+    learnt that searching is useless. Both show earlier here than in validation.
     """
     pool = [example.question for example in examples]
     elsewhere = {name: Elsewhere(tool, pool) for name, tool in tools.items()}

@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves, and which knowledge base is asked as training goes on."""
+"""Figures of a run: learning curves, and the use of knowledge bases over training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLORS = ("#3366cc", "#dc7633", "#2e8b57", "#8e44ad", "#c0392b", "#7f8c8d")
 
 
 def color_of(index: int) -> str:
-    """The colour of the so-and-so-many-th of several lines or bars; they repeat."""
+    """The colour of line or bar number `index`. Colours repeat."""
     return COLORS[index % len(COLORS)]
 
 
@@ -27,7 +27,7 @@ def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, kn
 
 
 def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path, metric: str = "em") -> None:
-    """Writes a bar chart of an answer metric with its interval, and of searches per question, per agent."""
+    """Writes a bar chart per agent of an answer metric with its interval, and of searches per question."""
     path.parent.mkdir(parents=True, exist_ok=True)
     names = list(table)
     figure, (quality, searches) = _axes(2, 5.0)
@@ -66,7 +66,7 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-    """An empty figure of so many inches."""
+    """An empty figure of this size in inches."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -98,14 +98,14 @@ def _series(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[f
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Running mean over the last nine values; over a sixth of them where they are few."""
+    """Running mean over the last nine values, or over a sixth of all values if there are few."""
     window = max(1, min(9, len(values) // 6))
     parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
     return [sum(part) / len(part) for part in parts]
 
 
 def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
-    """Draws a metric by step, faint, and its running mean."""
+    """Draws a metric over the steps, faintly, and its running mean."""
     steps, values = _series(rows, key)
     if steps:
         axis.plot(steps, values, color=color, alpha=0.2, linewidth=1)
@@ -135,8 +135,8 @@ def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None
 
 
 def _effort(axis: Any, rows: Sequence[dict[str, Any]]) -> str:
-    """Draws searches, and what they cost where some cost more than others; returns the title."""
-    if not any(row.get("rollout/searches_per_question") for row in rows):  # golden steps are not carried out
+    """Draws searches, and their cost if costs differ. Returns the title."""
+    if not any(row.get("rollout/searches_per_question") for row in rows):  # golden steps make no searches
         curve(axis, rows, "rollout/tokens_per_question", "tokens", COLORS[2])
         return "Sampled tokens per attempt"
     curve(axis, rows, "rollout/searches_per_question", "searches", COLORS[2])
@@ -152,7 +152,7 @@ def _effort(axis: Any, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _mark_stages(axes: Sequence[Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Draws a line where a stage begins after another one, with its name on the first of the axes."""
+    """Draws a line at the beginning of every stage but the first, with its name on the first of the axes."""
     for before, row in itertools.pairwise(rows):
         if (stage := row.get("stage")) == before.get("stage"):
             continue
@@ -168,12 +168,12 @@ def _of_golden_steps(rows: Sequence[dict[str, Any]], source: str) -> bool:
 
 
 def _routed(rows: Sequence[dict[str, Any]]) -> bool:
-    """Whether it is known where searches should have gone."""
+    """Whether the right knowledge base of searches is known."""
     return any(row.get("rollout/routing_accuracy") is not None for row in rows)
 
 
 def _quality(stepwise: bool) -> list[tuple[str, str, str]]:
-    """(key, name, colour) of what is drawn of answers, those of golden steps by their kind, and of routing."""
+    """(key, name, colour) of the curves of answers (for golden steps, by kind of step) and of routing."""
     final = [("em", "EM", COLORS[0])]
     steps = [("em/final", "EM of final answers", COLORS[0]), ("em/answer", "EM of sub-answers", COLORS[2])]
     return [*(steps if stepwise else final), ("routing_accuracy", "routing", COLORS[1])]
@@ -199,13 +199,13 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
 
 
 def legend(axis: Any, **where: Any) -> None:
-    """Says what is drawn on an axis, if anything is."""
+    """Adds a legend to an axis, if anything is drawn on it."""
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=8, **where)
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
-    """Writes a figure as a PNG and lets go of it."""
+    """Writes a figure as a PNG and frees it."""
     import matplotlib.pyplot as plt
 
     figure.savefig(path, dpi=130)

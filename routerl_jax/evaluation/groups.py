@@ -1,4 +1,4 @@
-"""Groups of questions that results are told for apart: by data set, kind, type or source type, where their metadata says it."""
+"""Groups of questions with results of their own: by data set, kind, type or source type, if the metadata have these."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GROUPS = ("dataset", "kind", "type", "source_type")
-_MOST = 24  # values of a key; one with more is an attribute of single questions
+_MOST = 24  # values of a key; a key with more does not define groups
 
 
 def group_fields(metadata: Mapping[str, Any]) -> dict[str, str | list[str]]:
-    """What an example's metadata says of `GROUPS`: a value, or several in a list, such as the source types of a question that
-    takes a chart and a table. The data set of a question that is not of joined ones is verl's `data_source`."""
+    """The values of `GROUPS` in an example's metadata. A list holds several values, such as the source types of a question that
+    needs a chart and a table. For a question without `dataset`, that is verl's `data_source`."""
     fields = {**metadata, "dataset": metadata.get("dataset") or metadata.get("data_source")}
     return {key: value for key in GROUPS if (value := fields.get(key)) and _names(value)}
 
 
 def by_group(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
-    """Numbers of the questions of each group, by key and value; keys of one value, or of very many, tell nothing apart. A
-    question of several values is in the group of each.
+    """Indices of the questions of each group, by key and value. Keys with one value, or with very many, are left out. A
+    question with several values belongs to several groups.
 
     Args:
-      metadata: of each question.
+      metadata: the metadata of each question.
     """
     groups: dict[str, dict[str, list[int]]] = {}
     for number, fields in enumerate(map(group_fields, metadata)):
@@ -32,7 +32,7 @@ def by_group(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[
 
 
 def _names(value: Any) -> list[str]:
-    """The values of a group's key; [] for anything but a string or strings."""
+    """The values of a key as a list; [] for anything but a string or strings."""
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not all(isinstance(name, str) and name for name in values):
         return []

@@ -1,4 +1,4 @@
-"""What a set of episodes amounts to: answer quality, behaviour, routing."""
+"""Metrics of a set of episodes: answer quality, behaviour, routing."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-ANSWER = ("em", "f1", "cover_em", "f1_recall", "anls")  # rewards.metrics.ANSWER_METRICS that episodes are judged by
-JUDGE = "judge"  # what the judge's verdicts come to, where there are some
-RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # of gold passages (rewards.retrieval), where some are known
+ANSWER = ("em", "f1", "cover_em", "f1_recall", "anls")  # those of rewards.metrics.ANSWER_METRICS that are reported
+JUDGE = "judge"  # mean of the judge's verdicts, if there are any
+RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # metrics of gold passages (rewards.retrieval), if some are known
 _BEHAVIOUR = (
     "searches_per_question",
     "searched_rate",
@@ -37,20 +37,23 @@ def summarize(
     tools: Collection[str] | None = None,
     budget: int | None = None,
 ) -> dict[str, Any]:
-    """Metrics of finished episodes: `averages` and `knowledge_base_shares`, and how sure the averages are.
+    """Metrics of finished episodes: `averages` with intervals, and `knowledge_base_shares`.
 
     Args:
       budget: searches that the agent may make on a question (Agent.search_budget).
 
     Returns:
-      The entries of `averages`, and besides the intervals of `ANSWER`, `em_interval` and so on (95 %, bootstrap),
-      `kb_share` (`mode_usage` is the same under the name that RouteRAG's readers look for), `breakdown` (shares of all
-      questions: `correct_with_search`, `correct_without_search`, `wrong_with_search`, `wrong_without_search`, by EM), `n` and,
-      where the examples are of several data sets, kinds or types, `by`: for each such key and value some of these entries.
-      Where verdicts count, also `judge_interval`.
+      The entries of `averages`, and:
+
+      - the intervals of `ANSWER`, `em_interval` and so on (95 %, bootstrap), and `judge_interval` if verdicts count;
+      - `kb_share`, and the same as `mode_usage`, which is RouteRAG's name for it;
+      - `breakdown`: shares of all questions, `correct_with_search`, `correct_without_search`, `wrong_with_search` and
+        `wrong_without_search`, by EM;
+      - `n`, the number of episodes;
+      - `by`, if the examples have several data sets, kinds or types: for each such key and value, some of these entries.
 
     Raises:
-      ValueError: no episodes.
+      ValueError: there are no episodes.
     """
     scores = answer_scores(episodes, normalizer)
     intervals = bootstrap_intervals(scores)
@@ -76,8 +79,7 @@ def summarize(
 
 
 def breakdown(right: Bool[np.ndarray, " N"], searched: Bool[np.ndarray, " N"]) -> dict[str, float]:
-    """Shares of all questions by whether they were answered rightly and whether something was searched (MMSearch-R1, arXiv
-    2506.20670, figure 4b)."""
+    """Shares of all questions by right or wrong answer, with or without a search (MMSearch-R1, arXiv 2506.20670, figure 4b)."""
     return {
         f"{answer}_{search}_search": float((is_right & did).mean())
         for answer, is_right in (("correct", right), ("wrong", ~right))
@@ -86,8 +88,8 @@ def breakdown(right: Bool[np.ndarray, " N"], searched: Bool[np.ndarray, " N"]) -
 
 
 def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float]:
-    """`searched_rate`, the share of questions with a search, and, where the budget of a question is known, `search_ratio`, the
-    searches made of those allowed."""
+    """`searched_rate`, the share of questions with a search; and if the budget of a question is known, `search_ratio`, the
+    number of searches divided by the number allowed."""
     rates = {"searched_rate": float(np.mean([count > 0 for count in searches]))}
     return rates if budget is None else {**rates, "search_ratio": sum(searches) / max(budget * len(searches), 1)}
 
@@ -98,42 +100,45 @@ def _of_group(
     tools: Collection[str] | None,
     budget: int | None,
 ) -> dict[str, Any]:
-    found = _averages(episodes, scores, tools, budget)
-    return {"n": len(episodes), **{name: found[name] for name in _OF_GROUPS if name in found}}
+    means = _averages(episodes, scores, tools, budget)
+    return {"n": len(episodes), **{name: means[name] for name in _OF_GROUPS if name in means}}
 
 
 def averages(
     episodes: Sequence[Episode], normalizer: str = "search_r1", tools: Collection[str] | None = None
 ) -> dict[str, float]:
-    """What finished episodes come to.
+    """Means over finished episodes.
 
     Args:
-      tools: names of the knowledge bases that there were; default: those that were asked.
+      tools: names of the knowledge bases; default: those that were asked.
 
     Returns:
-      `em`, `f1`, `cover_em`, `f1_recall`, `anls` in [0, 1], `searches_per_question`, `searched_rate` (of episodes: at least
-      one search), `search_ratio` (searches made of those allowed, where `summarize` is told their number),
-      `valid_search_share` (of episodes: at least one search that was written to the letter of the protocol and succeeded),
-      `repeated_search_rate` (of episodes: the same knowledge base was asked the same thing twice), `invalid_action_rate` (of
-      turns), `answered_rate`, `forced_rate` (of episodes: the answer was begun for the policy), `finish_rate` (of episodes:
-      it answered by itself, within its turns; VRAG-RL, arXiv 2505.22019, table 3), `refusal_rate` (of episodes: the policy
-      said that it can't answer), `truncated_rate`, `tool_error_rate` (of calls), `unusable_picture_rate` (of pictures in
-      observations) and `crops_per_question` (closer looks at parts of them) where there are any, `image_tokens_per_question`
-      (of all pictures in its sequences, where there are any), `tokens_per_question` (sampled), `retrieval_cost` (of all calls
-      of a question, in units of a dense search), and `routing_accuracy` where gold paths are known. Where gold passages
-      (pages) are known, `recall`, `ndcg` and `recall_at_first` of what searches showed, means of the questions that have some
-      (rewards.retrieval). Of golden steps (data.trajectories) also `em/route`, `em/answer` and `em/final`, of the
-      sub-questions, the answers to them and the final answers, which `em` takes together.
-      Where the policy is a chat model behind an endpoint, `policy_failed_rate` (of episodes: it gave no reply, and they ended
-      there unanswered), that of each kind of failure as `policy_failed/KIND`, and, means of a question,
-      `prompt_tokens_per_question`, `policy_seconds_per_question` and `money_per_question`.
-      Where a judge was asked, `judge` (mean of what its verdicts count, of those that do; absent if none does), of all
-      episodes the shares `judge/asked` (they have an answer), `judge/right`, `judge/unreadable`, `judge/failed` and
-      `judge/from_cache`, and of those found right or wrong `judge/em_agreement`, the share for which exact match says the
-      same.
+      Metrics by name. Rates are shares of episodes unless another unit is given.
+
+      - Answers: `em`, `f1`, `cover_em`, `f1_recall`, `anls`, in [0, 1].
+      - Searches: `searches_per_question`; `searched_rate` (at least one search); `search_ratio` (searches divided by those
+        allowed, if `summarize` knows their number); `valid_search_share` (at least one search that follows the protocol to the
+        letter and succeeded); `repeated_search_rate` (the same query to the same knowledge base twice); `tool_error_rate` (of
+        calls); `retrieval_cost` (of all calls of a question, in units of a dense search); and if gold paths are known,
+        `routing_accuracy`.
+      - Turns: `invalid_action_rate` (of turns), `answered_rate`, `forced_rate` (the answer was begun for the policy),
+        `finish_rate` (the policy answered by itself within its turns; VRAG-RL, arXiv 2505.22019, table 3), `refusal_rate` (the
+        policy said that it can't answer), `truncated_rate`, `tokens_per_question` (sampled).
+      - If there are pictures: `unusable_picture_rate` (of pictures in observations), `crops_per_question` (closer looks), and
+        `image_tokens_per_question` (of all pictures in the sequences).
+      - If gold passages (pages) are known: `recall`, `ndcg` and `recall_at_first` of the passages that searches showed, as
+        means over the questions with gold passages (rewards.retrieval).
+      - For golden steps (data.trajectories): `em/route`, `em/answer` and `em/final`, for sub-questions, answers to them and
+        final answers. `em` covers all three.
+      - For a chat model behind an endpoint: `policy_failed_rate` (the policy gave no reply, and the episode ended unanswered),
+        `policy_failed/KIND` for each kind of failure, and per question `prompt_tokens_per_question`,
+        `policy_seconds_per_question` and `money_per_question`.
+      - If a judge was asked: `judge` (mean of the verdicts that count; absent if none does); the shares `judge/asked` (there is
+        an answer), `judge/right`, `judge/unreadable`, `judge/failed` and `judge/from_cache`; and among answers found right or
+        wrong, `judge/em_agreement`, the share for which exact match agrees.
 
     Raises:
-      ValueError: no episodes.
+      ValueError: there are no episodes.
     """
     return _averages(episodes, answer_scores(episodes, normalizer), tools)
 
@@ -144,12 +149,16 @@ def answer_scores(episodes: Sequence[Episode], normalizer: str = "search_r1") ->
         raise ValueError("there are no episodes to summarise")
     golds = [accepted_answers(episode.example, episode.answer) for episode in episodes]
     return np.asarray(
-        [[ANSWER_METRICS[name](e.answer, of, normalizer) for name in ANSWER] for e, of in zip(episodes, golds)]
+        [
+            [ANSWER_METRICS[name](e.answer, answers, normalizer) for name in ANSWER]
+            for e, answers in zip(episodes, golds)
+        ]
     )
 
 
 def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Share of all searches that went to each knowledge base, and of golden routes that name it; others are absent."""
+    """The share of searches that went to each knowledge base; golden routes count for the one that they name. Knowledge bases
+    that were never asked are absent."""
     counts = collections.Counter(tool for episode in episodes for tool in asked_knowledge_bases(episode))
     return {name: counts[name] / counts.total() for name in sorted(counts)}
 
@@ -194,23 +203,23 @@ def _last_action(episode: Episode) -> str:
 
 
 def _forced(episode: Episode) -> bool:
-    """Whether its last turn was begun for the policy."""
+    """Whether the last turn was begun for the policy."""
     return any(turn.forced for turn in episode.turns[-1:])
 
 
 def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Of what observations and sequences showed; empty where they showed no picture."""
-    found: dict[str, float] = {}
+    """Metrics of the pictures in observations and sequences; {} if there are none."""
+    rates: dict[str, float] = {}
     pictures = [item for e in episodes for turn in e.turns for item in turn.shown if item.digest or item.error]
     if pictures:
-        found["unusable_picture_rate"] = sum(bool(item.error) for item in pictures) / len(pictures)
-        found["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
+        rates["unusable_picture_rate"] = sum(bool(item.error) for item in pictures) / len(pictures)
+        rates["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
     tokens = [image.tokens for e in episodes for sequence in e.sequences for _, image in sequence.images]
-    return {**found, "image_tokens_per_question": sum(tokens) / len(episodes)} if tokens else found
+    return {**rates, "image_tokens_per_question": sum(tokens) / len(episodes)} if tokens else rates
 
 
 def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
-    """What a policy behind an endpoint took, and how often it failed; {} of a policy that is none."""
+    """Tokens, time, cost and failures of a policy behind an endpoint; {} for another policy."""
     used = [episode.usage for episode in episodes if episode.usage is not None]
     kinds = collections.Counter(episode.failure.kind for episode in episodes if episode.failure is not None)
     if not used and not kinds:
@@ -226,27 +235,27 @@ def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How much of the gold passages was shown, and when; {} where none are known."""
-    found = [one for episode in episodes if (one := retrieval(episode)) is not None]
-    values = [(one.recall(), one.ndcg(), one.recall_at_first()) for one in found]
+    """Recall and ranks of gold passages; {} if none are known."""
+    searched = [shown for episode in episodes if (shown := retrieval(episode)) is not None]
+    values = [(shown.recall(), shown.ndcg(), shown.recall_at_first()) for shown in searched]
     return dict(zip(RETRIEVAL, np.mean(values, axis=0).tolist())) if values else {}
 
 
 def _judged(episodes: Sequence[Episode], em: Float[np.ndarray, " N"]) -> dict[str, float]:
-    """What the verdicts come to; {} if there are none."""
-    found = [(episode.verdict, exact) for episode, exact in zip(episodes, em) if episode.verdict is not None]
-    if not found:
+    """Metrics of the verdicts; {} if there are none."""
+    judged = [(episode.verdict, exact) for episode, exact in zip(episodes, em) if episode.verdict is not None]
+    if not judged:
         return {}
-    kinds = [verdict.kind for verdict, _ in found]
+    kinds = [verdict.kind for verdict, _ in judged]
     shares = {name: float(np.mean([kind == name for kind in kinds])) for name in ("right", "unreadable", "failed")}
     shares["asked"] = float(np.mean([kind != "unasked" for kind in kinds]))
-    shares["from_cache"] = float(np.mean([verdict.kept for verdict, _ in found]))
+    shares["from_cache"] = float(np.mean([verdict.kept for verdict, _ in judged]))
     agreed = [
-        (verdict.kind == "right") == (exact == 1) for verdict, exact in found if verdict.kind in ("right", "wrong")
+        (verdict.kind == "right") == (exact == 1) for verdict, exact in judged if verdict.kind in ("right", "wrong")
     ]
     if agreed:
         shares["em_agreement"] = float(np.mean(agreed))
-    counted = [verdict.counts for verdict, _ in found if verdict.counts is not None]
+    counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}
 
@@ -258,8 +267,8 @@ def _judge_interval(episodes: Sequence[Episode]) -> dict[str, list[float]]:
 
 
 def _searched_again(episode: Episode) -> bool:
-    asked = [(call.tool, call.image, " ".join(call.query.lower().split())) for call in episode.calls]
-    return len(set(asked)) < len(asked)
+    queries = [(call.tool, call.image, " ".join(call.query.lower().split())) for call in episode.calls]
+    return len(set(queries)) < len(queries)
 
 
 def _searched_validly(episode: Episode) -> bool:

@@ -1,4 +1,4 @@
-"""Two agents on the same questions: is the one better, is it cheaper? Judged question by question, of records or scores."""
+"""Paired comparison of two agents on the same questions, from records or scores: is one better, or cheaper?"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxtyping import Float
 from routerl_jax.rewards.metrics import exact_match
 
 _RESAMPLES = 2000
-_FLIPS = 9999  # random ones of the permutation test, where all of them would be more
+_FLIPS = 9999  # random sign flips of the permutation test, if there are more possible ones
 
 Record = Mapping[str, Any]
 
@@ -23,34 +23,34 @@ def record_em(record: Record, normalizer: str = "search_r1") -> float:
 
 
 def record_cost(record: Record) -> float:
-    """What the searches of an episode record cost together."""
+    """Total cost of the searches of an episode record."""
     return float(sum(call["cost"] for turn in record["turns"] for call in turn["calls"]))
 
 
 def by_question(agents: Mapping[str, Iterable[Record]]) -> dict[str, dict[str, Record]]:
-    """For each agent its records by their questions' ids.
+    """For each agent, its records by question id.
 
     Raises:
-      ValueError: an agent has no records, two at one question, or was not asked what the first was.
+      ValueError: an agent has no records, two for one question, or other questions than the first agent.
     """
-    found: dict[str, dict[str, Record]] = {}
+    records_of: dict[str, dict[str, Record]] = {}
     for agent, records in agents.items():
-        rows = found[agent] = {}
+        rows = records_of[agent] = {}
         for record in records:
             if rows.setdefault(str(record["id"]), record) is not record:
                 raise ValueError(f"{agent} has two episodes at question {record['id']!r}; one attempt each is compared")
-        first, asked = next(iter(found.items()))
+        first, expected = next(iter(records_of.items()))
         if not rows:
             raise ValueError(f"{agent} has no episodes")
-        if only := sorted(rows.keys() ^ asked.keys()):
+        if only := sorted(rows.keys() ^ expected.keys()):
             raise ValueError(f"{first} and {agent} were not asked the same questions; only one of them has {only[:3]}")
-    return found
+    return records_of
 
 
 def compare_records(
     first: Iterable[Record], second: Iterable[Record], normalizer: str = "search_r1"
 ) -> dict[str, float | list[float] | int]:
-    """How `first` differs from `second`: `compare_seeds` of one run."""
+    """How `first` differs from `second`: `compare_seeds` for one run."""
     return compare_seeds([(first, second)], normalizer)
 
 
@@ -60,13 +60,15 @@ def compare_seeds(
     """How the first agent of each run differs from the second, over all runs of a configuration.
 
     Returns:
-      `em_difference` with `em_difference_interval` (95 %, paired bootstrap over the questions and, where there are several,
-      over the runs: of few runs that differ it is wide, as it should be) and `mcnemar_p` (exact, two-sided: are the questions
-      that only one of them answers shared out evenly? nan of several runs, which are no independent questions);
-      `cost_reduction`, 1 - cost / cost, with `cost_reduction_interval`; `n`, the questions of a run.
+      - `em_difference` with `em_difference_interval`: 95 %, paired bootstrap over the questions and, if there are several, over
+        the runs. With few runs that differ, it is wide, as it should be.
+      - `mcnemar_p`: exact and two-sided, of the hypothesis that each agent is equally likely to be the only one to answer a
+        question. nan for several runs, because their questions are not independent.
+      - `cost_reduction`, which is 1 - cost / cost, with `cost_reduction_interval`.
+      - `n`, the number of questions of a run.
 
     Raises:
-      ValueError: there are no runs, the questions are not the same, or one was answered twice.
+      ValueError: there are no runs, the questions differ, or a question was answered twice.
     """
     agents: dict[str, Iterable[Record]] = {}
     for number, (first, second) in enumerate(runs):
@@ -74,8 +76,8 @@ def compare_seeds(
         agents |= {f"the first{where}": first, f"the second{where}": second}
     if not agents:
         raise ValueError("there are no runs to compare")
-    found = list(by_question(agents).values())
-    values = np.asarray([_pairs(ours, theirs, normalizer) for ours, theirs in zip(found[::2], found[1::2])])
+    records = list(by_question(agents).values())
+    values = np.asarray([_pairs(ours, theirs, normalizer) for ours, theirs in zip(records[::2], records[1::2])])
     ours, theirs = values[..., 0], values[..., 1]
     won, lost = int(((ours == 1) & (theirs == 0)).sum()), int(((ours == 0) & (theirs == 1)).sum())
     count, questions = values.shape[:2]
@@ -102,12 +104,12 @@ def compare_scores(ours: Float[np.ndarray, " N"], theirs: Float[np.ndarray, " N"
     """How a metric of one agent differs from that of another on the same questions.
 
     Returns:
-      `difference` of the means with its `interval` (95 %, paired bootstrap over the questions), and `p`, two-sided, of the
-      hypothesis that on each question either could as well have had the other's score: by the exact sign test (McNemar's) where
-      all scores are 0 or 1, else by flipping signs at random (scipy.stats.permutation_test, samples permuted).
+      `difference` of the means with its `interval` (95 %, paired bootstrap over the questions), and the two-sided `p` of the
+      hypothesis that the two scores on each question are exchangeable. It comes from the exact sign test (McNemar's) if all
+      scores are 0 or 1, else from random sign flips (scipy.stats.permutation_test, samples permuted).
 
     Raises:
-      ValueError: not as many scores, or none.
+      ValueError: the numbers of scores differ, or are 0.
     """
     if len(ours) != len(theirs) or not len(ours):
         raise ValueError(f"{len(ours)} and {len(theirs)} scores can't be paired")
@@ -122,8 +124,10 @@ def compare_scores(ours: Float[np.ndarray, " N"], theirs: Float[np.ndarray, " N"
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """The chances of several tests, corrected for their number (Holm, Scandinavian Journal of Statistics 6, 1979): that any of
-    those below 0.05 is so by accident has a chance of at most 0.05, however the tests depend on each other."""
+    """The p-values of several tests, corrected for their number (Holm, Scandinavian Journal of Statistics 6, 1979).
+
+    The probability that any corrected value is below 0.05 by chance is at most 0.05, however the tests depend on each other.
+    """
     corrected, worst = [0.0] * len(chances), 0.0
     for rank, i in enumerate(np.argsort(chances, kind="stable").tolist()):
         worst = max(worst, min(1.0, (len(chances) - rank) * chances[i]))
@@ -136,9 +140,9 @@ def _chance(differences: Float[np.ndarray, " N"], binary: bool) -> float:
         return _mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
     if len(differences) < 2 or not differences.any():
         return 1.0
-    from scipy import stats  # takes half a second
+    from scipy import stats  # here, because importing it takes half a second
 
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (differences,),
         lambda values, axis: values.mean(axis=axis),
         permutation_type="samples",
@@ -147,7 +151,7 @@ def _chance(differences: Float[np.ndarray, " N"], binary: bool) -> float:
         batch=max(1, 10**6 // len(differences)),
         rng=np.random.default_rng(0),
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def _pairs(ours: Mapping[str, Record], theirs: Mapping[str, Record], normalizer: str) -> list[list[float]]:
@@ -164,13 +168,14 @@ def _pairs(ours: Mapping[str, Record], theirs: Mapping[str, Record], normalizer:
 
 
 def _mcnemar(won: int, lost: int) -> float:
-    """Chance that a fair coin falls at least as unevenly, either way."""
+    """Probability that a fair coin falls at least as unevenly, in either direction."""
     count = won + lost
     tail = sum(math.comb(count, i) for i in range(min(won, lost) + 1))
     return min(1.0, 2 * tail / 2**count)
 
 
 def _statistics(values: Float[np.ndarray, "N 4"]) -> tuple[float, float]:
-    """Difference of the means of EM, and the share of the second's cost that the first saves (0 if it has none)."""
+    """Difference of the means of EM, and the share of the second's cost that the first saves (0 if the second costs
+    nothing)."""
     means = values.mean(axis=0)
     return float(means[0] - means[1]), float(1 - means[2] / means[3]) if means[3] else 0.0

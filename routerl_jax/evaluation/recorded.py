@@ -1,4 +1,4 @@
-"""Scores of attempts that another program recorded, as a recipe's agent judges its own."""
+"""Scores attempts that another program recorded, in the same manner as a recipe's agent judges its own."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ def score_rounds(
     judge: Judge | None = None,
     reward: Mapping[str, float | Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """What recorded rounds (data.rounds) come to.
+    """Scores of recorded rounds (data.rounds).
 
     Args:
       recipe: a name in RECIPES or a dotted path.
       tools: names of the agent's knowledge bases.
-      settings: fields of the agent, beside its number of `searches`; others are as the paper has them.
-      judge: asked once about every answer, so that there are its metrics and verdicts, and terms of the reward that need them.
-      reward: terms in the place of the recipe's own (`RewardFunction.terms`).
+      settings: fields of the agent besides its number of `searches`; other fields are those of the paper.
+      judge: if given, it is asked once about every answer. Its metrics and verdicts are added, and terms of the reward may use
+        them.
+      reward: replaces the terms of the recipe's reward (`RewardFunction.terms`).
 
     Returns:
-      `metrics` (evaluation.metrics.summarize), `reward` (mean of each term, weighted, and of `total`), `actions` (number of
-      turns by what they ask for), `episodes` (id, answer and reward of each, and what the judge says) and `n`.
+      `metrics` (evaluation.metrics.summarize), `reward` (mean of each weighted term, and of `total`), `actions` (number of
+      turns by kind of action), `episodes` (id, answer, reward and verdict of each) and `n`.
 
     Raises:
-      ValueError: names file, row and key; an unknown recipe, setting or term, an agent that can't read recorded rounds, or a
-        term that asks a judge where there is none.
+      ValueError: a row is wrong (names file, row and key); the recipe, a setting or a term is unknown; the agent can't read
+        recorded rounds; or a term needs a judge and there is none.
     """
     with naming("--recipe"):
         build = RECIPES.get(recipe)
-    made = build(AgentConfig(max_searches=searches), {}, tuple(tools), normalizer)
-    agent = override(made.agent, dict(settings or {}), "--agent")
+    built = build(AgentConfig(max_searches=searches), {}, tuple(tools), normalizer)
+    agent = override(built.agent, dict(settings or {}), "--agent")
     with naming("--reward"):
-        # every answer has its verdict by the time that it is rewarded
-        terms = RewardFunction(dict(reward or made.reward or {}), normalizer, judge and _verdicts)
+        # verdicts come first, because terms of the reward may need them
+        terms = RewardFunction(dict(reward or built.reward or {}), normalizer, judge and _verdicts)
     if terms.asks and judge is None:
         raise ValueError(f"--reward: the term {terms.asks[0]!r} asks a judge: give --judge, or take another term")
     episodes = [agent.recorded(recorded) for _, recorded in read_rounds(path)]
@@ -86,13 +87,13 @@ def score_rounds(
 def _means(
     rewards: Sequence[Mapping[str, float]], episodes: Sequence[Episode], asks: Sequence[str]
 ) -> dict[str, float]:
-    """The mean of each term; of what hangs on a verdict, over the episodes whose verdict counts."""
+    """The mean of each term. For a term that needs verdicts, it is over the episodes whose verdict counts."""
     hanging = {*asks, "total"} if asks else set()
-    found = {
+    means = {
         name: [row[name] for row, episode in zip(rewards, episodes) if name not in hanging or counts(episode)]
         for name in rewards[0]
     }
-    return {name: float(np.mean(values)) for name, values in found.items() if values}
+    return {name: float(np.mean(values)) for name, values in means.items() if values}
 
 
 def _verdicts(episodes: Sequence[Episode]) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""Episodes as JSON lines: what was said, called, found and rewarded."""
+"""Records of episodes as JSON lines: turns, calls, passages and rewards."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _OPTIONAL: dict[str, Any] = {
     "verdict": Verdict,
     "usage": Usage,
     "failure": Failure,
-}  # of an episode: None where not told
+}  # fields of an episode that may be None
 
 
 class PictureFiles:
-    """The pictures of records, as files named by their content in `pictures/` of a directory; each is written once."""
+    """The pictures of records, as files in `pictures/` of a directory, named by their content. Each is written once."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
         self._names: dict[str, str] = {}
 
     def name(self, image: Any) -> str:
-        """What names a picture in a record of this directory: its own path, or that of its file, relative to the directory;
-        "" where there is none, or one that can't be read."""
+        """The name of a picture in a record of this directory: its own path, or the path of its file relative to the directory.
+        "" if there is no picture, or it can't be read."""
         if not _in_memory(image):
             return picture_name(image)
         try:
@@ -69,11 +69,11 @@ def write_records(path: pathlib.Path, episodes: Iterable[Episode], **extra: Any)
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """Everything a reader wants to see of an episode (token sequences left out); of its metadata `groups.GROUPS`, the
-    judge's verdict, what an endpoint took and why it failed, if there are any.
+    """The record of an episode: all but its token sequences. Of its metadata it has `groups.GROUPS`; the judge's verdict, an
+    endpoint's usage and its failure are included if there are any.
 
     Args:
-      pictures: where to write pictures; without it they are named by their path or `data:` URI, and "" if they are in memory.
+      pictures: writes the pictures. Without it, pictures are named by their path or `data:` URI, or "" if they are in memory.
     """
     name = picture_name if pictures is None else pictures.name
     return {
@@ -95,7 +95,7 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
 
 
 def _turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
-    """All fields; pictures by name."""
+    """All fields of a turn, with pictures by name."""
     shown = [
         dataclasses.replace(item, image=name(item.image) if item.digest or item.error else "") for item in turn.shown
     ]
@@ -107,7 +107,8 @@ def _turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
 
 
 def _named(passage: Passage, name: Callable[[Any], str]) -> Passage:
-    """Passages name pictures that are files anywhere, as their knowledge base does; those that they hold get a file."""
+    """The passage with its picture by name. A picture that is a file keeps the path of its knowledge base; one in memory gets a
+    file."""
     return dataclasses.replace(passage, image=name(passage.image)) if is_data(passage.image) else passage
 
 
@@ -116,7 +117,7 @@ def _in_memory(image: Any) -> bool:
 
 
 def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
-    """The episode of a record, without token sequences. Raises ValueError that names the row if it is none."""
+    """The episode of a record, without token sequences. Raises ValueError that names the row if it is no record."""
     try:
         example = Example(
             id=str(record["id"]),
@@ -135,7 +136,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
             truncated=record["truncated"],
             rewards=dict(record["rewards"]),
             branches=tuple(Branch(**branch) for branch in record.get("branches", ())),
-            **{name: made(**record[name]) for name, made in _OPTIONAL.items() if record.get(name)},
+            **{name: kind(**record[name]) for name, kind in _OPTIONAL.items() if record.get(name)},
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
@@ -163,7 +164,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def picture_place(directory: pathlib.Path, image: str) -> str:
-    """Where the picture is that a record in this directory names: beside the record, anywhere, or in the name itself."""
+    """The path or URI of a picture that a record in this directory names. Relative paths start at the directory."""
     return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
 
 
@@ -172,5 +173,5 @@ def _beside(place: Place, image: str) -> str:
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """The records of a file, one a line. Raises ValueError as `core.rows.read_rows`."""
+    """The records of a file, one per line. Raises ValueError like `core.rows.read_rows`."""
     return (record for _, record in read_rows(path, lines=True))

@@ -38,21 +38,21 @@ _TITLES = {
 
 
 def title(agent: str) -> str:
-    """How an agent is called in tables."""
-    for prefix, said in (("only_", "always"), ("vanilla_rag_", "vanilla RAG,")):
+    """The name of an agent in tables."""
+    for prefix, words in (("only_", "always"), ("vanilla_rag_", "vanilla RAG,")):
         if agent.startswith(prefix):
-            return f"{said} {agent.removeprefix(prefix)}"
+            return f"{words} {agent.removeprefix(prefix)}"
     return _TITLES.get(agent, agent)
 
 
 def heading(metric: str) -> str:
-    """How a metric is called in tables."""
-    return next(said for key, said, _, _ in _COLUMNS if key == metric)
+    """The name of a metric in tables."""
+    return next(text for key, text, _, _ in _COLUMNS if key == metric)
 
 
 def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells. The metrics of the headline come first, with their 95 % intervals; F1-recall and ANLS are shown only
-    there."""
+    """Headings and cells. The headline metrics come first, with their 95 % intervals. F1-Recall and ANLS are shown only if they
+    are among these."""
     named = {column[0]: column for column in _COLUMNS}
     ordered = [
         *(named[metric] for metric in headline),
@@ -60,9 +60,9 @@ def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -
     ]
     columns = [column for column in ordered if any(column[0] in metrics for metrics in table.values())]
     if all(metrics.get("retrieval_cost") in (0, metrics["searches_per_question"]) for metrics in table.values()):
-        columns = [column for column in columns if column[0] != "retrieval_cost"]  # every search costs one
+        columns = [column for column in columns if column[0] != "retrieval_cost"]  # all searches cost 1
     if not any(metrics.get("money_per_question") for metrics in table.values()):
-        columns = [column for column in columns if column[0] != "money_per_question"]  # there is no price
+        columns = [column for column in columns if column[0] != "money_per_question"]  # no price is configured
     headings = ["agent", *(heading for _, heading, _, _ in columns), "n"]
     cells = []
     for agent, metrics in table.items():
@@ -79,7 +79,7 @@ def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -
 
 
 def grouped(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mapping[str, Any]]:
-    """A table of agents as one of their groups of questions, by what `key` ("dataset", "kind", "type") says of them."""
+    """Turns a table of agents into a table of agents and groups of questions, by `key` ("dataset", "kind", "type")."""
     return {
         f"{title(agent)}, {value}": row
         for agent, metrics in table.items()
@@ -88,7 +88,7 @@ def grouped(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mappi
 
 
 def markdown(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> str:
-    """The table in Markdown; `headline` as in `rows`."""
+    """The table in Markdown. `headline`: see `rows`."""
     headings, cells = rows(table, headline)
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells]) + "\n"
@@ -97,7 +97,7 @@ def markdown(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = E
 def print_table(
     table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, by: str = "", headline: Sequence[str] = EM
 ) -> None:
-    """Prints the table, with `by` that of groups as well, and says where the files are; `headline` as in `rows`."""
+    """Prints the table, with `by` also that of groups, and the paths of the files. `headline`: see `rows`."""
     console = Console()
     console.print(_printed("Held-out questions", table, headline))
     if by:
@@ -108,10 +108,10 @@ def print_table(
 def _printed(title: str, table: Mapping[str, Mapping[str, Any]], headline: Sequence[str]) -> Table:
     headings, cells = rows(table, headline)
     printed = Table(title=title, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for i, (said, *column) in enumerate(zip(headings, *cells)):
-        # A narrow terminal breaks cells between words, and cuts none off.
-        longest = max(len(word) for cell in (said, *column) for word in cell.split())
-        printed.add_column(said, justify="left" if i == 0 else "right", min_width=longest)
+    for i, (text, *column) in enumerate(zip(headings, *cells)):
+        # In a narrow terminal, cells wrap between words instead of being cut.
+        longest = max(len(word) for cell in (text, *column) for word in cell.split())
+        printed.add_column(text, justify="left" if i == 0 else "right", min_width=longest)
     for row in cells:
         printed.add_row(*row, style="bold green" if row[0] == "after RL" else None)
     return printed

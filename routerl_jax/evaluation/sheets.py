@@ -1,4 +1,4 @@
-"""What a policy looked at, as one picture: the pages, boxes on them where it looked closer, and what it saw there."""
+"""Sheets: one picture of all that a policy looked at, with pages, boxes of its closer looks, and the crops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from routerl_jax.models.images import decode_image
 
 _PAGE = (640, 640)  # pixels that a page may take on the sheet
 _CROP = (360, 240)
-_ZOOM = 6  # at most, of a crop
+_ZOOM = 6  # largest enlargement of a crop
 _GAP, _LINE, _FONT = 12, 22, 16
 _COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf")
 _WORDS = 110  # letters in a line
@@ -34,15 +34,15 @@ class _Page:
 
 
 def pictures_shown(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What the policy of an episode record saw after its prompt, pages and crops in order: they are numbered from 1 on."""
+    """The pictures that the policy of an episode record saw after its prompt: pages and crops in order, numbered from 1."""
     return [item for turn in record["turns"] for item in turn.get("shown", ()) if item["digest"] and item["image"]]
 
 
 def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: pathlib.Path) -> pathlib.Path | None:
-    """Draws the sheet of an episode record as a PNG named by its content, and gives its path; None where no picture was shown.
+    """Draws the sheet of an episode record as a PNG named by its content. Returns its path, or None if no picture was shown.
 
     Args:
-      directory: of the record, beside which its pictures are (records.PictureFiles).
+      directory: the directory of the record, with its pictures (records.PictureFiles).
       sheets: the directory to write to.
     """
     if not pictures_shown(record):
@@ -57,18 +57,21 @@ def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: path
 
 
 def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
-    """Question, a row per page with its numbered boxes and their crops, answer. A box lies on the raw page, however many crops
-    there were between (agents.viewer). What can't be read any more is a line that says so."""
+    """The sheet of a record: the question, a row per page with its numbered boxes and their crops, and the answer.
+
+    A box is drawn on the raw page, however many crops lie between (agents.viewer). A picture that can't be read any more is
+    replaced by a line that says so.
+    """
     rows = [_row(page) for page in _pages(record, directory)]
     answer = record["prediction"] if record["prediction"] is not None else "(no answer)"
     parts = [_text(record["question"]), *rows, _text(f"Answer: {answer}")]
     size = (max(part.width for part in parts) + 2 * _GAP, sum(part.height + _GAP for part in parts) + _GAP)
-    whole = Image.new("RGB", size, "white")
+    canvas = Image.new("RGB", size, "white")
     top = _GAP
     for part in parts:
-        whole.paste(part, (_GAP, top))
+        canvas.paste(part, (_GAP, top))
         top += part.height + _GAP
-    return whole
+    return canvas
 
 
 def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
@@ -80,7 +83,7 @@ def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
             pages.setdefault(item["digest"], _Page(str(number), picture, []))
         elif item["parent"] in pages:
             pages[item["parent"]].crops.append((number, tuple(item["box"]), picture))
-        elif len(asked) == 1:  # a look at the question's own picture
+        elif len(asked) == 1:  # a closer look at the question's picture
             asked[0].crops.append((number, tuple(item["box"]), picture))
         else:
             pages[f"{number}"] = _Page(str(number), picture, [])
@@ -95,13 +98,13 @@ def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
 
 
 def _row(page: _Page) -> Image.Image:
-    """A page with its boxes, and beside it what was seen in them."""
+    """A page with its boxes, and beside it their crops."""
     if isinstance(page.picture, str):
-        left = _text(page.picture)
+        drawn = _text(page.picture)
     else:
         scale = min(1.0, *(most / side for most, side in zip(_PAGE, page.picture.size)))
-        left = _sized(page.picture, scale)
-        draw = ImageDraw.Draw(left)
+        drawn = _sized(page.picture, scale)
+        draw = ImageDraw.Draw(drawn)
         _label(draw, (0, 0), page.number, "black")
         for number, box, _ in page.crops:
             colour = _colour(number)
@@ -110,14 +113,14 @@ def _row(page: _Page) -> Image.Image:
             _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(number), colour)
     crops = [_crop(number, crop) for number, _, crop in page.crops]
     if not crops:
-        return left
+        return drawn
     right = max(crop.width for crop in crops)
-    high = max(left.height, sum(crop.height + _GAP for crop in crops) - _GAP)
-    row = Image.new("RGB", (left.width + _GAP + right, high), "white")
-    row.paste(left, (0, 0))
+    high = max(drawn.height, sum(crop.height + _GAP for crop in crops) - _GAP)
+    row = Image.new("RGB", (drawn.width + _GAP + right, high), "white")
+    row.paste(drawn, (0, 0))
     top = 0
     for crop in crops:
-        row.paste(crop, (left.width + _GAP, top))
+        row.paste(crop, (drawn.width + _GAP, top))
         top += crop.height + _GAP
     return row
 

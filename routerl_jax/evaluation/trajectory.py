@@ -1,4 +1,4 @@
-"""A trajectory in colour, for a terminal."""
+"""Renders a trajectory in colour for a terminal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
     """An episode record (evaluation.records) as thoughts, searches, passages and answer.
 
     Args:
-      drawn: where its pictures are drawn with the boxes on them (evaluation.sheets).
+      drawn: path of the sheet with its pictures and boxes (evaluation.sheets).
     """
     numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
     parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
     for number, turn in enumerate(record["turns"], 1):
-        # an agent need not say what a turn asks for
+        # the action is optional for agents
         action: dict[str, Any] = turn["action"] or {"kind": "written", "thought": ""}
         if action["kind"] == "written":
             parts.append(
@@ -45,7 +45,7 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
             parts.append(
                 Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
             )
-        elif action["kind"] == "answer" and number < len(record["turns"]):  # to a sub-question
+        elif action["kind"] == "answer" and number < len(record["turns"]):  # the answer to a sub-question
             parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
         elif action["kind"] == "region":
             parts.append(Text.assemble(("looks at  ", "bold yellow"), _box(action["box"])))
@@ -69,12 +69,14 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
     if correct:
         parts.append(Text.assemble(("gold      ", "dim"), (correct, "dim")))
     if verdict := record.get("verdict"):
-        said = " ".join(verdict["said"].split())
-        parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {said}" if said else "", "dim")))
+        reason = " ".join(verdict["said"].split())
+        parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {reason}" if reason else "", "dim")))
     if usage := record.get("usage"):
         money = f", {usage['cost']:.5f} of money" if usage["cost"] else ""
-        told = f"{usage['replies']} replies, {usage['prompt_tokens']} tokens read, {usage['tokens']} written{money}"
-        parts.append(Text.assemble(("took      ", "dim"), (told, "dim")))
+        usage_text = (
+            f"{usage['replies']} replies, {usage['prompt_tokens']} tokens read, {usage['tokens']} written{money}"
+        )
+        parts.append(Text.assemble(("took      ", "dim"), (usage_text, "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     if drawn is not None:
@@ -88,12 +90,12 @@ def _terms(rewards: dict[str, float]) -> str:
 
 def _seen(shown: dict[str, Any], number: int | None) -> RenderableType:
     """A picture that the policy was shown, with its number on the sheet, or why it could not be shown."""
-    of = f" of {shown['passage']}" if shown["passage"] else ""
+    source = f" of {shown['passage']}" if shown["passage"] else ""
     if shown["error"]:
-        return Text.assemble(("  unseen  ", "bold red"), f"a picture{of}: {shown['error']}")
+        return Text.assemble(("  unseen  ", "bold red"), f"a picture{source}: {shown['error']}")
     cut = f", the part {_box(shown['box'])} of it" if shown["box"] else ""
     on_sheet = "" if number is None else f"  [{number}]"
-    return Text.assemble(("  sees    ", "magenta"), f"{shown['image'] or 'a picture'}{of}{cut}{on_sheet}")
+    return Text.assemble(("  sees    ", "magenta"), f"{shown['image'] or 'a picture'}{source}{cut}{on_sheet}")
 
 
 def _box(box: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""Attention of new tokens against what a row has cached and against each other."""
+"""Attention of new tokens to the cached tokens of their row and to each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-# keys, values and a mask that says which of them each query may see
+# keys, values, and a mask of those that each query may see
 Block = tuple[Float[Array, "B K T H"], Float[Array, "B K T H"], Bool[Array, "#B #S T"]]
 
 
@@ -19,7 +19,7 @@ def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> 
     batch, steps, heads, width = q.shape
     kv_heads = blocks[0][0].shape[1]
     group = heads // kv_heads
-    # A key head's queries lie side by side, so that its products are plain matrix products: CPUs have no other fast ones.
+    # The queries of a key head are contiguous, so that their products are plain matrix products, which CPUs need to be fast.
     q = q.reshape(batch, steps, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
     q = q.reshape(batch, kv_heads, group * steps, width)
     scores = []

@@ -1,8 +1,8 @@
-"""The KV cache as the engine's programs see it: one interface, one implementation per kind of device.
+"""The interface of the KV cache for the engine's programs. There is one implementation per kind of device.
 
-Both keep a row's layer as one contiguous stretch, [..., R rows per shard, T positions, ...], and differ in what the programs do
-with it: `SegmentCache` (segments.py) reads rows once per call and collects new keys and values in a small
-buffer, in plain XLA; `PagedCache` (pages.py) writes them in place and attends with a Pallas kernel.
+Both keep a row's layer as one contiguous block, [..., R rows per shard, T positions, ...]. `SegmentCache` (segments.py) is
+plain XLA: it reads rows once per call and collects new keys and values in a small buffer. `PagedCache` (pages.py) writes them
+in place and attends with a Pallas kernel.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ CacheKind = Literal["auto", "segment", "paged"]
 
 
 class Extension(Protocol):
-    """One call that feeds given tokens to some rows."""
+    """A program call that feeds given tokens to some rows."""
 
-    caches: Any  # what `Decoder.run` takes
-    shared: bool  # ... and in which arrangement
+    caches: Any  # the argument of `Decoder.run` ..
+    shared: bool  # .. and whether all layers share it
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
-        """Per-token values as `attend` wants them: rows flattened, padding moved to the end that it ignores."""
+        """Per-token values in the layout of `attend`: rows flattened, padding moved to the end that it ignores."""
         ...
 
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
@@ -41,17 +41,17 @@ class Extension(Protocol):
 
 
 class Segment(Protocol):
-    """One call that decodes some rows, a token per step."""
+    """A program call that decodes some rows, one token per step."""
 
-    state: Any  # what changes from step to step
-    shared: bool  # as Decoder.run's
+    state: Any  # changes from step to step
+    shared: bool  # as for Decoder.run
 
     def caches(self, state: Any) -> Any:
-        """What `Decoder.run` takes as caches; it returns the next state."""
+        """The argument `caches` of `Decoder.run`, which returns the next state."""
         ...
 
     def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        """Attention of step `step`. Of rows that are not alive nothing is kept."""
+        """Attention of step `step`. Nothing is stored for rows that are not alive."""
         ...
 
     def finish(self, state: Any, counts: Int[Array, "D A"]) -> KVCache:
@@ -75,7 +75,7 @@ class KVCache(Protocol):
     def extension(
         self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], counts: Int[Array, "D A"], *, steps: int, span: int
     ) -> Extension:
-        """Feeds `counts` of `steps` tokens to rows that hold `starts` <= span tokens already."""
+        """Feeds `counts` of `steps` tokens to rows that already hold `starts` <= span tokens."""
         ...
 
     def fork(self, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> Self:
@@ -88,7 +88,7 @@ class KVCache(Protocol):
 
 
 def allocator(abstract: Any) -> Callable[[], Any]:
-    """Makes a cache of zeros, of the shapes and shardings of an abstract one; compiled once, however often it is called."""
+    """A function that makes a cache of zeros with the shapes and shardings of an abstract one. It is compiled once."""
     return jax.jit(
         lambda: jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
@@ -96,9 +96,9 @@ def allocator(abstract: Any) -> Callable[[], Any]:
 
 
 def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
-    """The mesh axis that the cache's heads are split over; None, with a log line, if they don't divide."""
-    ways = mesh.shape["tensor"]
-    if config.kv_heads % ways:
-        logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, ways)
+    """The mesh axis over which the cache's heads are split; None, with a log line, if their number is not divisible."""
+    shards = mesh.shape["tensor"]
+    if config.kv_heads % shards:
+        logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, shards)
         return None
     return "tensor"

@@ -1,7 +1,7 @@
-"""The engine's calls to the device: what lies there, and how conversations become the arrays of a program call.
+"""The engine's calls to the devices: the arrays that live there, and the arguments of the program calls.
 
-Who runs is decided in engine.py, what a program computes is in programs.py. In between, conversations that hold rows are
-placed into arrays [D shards, A active rows, ...], whose sizes are rounded up to a few, as every shape is a compilation.
+engine.py decides which conversations run, and programs.py has the programs. This file places the conversations with rows into
+arrays [D shards, A active rows, ...]. Their sizes are rounded up to a few values, because every shape is compiled separately.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class DeviceCalls:
 
     Args:
       model: a decoder.
-      mesh: devices.
+      mesh: the devices.
       table: hands out the cache's rows; every stream of a call holds one.
       max_length: most tokens of one row.
-      layout, cache: as the Engine's.
+      layout, cache: see Engine.
 
     Attributes:
       params: the weights; None while the engine rests.
-      cache: keys and values of all rows; None while the engine rests, and once a program has failed: it was given the cache to
-        write into. Then no row holds anything, and the next call begins with an empty one.
+      cache: keys and values of all rows; None while the engine rests, and after a program has failed, because the cache was
+        donated to it. All rows are empty then, and the next call makes a new cache.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class DeviceCalls:
         self.load(params)
 
     def load(self, params: nnx.State) -> None:
-        """Takes weights (same structure and sharding), or copies them into the layout; makes a cache if there is none."""
-        self.params = None  # so that an old copy makes room for the new one
+        """Sets the weights (same structure and sharding), copied into the layout if there is one. Makes a cache if needed."""
+        self.params = None  # frees an old copy before the new one is made
         self.params = self._place(params)
         if self.cache is None:
             self.cache = self._allocate()
 
     def _take_cache(self) -> KVCache:
-        """The cache, for a program that gives back what it makes of it; whoever fails or is interrupted there leaves none."""
+        """Hands the cache to a program, which returns the new one. If the program fails or is interrupted, there is none."""
         cache, self.cache = self.cache, None
         return self._allocate() if cache is None else cache
 
     def rest(self) -> None:
-        """Lets go of the weights and the cache until the next `load`."""
+        """Frees the weights and the cache until the next `load`."""
         self.params = self.cache = None
 
     @property
@@ -99,10 +99,10 @@ class DeviceCalls:
         return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
 
     def extend(self, streams: Sequence[Stream]) -> int:
-        """Feeds rows what they lack of their ledgers up to the last-but-one token, and moves `cached` on.
+        """Feeds rows the missing tokens of their ledgers, up to the last-but-one token, and updates `cached`.
 
         Returns:
-          Rows x tokens that were computed, padding included.
+          The computed rows x tokens, padding included.
         """
         slots = self._feed([stream for stream in streams if not pending_images(stream)], None)
         for group in in_batches([stream for stream in streams if pending_images(stream)]):
@@ -129,20 +129,20 @@ class DeviceCalls:
         return slots
 
     def _extend(self, streams: Sequence[Stream], steps: int, images: EncodedImages | None) -> int:
-        """One call, of at most `steps` tokens of each row."""
+        """One program call, with at most `steps` tokens per row."""
         layout = Placement(self._table, self._extend_rows, streams)
         tokens = np.zeros((*layout.shape, steps), np.int32)
         positions = np.zeros((*layout.shape, steps, 3), np.int32)
         image_index = np.full((*layout.shape, steps), -1, np.int32)
         counts = np.zeros(layout.shape, np.int32)
-        for place, stream in layout:
+        for slot, stream in layout:
             stop = min(stream.cached + steps, len(stream.ledger) - 1)
             count = stop - stream.cached
-            tokens[place][:count] = stream.ledger.tokens[stream.cached : stop]
-            positions[place][:count] = stream.ledger.positions(stream.cached, stop).T
+            tokens[slot][:count] = stream.ledger.tokens[stream.cached : stop]
+            positions[slot][:count] = stream.ledger.positions(stream.cached, stop).T
             if images is not None:
-                image_index[place][:count] = images.index(stream, stream.cached, stop)
-            counts[place] = count
+                image_index[slot][:count] = images.index(stream, stream.cached, stop)
+            counts[slot] = count
         starts = layout.gather(lambda stream: stream.cached)
         self.cache = self._programs.extend(
             params=self.params,
@@ -156,19 +156,19 @@ class DeviceCalls:
             image_index=None if images is None else image_index,
             span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
         )
-        for place, stream in layout:
-            stream.cached += int(counts[place])
+        for slot, stream in layout:
+            stream.cached += int(counts[slot])
         return tokens.size
 
     def fork(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
-        """Copies, for each (source, target) with rows in one shard, what the target has cached from the source's row."""
+        """For each (source, target) with rows in the same shard, copies the target's cached tokens from the source's row."""
         layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
         source_of = {id(target): source for source, target in pairs}
         sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
-        for place, target in layout:
+        for slot, target in layout:
             row = source_of[id(target)].row
             assert row is not None
-            sources[place] = row[1]
+            sources[slot] = row[1]
         span = round_up(max(target.cached for _, target in pairs), self._fork_spans, "tokens of a row to copy")
         self.cache = self._programs.fork(cache=self._take_cache(), sources=sources, targets=layout.rows, span=span)
 
@@ -181,21 +181,21 @@ class DeviceCalls:
         seed: int,
         leave_at: int,
     ) -> tuple[Placement[Stream], DecodeOutputs]:
-        """Samples up to `steps` tokens of the turns under way; the streams themselves stay as they are.
+        """Samples up to `steps` tokens of the running turns. The streams are not changed.
 
         Args:
-          stops: as from `StopTables.current`.
+          stops: the result of `StopTables.current`.
           seed: root of the randomness.
-          leave_at: the call returns when no more than so many rows still run.
+          leave_at: the call returns when at most this many rows are still running.
 
         Returns:
-          Where each stream is in the outputs, and the outputs on the host.
+          The position of each stream in the outputs, and the outputs on the host.
         """
         automaton, transition, hits = stops
         layout = Placement(self._table, self._decode_rows, streams)
         identity = np.zeros((*layout.shape, 3), np.uint32)
-        for place, stream in layout:
-            identity[place] = (*stream.identity, stream.turn)
+        for slot, stream in layout:
+            identity[slot] = (*stream.identity, stream.turn)
         starts = layout.gather(lambda stream: stream.cached)
         inputs = DecodeInputs(
             rows=layout.rows,
@@ -228,7 +228,7 @@ class DeviceCalls:
 
 def _given(layout: Placement[Stream], steps: int) -> np.ndarray:
     given = np.full((*layout.shape, steps), -1, np.int32)
-    for place, stream in layout:
+    for slot, stream in layout:
         tokens = stream.turn_request.given[:steps]
-        given[place][: len(tokens)] = tokens
+        given[slot][: len(tokens)] = tokens
     return given

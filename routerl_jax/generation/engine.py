@@ -1,8 +1,8 @@
-"""The generation engine: many conversations, each on its own KV-cache row, advanced together on the device mesh.
+"""The generation engine: many conversations, each on its own row of the KV cache, advance together on the device mesh.
 
-The host decides what runs (this file) and arranges it for the devices (device_calls.py), where jitted programs do it
-(programs.py). A conversation is a `Stream`: its token ledger, its row, and how much of the ledger the row holds. Rows are a
-cache: a stream that loses its row is simply fed again, so there may be more conversations than rows.
+The host decides what runs (this file), arranges the arrays (device_calls.py), and calls jitted programs (programs.py). A
+conversation is a `Stream`: its token ledger, its row, and the number of ledger tokens that the row holds. Rows are a cache: a
+stream that loses its row is fed again, so there may be more conversations than rows.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ class Engine:
 
     Args:
       model: a decoder.
-      rows: conversations that are held in the KV cache at once, rounded up to the mesh's shards.
+      rows: number of conversations in the KV cache at once, rounded up to a multiple of the mesh's shards.
       max_length: most tokens of one conversation.
-      mesh: devices; default: those that the model's weights live on.
+      mesh: the devices; default: those of the model's weights.
       tokenizer: default `model.tokenizer`.
       segment: decode steps per program call.
-      leave_fraction: a decode call returns when no more than this share of its rows still runs, so that finished rows can
+      leave_fraction: a decode call returns when at most this share of its rows is still running, so that finished rows can
         call their tools and others can take their place.
       seed: root of all sampling randomness.
-      layout: how the engine's weights lie (parallel.sharding.LAYOUTS), in the model's compute dtype. Empty: the model's own
-        arrays, no copy.
-      cache: `paged` (pages.py) or `segment` (segments.py); auto: what suits the mesh's devices.
+      layout: sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS), in the model's compute dtype. Empty: the
+        model's own arrays, no copy.
+      cache: `paged` (pages.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
 
     Raises:
-      ValueError: a size with which nothing would ever be generated, max_length exceeds the model's context, there is no
-        tokenizer, or no such layout or cache.
+      ValueError: nothing could be generated with these sizes, max_length exceeds the model's context, there is no tokenizer, or
+        the layout or cache is unknown.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Engine:
         self._table = RowTable(shards, -(-rows // shards))
         self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache)
         self._streams: list[Stream] = []
-        self._shared: list[tuple[Stream, Stream]] = []  # rows to be copied before the next step
+        self._shared: list[tuple[Stream, Stream]] = []  # (source, target) rows to copy before the next step
         self._clock = 0
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
@@ -100,14 +100,14 @@ class Engine:
     def open(
         self, prompt: Sequence[int], example_id: str = "", sample: int = 0, *, images: Sequence[ImageSource] = ()
     ) -> Stream:
-        """Starts a conversation from prompt ids. Its randomness depends on (example_id, sample) and nothing else.
+        """Starts a conversation from prompt ids. Its randomness depends only on (example_id, sample).
 
         Args:
-          images: for each image token of the prompt, in order, what to see there.
+          images: the image for each image token of the prompt, in order.
 
         Raises:
           PromptTooLong: the prompt leaves no room to generate.
-          ValueError: the prompt is empty, an image can't be used, or the model sees none.
+          ValueError: the prompt is empty, an image can't be used, or the model sees no images.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
@@ -130,14 +130,14 @@ class Engine:
         return self.max_length - len(stream.ledger)
 
     def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
-        """Appends tokens that the policy did not sample; they are prefilled with the next request.
+        """Appends tokens that the policy did not sample. They are prefilled with the next request.
 
         Args:
-          images: for each image token among them, in order, what to see there. (Without images, image tokens are text.)
+          images: the image for each image token among them, in order. (Without images, image tokens count as text.)
 
         Raises:
-          DoesNotFit: there is no room for them (nothing is ever cut here).
-          ValueError: an image can't be used, or the model sees none.
+          DoesNotFit: there is no room for them; nothing is ever cut here.
+          ValueError: an image can't be used, or the model sees no images.
         """
         fed = self._with_images(stream.ledger, tokens, images)
         if len(fed["tokens"]) > self.room(stream):
@@ -145,7 +145,7 @@ class Engine:
         stream.ledger.feed(**fed)
 
     def _with_images(self, ledger: Ledger, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
-        """What `Ledger.feed` takes: every image's token repeated, rotary positions on three axes."""
+        """The arguments of `Ledger.feed`: each image's token repeated, and rotary positions on three axes."""
         if not images:
             return {"tokens": tokens}
         if self.images is None:
@@ -162,16 +162,16 @@ class Engine:
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
     ) -> None:
-        """Asks for the next turn; `step` will produce it. The turn ends at a stop string, an end token or a limit.
+        """Requests the next turn, which `step` will produce. The turn ends at a stop string, an end token or a limit.
 
         Args:
-          begun: the conversation's last tokens, if they belong to this turn: a stop string may begin in them.
-          given: tokens that the turn begins with. They are recorded as if they had been sampled, with the log-probabilities
-            that the policy gives them: one way of several that it may go, taken on purpose.
+          begun: last tokens of the conversation that belong to this turn, because a stop string may begin in them.
+          given: tokens with which the turn begins. They are recorded as if they had been sampled, with the log-probabilities
+            that the policy gives them. This is how a fork takes one of several choices.
 
         Raises:
           DoesNotFit: the conversation is full.
-          ValueError: a turn is under way, `max_tokens` is below 1, or the stop strings can't be used.
+          ValueError: a turn is already requested, `max_tokens` is below 1, or the stop strings can't be used.
         """
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way already")
@@ -190,7 +190,7 @@ class Engine:
         stream.request = request
 
     def fork(self, stream: Stream, sample: int) -> Stream:
-        """A second conversation with the same history, whose next turns are drawn as `sample`; shares the cached part."""
+        """A second conversation with the same history. It shares the cached part, and samples its next turns as `sample`."""
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way and cannot be forked before it ends")
         copy = Stream(
@@ -204,10 +204,10 @@ class Engine:
         return copy
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
-        """Gives each target a row and copies into it the cached prefix that it has in common with its source.
+        """Gives each target a row, and copies into it the cached prefix that it has in common with its source.
 
-        Where there is no row in the other's shard to be had, the conversation is fed when it goes on. Rows are copied together,
-        before the next step.
+        If the source's shard has no free row, the target is fed later instead. All rows are copied together before the next
+        step.
 
         Args:
           pairs: (source, target); a target has no row yet.
@@ -234,9 +234,11 @@ class Engine:
                 self._table.release(row)
 
     def _copy_shared(self) -> None:
-        """Copies what rows share: before any row is written into, or given to another conversation."""
+        """Copies shared prefixes between rows. Must run before any row is written or given to another conversation."""
         shared, self._shared = self._shared, []
-        if shared and self._calls.cache is not None:  # else there is nothing to copy, and all rows are fed anew
+        if (
+            shared and self._calls.cache is not None
+        ):  # without a cache there is nothing to copy, and all rows are fed again
             self._calls.fork(shared)
             self.stats.forked_tokens += sum(target.cached for _, target in shared)
 
@@ -250,29 +252,30 @@ class Engine:
 
     @property
     def rows(self) -> int:
-        """Conversations that are held in the KV cache at once."""
+        """Number of conversations in the KV cache at once."""
         return self._table.shards * self._table.rows_per_shard
 
     @property
     def busy(self) -> bool:
-        """True if a turn is waiting or under way."""
+        """True if a turn is waiting or running."""
         return any(stream.request is not None for stream in self._streams)
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def update(self, params: nnx.State, version: int) -> None:
-        """Takes new weights (same structure and sharding). Cached keys and values of live streams are dropped.
+        """Sets new weights (same structure and sharding). Cached keys and values of live streams are dropped.
 
-        Without a layout of its own the engine uses these very arrays; with one, its copy is valid until the next update.
+        Without a layout the engine uses these arrays themselves. With a layout it makes a copy, which is kept until the next
+        update.
         """
         self._evict_all()
         self._calls.load(params)
         self.version = version
 
     def rest(self) -> None:
-        """Lets go of the cache and the weights until the next `update`: room for what the learner does meanwhile.
+        """Frees the cache and the weights until the next `update`, so that the learner can use their memory.
 
-        Conversations stay open, and may be fed and asked for turns; they are fed anew when the engine steps again.
+        Conversations stay open. They may be fed, and turns may be requested; all are prefilled again at the next step.
         """
         self._evict_all()
         self._calls.rest()
@@ -280,9 +283,9 @@ class Engine:
     # --- running -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[tuple[Stream, Generated]]:
-        """Feeds what is new, decodes one segment, and returns the turns that finished in it.
+        """Prefills new tokens, decodes one segment, and returns the turns that finished in it.
 
-        Where a program fails or is interrupted, all rows are lost; conversations are fed anew when the engine steps again.
+        If a program fails or is interrupted, all rows are lost, and conversations are prefilled again at the next step.
 
         Raises:
           RuntimeError: the engine rests.
@@ -308,17 +311,17 @@ class Engine:
         sampling: Sampling = GREEDY,
         progress: bool = False,
     ) -> list[Generated]:
-        """One turn for each prompt, in order: the simple way in, without agents or tools."""
+        """One turn for each prompt, in order. This is the simplest use of the engine, without agents or tools."""
         streams = [self.open(prompt, example_id=str(i)) for i, prompt in enumerate(prompts)]
         results: dict[int, Generated] = {}
-        places = {id(stream): i for i, stream in enumerate(streams)}
+        index_of = {id(stream): i for i, stream in enumerate(streams)}
         try:
             for stream in streams:
                 self.request(stream, stops=stops, max_tokens=max_tokens, sampling=sampling)
             with tqdm(total=len(streams), desc="generating", unit="turn", disable=not progress) as bar:
                 while self.busy:
                     for stream, generated in self.step():
-                        results[places[id(stream)]] = generated
+                        results[index_of[id(stream)]] = generated
                         self.close(stream)
                         bar.update()
         finally:
@@ -332,9 +335,9 @@ class Engine:
         return self._calls.compilations
 
     def _schedule(self) -> list[Stream]:
-        """Streams that get to run now: those with a request and a row, rows given in order of arrival."""
+        """The streams that run now: those with a request and a row. Free rows are given in order of arrival."""
         wanting = [stream for stream in self._streams if stream.request is not None]
-        shard_of: dict[tuple[int, ...], int] = {}  # streams with one prompt go to one shard, so that they can share it
+        shard_of: dict[tuple[int, ...], int] = {}  # streams with the same prompt go to one shard, to share it
         for stream in wanting:
             if stream.row is not None:
                 continue
@@ -352,7 +355,7 @@ class Engine:
         return running
 
     def _evict_idle(self) -> bool:
-        """Takes the row of the stream that has waited longest for its tool; it will be fed again when it goes on."""
+        """Takes the row of the stream that has been idle longest. That stream will be prefilled again when it continues."""
         idle = [stream for stream in self._streams if stream.row is not None and stream.request is None]
         if not idle:
             return False
@@ -383,8 +386,8 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                seen = tuple((first, image.digest) for first, image in stream.ledger.images)
-                key = (stream.row[0], tuple(stream.ledger.tokens[:target]), seen)
+                images = tuple((first, image.digest) for first, image in stream.ledger.images)
+                key = (stream.row[0], tuple(stream.ledger.tokens[:target]), images)
                 if key in leaders:
                     followers.append((leaders[key], stream))
                     continue
@@ -405,8 +408,8 @@ class Engine:
         layout, outputs = self._calls.decode(running, stops, steps=self.segment, seed=self.seed, leave_at=leave_at)
         self.stats.decode_slots += outputs.counts.size * int(outputs.counts.max())
         finished = []
-        for place, stream in layout:
-            done = self._record(stream, outputs, place, stops[0])
+        for slot, stream in layout:
+            done = self._record(stream, outputs, slot, stops[0])
             if done is not None:
                 finished.append((stream, done))
         return finished
@@ -414,7 +417,7 @@ class Engine:
     def _record(
         self, stream: Stream, outputs: DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
     ) -> Generated | None:
-        """Books one row's new tokens; returns the turn if it is over."""
+        """Records the new tokens of one row; returns the turn if it is finished."""
         request = stream.turn_request
         count = int(outputs.counts[place])
         stream.ledger.sample(
@@ -442,5 +445,5 @@ class Engine:
 
 
 def _seen(stream: Stream, count: int) -> tuple[list[int], list[tuple[int, str]]]:
-    """The first tokens of a conversation and the images among them."""
+    """The first tokens of a conversation, and the images among them."""
     return stream.ledger.tokens[:count], [(at, image.digest) for at, image in stream.ledger.images if at < count]

@@ -1,4 +1,4 @@
-"""Images of the rows that a call feeds: gathered per shard, encoded once, and found again token by token."""
+"""Images of the rows that a call feeds: gathered per shard, encoded once, and looked up token by token."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from routerl_jax.models.config import VisionConfig
 from routerl_jax.models.patches import ImagePatches, VisionInputs, place_images
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
-_LEAST_PATCHES, _STEP = 1024, 4  # of a shard in a call: sizes grow by this factor
+_LEAST_PATCHES, _STEP = 1024, 4  # patches of a shard in a call; sizes grow by this factor
 MOST_PATCHES = 16_384  # unless a single conversation needs more
 
 
 class Fed(Protocol):
-    """A conversation with a row, of whose tokens so many are cached."""
+    """A conversation with a row, and the number of its cached tokens."""
 
     ledger: Ledger
     row: tuple[int, int] | None
@@ -32,18 +32,18 @@ S = TypeVar("S", bound=Fed)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncodedImages:
-    """Features of images on the device, and where on its shard each image's are.
+    """Features of images on the devices, and the index of each image's features within its shard.
 
     Attributes:
       values: F features of every shard.
-      slots: for (shard, digest of an image), the feature of each of its tokens.
+      slots: for (shard, digest of an image), the index of the feature of each of its tokens.
     """
 
     values: Float[Array, "D F E"]
     slots: dict[tuple[int, str], Int32[np.ndarray, " tokens"]]
 
     def index(self, stream: Fed, start: int, stop: int) -> Int32[np.ndarray, " T"]:
-        """For tokens `start` to `stop` of a conversation, their features; -1 for text."""
+        """For tokens `start` to `stop` of a conversation, the indices of their features; -1 for text."""
         assert stream.row is not None
         result = np.full(stop - start, -1, np.int32)
         for first, image in stream.ledger.images:
@@ -56,15 +56,15 @@ class EncodedImages:
 
 
 def pending_images(stream: Fed) -> list[ImagePatches]:
-    """The images of a conversation some of whose tokens are not cached yet."""
+    """The images of a conversation that have tokens which are not cached yet."""
     images = cast(list[tuple[int, ImagePatches]], stream.ledger.images)
     return [image for first, image in images if first + image.tokens > stream.cached]
 
 
 def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
-    """Conversations, in order, in groups whose images a call can take."""
+    """Splits conversations, in order, into groups whose images fit into one call."""
     group: list[S] = []
-    patches: dict[int, dict[str, int]] = {}  # per shard, of each image
+    patches: dict[int, dict[str, int]] = {}  # per shard, number of patches of each image
     for stream in streams:
         assert stream.row is not None
         own = {image.digest: len(image.patches) for image in pending_images(stream)}
@@ -79,7 +79,7 @@ def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
 
 
 def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any) -> tuple[VisionInputs, dict]:
-    """The images of conversations as the tower takes them, [D, P, ...], and the slots of `EncodedImages`."""
+    """The images of conversations as inputs of the tower, [D, P, ...], and the slots of `EncodedImages`."""
     shards = batch_shards(mesh)
     images: list[dict[str, ImagePatches]] = [{} for _ in range(shards)]
     for stream in streams:

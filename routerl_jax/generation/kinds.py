@@ -1,4 +1,4 @@
-"""Which KV cache suits a model on a mesh."""
+"""Chooses the KV cache for a model on a mesh."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def cache_kind(
     """The cache of an engine.
 
     Args:
-      dtype: of keys and values.
-      wanted: `auto` means pages on TPUs where the kernel can serve the model, segments elsewhere.
+      dtype: dtype of keys and values.
+      wanted: `auto` means pages on TPUs if the kernel supports the model, else segments.
 
     Raises:
-      ValueError: there is no such cache, or the kernel can't serve the model and pages were asked for.
+      ValueError: the cache is unknown, or pages are wanted and the kernel does not support the model.
     """
     if wanted not in ("auto", "segment", "paged"):
         raise ValueError(f"cache={wanted!r} is unknown; choose auto, segment or paged")

@@ -1,4 +1,4 @@
-"""The engine's own programs for machines that aren't here: lowered from shapes, without weights or a cache."""
+"""Lowers the engine's programs for machines that are not attached, from shapes and without weights or a cache."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def lower_programs(
     prompt_tokens: int = 512,
     truncate: bool = False,
 ) -> dict[str, jax.stages.Lowered]:
-    """Lowers what an `Engine` of these settings runs when it is busiest: every row decoding, with full rows.
+    """Lowers the programs of an `Engine` with these settings under full load: every row is full and decoding.
 
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
-      mesh: may be made of the devices of a topology (jax.experimental.topologies), of which none need exist.
-      rows, max_length, segment, layout: as the Engine's. Without a layout the model's shapes must carry shardings.
-      prompt_rows: rows of a shard that the prefill feeds at once, at most as many as there are; None: as many as the
-        engine does with so many tokens of each.
-      prompt_tokens: tokens of each in one call, at most max_length.
+      mesh: may consist of the devices of a topology (jax.experimental.topologies), which need not exist.
+      rows, max_length, segment, layout: see Engine. Without a layout, the model's shapes must have shardings.
+      prompt_rows: rows of a shard that one prefill call feeds, at most all of them; None: as many as the engine feeds with this
+        number of tokens.
+      prompt_tokens: tokens per row in one prefill call, at most max_length.
       truncate: whether some rows sample with top-p or top-k.
 
     Returns:
-      `prefill` and `decode`, and `encode` of a model that sees, with as many patches as a call takes; `.compile()` gives
+      `prefill` and `decode`, and for a vision model `encode` with the largest number of patches per call. `.compile()` gives
       text, memory and cost.
     """
     config, dtype = model.config, model.compute_dtype
@@ -56,9 +56,9 @@ def lower_programs(
     per_shard = -(-rows // shards)
     kind = cache_kind(config, mesh, dtype)
     stored = kind.abstract(config, mesh, shards, per_shard, max_length, dtype)
-    whole = replicated(mesh)
+    unsplit = replicated(mesh)
 
-    def host(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: NamedSharding = whole) -> jax.ShapeDtypeStruct:
+    def host(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: NamedSharding = unsplit) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(graph, mesh, stored)
@@ -68,23 +68,23 @@ def lower_programs(
         most_rows(prefill_rows(per_shard, mesh), steps) if prompt_rows is None else min(prompt_rows, per_shard),
     )
     fed = (*some, steps)
-    seen: dict[str, Any] = {}
+    image_inputs: dict[str, Any] = {}
     lowered = {}
     if isinstance(model, VisionLanguageModel):
         vision = model.vl_config.vision
         images = abstract_images((shards,), MOST_PATCHES, vision, dtype, batch_sharding(mesh))
         lowered["encode"] = jitted.encode.lower(params=params, images=images)
         features = (shards, MOST_PATCHES // vision.group, config.embed)
-        seen = {"image_values": host(features, dtype, batch_sharding(mesh)), "image_index": host(fed)}
+        image_inputs = {"image_values": host(features, dtype, batch_sharding(mesh)), "image_index": host(fed)}
     lowered["prefill"] = jitted.extend.lower(
         params=params,
         cache=stored,
         rows=host(some),
         starts=host(some),
         tokens=host(fed),
-        positions=host((*fed, 3) if seen else fed),
+        positions=host((*fed, 3) if image_inputs else fed),
         counts=host(some),
-        **seen,
+        **image_inputs,
         span=max_length,
     )
     every = (shards, per_shard)

@@ -1,8 +1,8 @@
-"""The KV cache for TPUs: new keys and values are written in place, attention is jax's ragged paged attention kernel.
+"""The KV cache for TPUs: new keys and values are written in place, and attention is JAX's ragged paged attention kernel.
 
 The kernel (jax.experimental.pallas.ops.tpu.ragged_paged_attention) reads each row only as far as it is filled, and takes
-any number of new tokens per row, so decoding and extending are one function here. A row is a contiguous stretch of
-positions; its page table is arithmetic.
+any number of new tokens per row. So decoding and extending are one function here. A row is a contiguous range of positions, so
+its page table is computed arithmetically.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
 
-_LANES = 128  # the kernel's head width is a multiple of this
-# More pages per row than this spill the kernel's scalar registers (its tuned_block_sizes.py says so). Rows are never
-# scattered over pages, so long ones cost nothing.
+_LANES = 128  # the kernel's head width must be a multiple of this
+# More pages per row than this spill the kernel's scalar registers (according to its tuned_block_sizes.py). Rows are contiguous,
+# so long pages cost nothing.
 _MOST_PAGES, _LEAST_PAGE = 16, 128
 _BLOCK = 512  # cached positions per step of the kernel's loop
 _DECODE_QUERIES = 8  # per block; a decoding row fills one of them, but fewer than 8 don't fill the matrix unit's rows
@@ -37,9 +37,9 @@ _VMEM = 32 * 2**20
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["pages"], meta_fields=["config", "mesh"])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PagedCache:
-    """One array for all L layers, so that one compiled kernel serves them all when they are scanned. See cache.KVCache.
+    """One array for all L layers, so that a scan over layers uses one compiled kernel. See cache.KVCache.
 
-    C combined heads: key and value of each kv head side by side, as the kernel wants them.
+    C combined heads: key and value of each kv head are adjacent, as the kernel requires.
     """
 
     pages: Float[Array, "D L R T C W"]
@@ -49,8 +49,8 @@ class PagedCache:
     @classmethod
     def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
         page = page_length(length)
-        # Narrower heads are padded with zeros, which change no score. On TPUs that costs no memory: an array's last
-        # dimension takes whole lanes anyway.
+        # Narrower heads are padded with zeros, which change no score. On TPUs this costs no memory, because an array's last
+        # dimension always takes whole lanes.
         width = -(-config.head_dim // _LANES) * _LANES
         shape = (shards, config.layers, rows, -(-length // page) * page, 2 * config.kv_heads, width)
         pages: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, _stored(config, mesh)))
@@ -58,10 +58,12 @@ class PagedCache:
 
     @staticmethod
     def unsupported(config: DecoderConfig, mesh: Mesh, dtype: Any) -> str | None:
-        """Why the kernel can't serve this model on this mesh; None if it can."""
-        ways = 1 if heads_axis(config, mesh) is None else mesh.shape["tensor"]
+        """Why the kernel does not support this model on this mesh; None if it does."""
+        shards = 1 if heads_axis(config, mesh) is None else mesh.shape["tensor"]
         try:
-            get_min_heads_per_blk(config.heads // ways, 2 * config.kv_heads // ways, jnp.dtype(dtype), jnp.dtype(dtype))
+            get_min_heads_per_blk(
+                config.heads // shards, 2 * config.kv_heads // shards, jnp.dtype(dtype), jnp.dtype(dtype)
+            )
         except ValueError as error:
             return str(error)
         return None
@@ -101,17 +103,17 @@ class PagedCache:
         where: Int[Array, "B S"],
         lengths: Int[Array, " B"],
     ) -> tuple[Float[Array, "B S N H"], Float[Array, "D L R T C W"]]:
-        """Writes new keys and values of one layer, then attends to all that the rows hold.
+        """Writes new keys and values of one layer, then attends to all tokens of the rows.
 
         Args:
-          layer: its index, and the pages of all layers.
-          window: tokens that a query sees, itself included; None: all.
+          layer: the layer's index, and the pages of all layers.
+          window: number of tokens that a query sees, itself included; None: all.
           rows: local row of each batch entry; `self.rows` for padding.
-          where: position of each new token; `self.length` drops it.
-          lengths: tokens of each row, new ones included; the last query of a row is the newest of them.
+          where: position of each new token; `self.length` drops the token.
+          lengths: tokens of each row, new ones included; the last query of a row is its newest token.
 
         Returns:
-          Attention output (garbage for queries without a position), and the pages.
+          The attention output (undefined for queries without a position), and the pages.
         """
         i, pages = layer
         batch, steps, _, head_dim = q.shape
@@ -126,14 +128,14 @@ class PagedCache:
             mesh=self.mesh,
             in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
             out_specs=(tokens, stored),
-            check_vma=False,  # the kernel does not say over which axes its result varies
+            check_vma=False,  # the kernel does not declare over which axes its result varies
         )
         out, pages = run(q, new, pages, jnp.asarray(i, jnp.int32), rows, where, lengths)
         return out[..., :head_dim], pages
 
 
 class _Extension:
-    """New tokens are padded at their front: the kernel takes a row's last queries for its newest tokens."""
+    """New tokens are padded at the front, because for the kernel a row's last queries are its newest tokens."""
 
     shared = True
 
@@ -158,7 +160,7 @@ class _Extension:
 
 
 class _Segment:
-    """Every step writes its token. Rows that are not alive write nothing and attend to one position only."""
+    """Every step writes its token. Rows that are not alive write nothing, and attend to one position only."""
 
     shared = True
 
@@ -192,7 +194,7 @@ def page_length(length: int) -> int:
 
 
 def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
-    """Of all pages: rows over the batch axes, heads over `tensor`."""
+    """The sharding of all pages: rows over the batch axes, heads over `tensor`."""
     return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
 
 
@@ -225,7 +227,7 @@ def _on_shard(
         jnp.array([active], jnp.int32),
         sm_scale=scale,
         sliding_window=window,
-        # Given, as the kernel would look them up for the device that this process runs on, not the one compiled for.
+        # Passed explicitly, because the kernel would choose them for this process's device, not for the target device.
         num_kv_pages_per_block=min(max(_BLOCK // page, 1), per_row),
         num_queries_per_block=_queries_per_block(active, steps, heads),
         vmem_limit_bytes=_VMEM,
@@ -234,7 +236,7 @@ def _on_shard(
 
 
 def _fork_on_shard(pages: Array, sources: Array, targets: Array, *, span: int) -> Array:
-    """Copies row by row in place: all rows of all layers at once would take as much memory again as they fill."""
+    """Copies row by row in place. Copying all rows of all layers at once would need their memory a second time."""
     _, layers, rows, _, combined, width = pages.shape
     sources = jnp.minimum(sources[0], rows - 1)
     targets = jnp.where(targets[0] < rows, targets[0], sources)  # padding writes what is there
@@ -247,7 +249,7 @@ def _fork_on_shard(pages: Array, sources: Array, targets: Array, *, span: int) -
 
 
 def _queries_per_block(rows: int, steps: int, heads: int) -> int:
-    """No more than there are queries; a power of two where rows are fed more than one token."""
+    """The block size in queries: at most the number of queries; a power of two if rows get more than one token."""
     if steps == 1:
         return min(_DECODE_QUERIES, rows)
     most = min(max(_EXTEND_QUERY_HEADS // heads, _DECODE_QUERIES), rows * steps)

@@ -1,4 +1,4 @@
-"""What writes the turns: our engine, or whatever else can go on with a conversation."""
+"""The interface of policies: the engine, or anything else that can continue a conversation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from routerl_jax.models.images import ImageSource
 
 
 class TurnFailed(Exception):
-    """There is no turn, and will be none: the driver ends the episode with this failure, and goes on with the others."""
+    """The policy failed to write a turn. The driver ends the episode with this failure, and continues the others."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.kind}: {failure.message}")
@@ -22,10 +22,10 @@ class TurnFailed(Exception):
 
 
 class Endpoint:
-    """What a policy is that runs elsewhere, and tells neither its token ids nor their log-probabilities."""
+    """Base class of policies that run elsewhere and reveal neither token ids nor log-probabilities."""
 
     def check(self, forks: int, processes: int) -> None:
-        """Raises ValueError if a run would need them, or would ask everything once for each of its processes."""
+        """Raises ValueError if a run needs these (forks), or has several processes, each of which would send every request."""
         if forks:
             raise ValueError(
                 f"forks={forks}: attempts are forked by log-probabilities, which an endpoint does not tell; take forks=0"
@@ -35,11 +35,11 @@ class Endpoint:
 
 
 class Policy(Protocol):
-    """What agents run with. `Engine` has it, and says what each method does; `llms.policy.ChatModel` is an endpoint in its
-    place, whose token ids are its own and mean nothing to any model.
+    """The interface that agents run with. See `Engine` for the methods. `llms.policy.ChatModel` implements it for an endpoint;
+    its token ids are its own and mean nothing to any model.
 
     Attributes:
-      seed: root of all randomness of the sampling.
+      seed: root of all sampling randomness.
       max_length: most tokens of one conversation.
     """
 
@@ -48,22 +48,22 @@ class Policy(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """From text to the ids that `open` and `feed` take, and back."""
+        """Converts text to the ids that `open` and `feed` take, and back."""
         ...
 
     @property
     def images(self) -> PictureReader | None:
-        """How it sees pictures; None if it sees none."""
+        """How the policy reads pictures; None if it sees none."""
         ...
 
     @property
     def rows(self) -> int:
-        """Conversations that go on at once."""
+        """Number of conversations that run at once."""
         ...
 
     @property
     def busy(self) -> bool:
-        """True if a turn is waiting or under way."""
+        """True if a turn is waiting or running."""
         ...
 
     def open(
@@ -73,11 +73,11 @@ class Policy(Protocol):
         ...
 
     def room(self, stream: Stream) -> int:
-        """Tokens that it may still take."""
+        """Tokens that the conversation may still take."""
         ...
 
     def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
-        """Appends what the policy did not write."""
+        """Appends tokens that the policy did not write."""
         ...
 
     def request(
@@ -90,11 +90,11 @@ class Policy(Protocol):
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
     ) -> None:
-        """Asks for the next turn."""
+        """Requests the next turn."""
         ...
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
-        """Lets conversations share what they have in common; for forks."""
+        """Lets conversations share their common prefix; for forks."""
         ...
 
     def close(self, stream: Stream) -> None:
@@ -102,5 +102,5 @@ class Policy(Protocol):
         ...
 
     def step(self) -> Sequence[tuple[Stream, Generated | TurnFailed]]:
-        """Works until a turn may be over, and returns those that are, or that never will be."""
+        """Works until a turn may be finished. Returns the turns that finished or failed."""
         ...

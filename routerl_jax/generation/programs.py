@@ -1,8 +1,8 @@
 """The engine's device programs: extend rows by given tokens, fork rows, decode a segment, encode images.
 
-Rows live in shards: array dimension 0 of the cache is split over the mesh's batch axes, and a program touches rows of a
-shard only from that shard, so no row ever moves between devices. Row indices are local to their shard; an index equal to
-the number of rows is padding (reads give zeros, writes are dropped).
+Rows belong to shards: array dimension 0 of the cache is split over the mesh's batch axes. A program accesses the rows of a
+shard only from that shard, so no row ever moves between devices. Row indices are local to their shard. An index equal to the
+number of rows is padding (reads give zeros, writes are dropped).
 
 Dimensions: D shards, R rows per shard, A rows of a shard in this call, B = D * A, S new tokens or decode steps, P span of
 cached positions that the call may read, Q automaton states, V vocabulary.
@@ -29,7 +29,7 @@ from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
-Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a program (or only its shape)
+Host = Array | np.ndarray | jax.ShapeDtypeStruct  # an argument made on the host, or only its shape
 
 
 @functools.partial(
@@ -52,7 +52,7 @@ Host = Array | np.ndarray | jax.ShapeDtypeStruct  # made on the host, given to a
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeInputs:
-    """What the host says about each row of a decode segment."""
+    """The host's inputs for each row of a decode segment."""
 
     rows: Int[Host, "D A"]  # local row, or R for padding
     starts: Int[Host, "D A"]  # tokens in the cache
@@ -60,12 +60,12 @@ class DecodeInputs:
     tokens: Int[Host, "D A"]  # the newest token, not in the cache yet
     limits: Int[Host, "D A"]  # most tokens to sample here; 0 for padding
     states: Int[Host, "D A"]  # stop automaton states
-    stop_masks: UInt32[Host, "D A"]  # which stops count for the row
+    stop_masks: UInt32[Host, "D A"]  # bits of the stops that apply to the row
     identity: UInt32[Host, "D A 3"]  # example hash, sample index, turn
     temperature: Float[Host, "D A"]
     top_p: Float[Host, "D A"]
     top_k: Int[Host, "D A"]
-    # tokens that are taken instead of drawn ones, -1 elsewhere; None: there are none
+    # tokens to take instead of sampled ones, -1 elsewhere; None: there are none
     given: Int[Host, "D A S"] | None = None
 
 
@@ -74,7 +74,7 @@ class DecodeInputs:
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOutputs:
-    """What a decode segment sampled."""
+    """The outputs of a decode segment."""
 
     tokens: Int[Array, "D A S"]
     logprobs: Float[Array, "D A S"]
@@ -98,10 +98,10 @@ def extend(
     *,
     span: int,
 ) -> KVCache:
-    """Feeds `counts` given tokens to each row, whose first `starts` positions are cached already (starts <= span).
+    """Feeds `counts` given tokens to each row, whose first `starts` positions are already cached (starts <= span).
 
-    `positions` are the tokens' rotary positions (time, row and column for models that see); where a token is cached follows
-    from `starts` alone. Tokens of images take the place of `image_index` in their shard's `image_values`; -1: none.
+    `positions` are the tokens' rotary positions (time, row and column for vision models); the position in the cache follows
+    from `starts` alone. A token with `image_index` >= 0 gets that feature of its shard's `image_values`; -1: no image.
     """
     model: Decoder = nnx.merge(graph, params)
     rows, starts, tokens, positions, counts = _by_shard(mesh, (rows, starts, tokens, positions, counts))
@@ -148,9 +148,9 @@ def decode(
     span: int,
     truncate: bool,
 ) -> tuple[KVCache, DecodeOutputs]:
-    """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running."""
+    """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running."""
     model: Decoder = nnx.merge(graph, params)
-    # A slice of stacked weights is a copy on CPUs and GPUs, as large as the model: once a call, and not in every step.
+    # Slicing stacked weights copies them on CPUs and GPUs. Done here, it happens once per call and not in every step.
     layers = None if on_tpu(mesh) else model.layer_weights()
     shards, active = inputs.rows.shape
     batch = shards * active
@@ -231,13 +231,13 @@ def decode(
 
 
 def _by_shard(mesh: Mesh, tree: Any) -> Any:
-    """Keeps what belongs to rows on their shards' devices: without it, devices may all compute everything."""
+    """Constrains arrays of rows to their shards' devices. Without it, every device may compute everything."""
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(jnp.asarray(x), batch_sharding(mesh)), tree)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The jitted programs of one engine; the cache is donated."""
+    """The jitted programs of one engine. The cache is donated to them."""
 
     extend: Any
     fork: Any
@@ -255,7 +255,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
             donate_argnames=("cache",),
             out_shardings=cache_shardings,
         ),
-        fork=jax.jit(  # a partial, as its compilations would be counted together with those of other engines
+        fork=jax.jit(  # a partial, so that its compilations are counted separately from those of other engines
             functools.partial(fork),
             static_argnames=("span",),
             donate_argnames=("cache",),

@@ -1,4 +1,4 @@
-"""Which conversation holds which row of the KV cache, and its place in the arrays of a program call."""
+"""Assigns rows of the KV cache to conversations, and places them in the arrays of a program call."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 from routerl_jax.parallel.mesh import on_cpu
 
 SEGMENT = 32  # decode steps of one call
-LEAVE_FRACTION = 0.5  # a call ends when no larger share of its rows still decodes
-PREFILL_TOKENS = 16_384  # of a shard in one call: more of them are no faster, but scores and copied keys grow with them
+LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
+PREFILL_TOKENS = (
+    16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
+)
 
 
 class HoldsRow(Protocol):
@@ -26,10 +28,10 @@ S = TypeVar("S", bound=HoldsRow)
 
 
 def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: float) -> None:
-    """Complains about sizes of an engine with which nothing would ever be generated.
+    """Checks the sizes of an engine.
 
     Raises:
-      ValueError: these are such.
+      ValueError: nothing could ever be generated with them.
     """
     for name, value in (("rows", rows), ("max_length", max_length), ("segment", segment)):
         if value < 1:
@@ -39,7 +41,7 @@ def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: flo
 
 
 class RowTable:
-    """Hands out rows of a sharded cache; a row is (shard, local index). Deterministic: same calls, same rows."""
+    """Hands out rows of a sharded cache; a row is (shard, local index). Deterministic: equal calls give equal rows."""
 
     def __init__(self, shards: int, rows_per_shard: int) -> None:
         self.shards = shards
@@ -67,11 +69,11 @@ class RowTable:
 
 
 class Placement(Generic[S]):
-    """Places row holders into the [shards, active rows] arrays of a program call; iterates over (place, holder).
+    """Places row holders into the [shards, active rows] arrays of a program call. Iterates over (index, holder).
 
     Attributes:
-      shape: shards, and the fullest shard's number of holders rounded up to one of `sizes`.
-      rows: local row index at each place; `rows_per_shard`, which is no row, at empty places.
+      shape: number of shards, and the fullest shard's number of holders, rounded up to one of `sizes`.
+      rows: local row at each index; `rows_per_shard`, which is no row, at unused indices.
     """
 
     def __init__(self, table: RowTable, sizes: tuple[int, ...], holders: Sequence[S]) -> None:
@@ -93,10 +95,10 @@ class Placement(Generic[S]):
         return iter(self._places)
 
     def gather(self, value: Callable[[S], Any], dtype: Any = np.int32) -> np.ndarray:
-        """value(holder) at each holder's place, 0 elsewhere."""
+        """value(holder) at each holder's index, 0 elsewhere."""
         result = np.zeros(self.shape, dtype)
-        for place, holder in self._places:
-            result[place] = value(holder)
+        for slot, holder in self._places:
+            result[slot] = value(holder)
         return result
 
 
@@ -111,9 +113,9 @@ def ladder(low: int, high: int, factor: int = 2) -> tuple[int, ...]:
 
 
 def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
-    """How many rows of a shard a prefill call may feed: every size is a program.
+    """The numbers of rows per shard that a prefill call may have. Every size is a program of its own.
 
-    Fewer than eight take no less time than eight on an accelerator, but on a CPU every row is paid for.
+    On an accelerator, fewer than eight rows take as long as eight. On a CPU, every row costs time.
     """
     sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
     small = (1, 2, 4) if on_cpu(mesh) else ()
@@ -121,11 +123,10 @@ def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
 
 
 def prefill_steps(missing: int, sizes: tuple[int, ...], mesh: Mesh) -> int:
-    """How many tokens of a row, one of `sizes`, the next prefill call takes of a row that lacks `missing`.
+    """The number of tokens per row, one of `sizes`, in the next prefill call of a row with `missing` tokens to feed.
 
-    An accelerator takes them all at once, as far as the largest size goes. A CPU pays for padding like for tokens, and
-    takes a size that it can fill wherever more than the smallest size would be padding. A row's calls don't depend on
-    other rows.
+    An accelerator feeds all at once, up to the largest size. A CPU pays for padding as for tokens: if the padding would exceed
+    the smallest size, it uses a size that the row fills. The calls of a row do not depend on other rows.
     """
     steps = round_up(min(missing, sizes[-1]), sizes, "new tokens of a row in a call")
     if on_cpu(mesh) and steps - missing > sizes[0]:
@@ -139,13 +140,13 @@ def most_rows(sizes: tuple[int, ...], steps: int) -> int:
 
 
 def in_parts(holders: Sequence[S], most: int) -> list[list[S]]:
-    """Row holders, in order, in as few groups as have at most `most` of any shard."""
-    seen: collections.Counter[int] = collections.Counter()
+    """Splits row holders, in order, into the fewest groups with at most `most` holders of any shard."""
+    counts: collections.Counter[int] = collections.Counter()
     parts: list[list[S]] = []
     for holder in holders:
         assert holder.row is not None
-        part = seen[holder.row[0]] // most
-        seen[holder.row[0]] += 1
+        part = counts[holder.row[0]] // most
+        counts[holder.row[0]] += 1
         if part == len(parts):
             parts.append([])
         parts[part].append(holder)
@@ -153,7 +154,7 @@ def in_parts(holders: Sequence[S], most: int) -> list[list[S]]:
 
 
 def round_up(value: int, sizes: tuple[int, ...], what: str) -> int:
-    """The smallest size that holds `value`. Raises ValueError if none does; `what` is counted, for the message."""
+    """The smallest of `sizes` that is at least `value`. Raises ValueError if none is; `what` names the value."""
     for size in sizes:
         if size >= value:
             return size

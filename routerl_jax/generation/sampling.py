@@ -1,4 +1,4 @@
-"""Sampling one token per row: temperature, top-k, top-p, greedy; a pure function of the row's logits and its key."""
+"""Samples one token per row: temperature, top-k, top-p, greedy. A pure function of the row's logits and its key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-_BLOCK = 128  # the cumulative distribution is searched in two levels: which block of ids, then which id in it
+_BLOCK = 128  # the cumulative distribution is searched in two levels: first the block of ids, then the id in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ GREEDY = Sampling(temperature=0.0)
 
 
 def row_keys(seed: Int[Array, ""], identity: UInt32[Array, "B 3"]) -> Array:
-    """One PRNG key per row from (seed, example hash, sample index, turn), independent of slots and neighbours, [B]."""
+    """One PRNG key per row from (seed, example hash, sample index, turn), [B]. It does not depend on the row or other rows."""
 
     def one(parts: Array) -> Array:
         key = jax.random.key(seed)
@@ -74,11 +74,11 @@ def sample_tokens(
     peak = scaled.max(axis=-1, keepdims=True)
     weights = jnp.exp(scaled - peak)
     total = weights.sum(axis=-1)
-    kept = weights if top_p is None or top_k is None else _truncate(weights, top_p, top_k)
+    allowed = weights if top_p is None or top_k is None else _truncate(weights, top_p, top_k)
     uniforms = jax.vmap(lambda key, position: jax.random.uniform(jax.random.fold_in(key, position), (2,)))(
         keys, positions
     )
-    drawn = _inverse_cdf(kept, uniforms)
+    drawn = _inverse_cdf(allowed, uniforms)
     token = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
     chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
     return token, chosen - peak[:, 0] - jnp.log(total)
@@ -95,10 +95,11 @@ def token_logprobs(
 
 
 def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: Int[Array, " B"]) -> Float[Array, "B V"]:
-    """Zeroes what is outside the top k, then outside the smallest set of the rest that holds mass p (ties are kept).
+    """Zeroes weights outside the top k, then those outside the smallest set of the rest with mass p (ties are kept).
 
-    p = 1 keeps all of the rest, whatever the sums' rounding says: a row without truncation stays exactly as it is. Nothing is
-    sorted: non-negative floats order like their bits, which are found one by one, so a vocabulary that is split stays so.
+    p = 1 keeps all of the rest, whatever the rounding of sums: a row without truncation is returned unchanged. Nothing is
+    sorted. Non-negative floats have the order of their bit patterns, so the threshold is found bit by bit, and a sharded
+    vocabulary stays sharded.
     """
     size = weights.shape[-1]
     bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
@@ -121,7 +122,7 @@ def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: In
 def _largest(
     holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], wanted: Bool[Array, ""]
 ) -> Int[Array, "B 1"]:
-    """Bits of the largest float for which `holds`, as it does from `start`, 0, up to some float; `start` if not wanted."""
+    """Bits of the largest float for which `holds` is true; it must be true from 0 up to some float. `start` if not wanted."""
 
     def bit(i: Int[Array, ""], found: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
         trial = found | (1 << (30 - i))
@@ -131,7 +132,7 @@ def _largest(
 
 
 def _inverse_cdf(weights: Float[Array, "B V"], uniforms: Float[Array, "B 2"]) -> Int[Array, " B"]:
-    """Draws ids in proportion to non-negative weights, with one uniform for the block and one inside it."""
+    """Draws ids in proportion to non-negative weights, with one uniform number for the block and one within it."""
     rows, size = weights.shape
     width = min(_BLOCK, size)
     blocks = -(-size // width)

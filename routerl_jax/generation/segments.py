@@ -1,4 +1,4 @@
-"""The KV cache for CPUs and GPUs: cached keys are read-only during a call, new ones go to a buffer, all in plain XLA."""
+"""The KV cache for CPUs and GPUs, in plain XLA. Cached keys are read-only during a call, and new ones go to a buffer."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class _Extension:
 
 
 class _Segment:
-    """What rows have cached is read once, with room behind it for the call's new keys and values, at the same index for all
-    rows; they go to the rows' own places once, at the end."""
+    """The cached keys and values of the rows are read once, with room behind them for the new ones of this call, at the same
+    index for all rows. The new ones are written to the rows themselves once, at the end."""
 
     shared = False
 
@@ -116,16 +116,16 @@ class _Segment:
     def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
         flat, indices = self._starts.reshape(-1, 1), jnp.arange(self._span + self._steps)
         new = indices >= self._span
-        seen = jnp.where(new, indices - self._span <= step, indices < flat)[:, None]
+        visible = jnp.where(new, indices - self._span <= step, indices < flat)[:, None]
         distance = jnp.where(new, self._span + step - indices, flat + step - indices)[:, None]
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            place = self._span + step
+            index = self._span + step
             keys, values = (
-                jax.lax.dynamic_update_slice_in_dim(held, x.transpose(0, 2, 1, 3), place, axis=2)
+                jax.lax.dynamic_update_slice_in_dim(held, x.transpose(0, 2, 1, 3), index, axis=2)
                 for held, x in zip(layer, (k, v))
             )
-            mask = seen if window is None else seen & (distance < window)
+            mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
         return attend
@@ -147,12 +147,12 @@ class _Segment:
 
 def _read(layer: Array, rows: Array, span: int) -> Array:
     """Cached entries of some rows, [D, A, P, K, H] -> [B, K, P, H]."""
-    taken = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(layer, rows)
-    return taken.reshape(-1, *taken.shape[2:]).transpose(0, 2, 1, 3)
+    entries = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(layer, rows)
+    return entries.reshape(-1, *entries.shape[2:]).transpose(0, 2, 1, 3)
 
 
 def _write(layer: Array, rows: Array, positions: Array, values: Array) -> Array:
-    """Writes values [D, A, S, K, H] at (row, position); out-of-range rows or positions are dropped."""
+    """Writes values [D, A, S, K, H] at (row, position). Values at out-of-range rows or positions are dropped."""
     return jax.vmap(lambda shard, row, position, value: shard.at[row[:, None], position].set(value, mode="drop"))(
         layer, rows, positions, values
     )

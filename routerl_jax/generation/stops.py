@@ -17,7 +17,7 @@ STATE_BUCKET = 64  # automata are padded to multiples of this, so that new stop 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StopAutomaton:
-    """Reads sampled tokens and tells which stop strings have just been completed, wherever token borders fall.
+    """Reads sampled tokens and reports which stop strings have just been completed, wherever token borders fall.
 
     Attributes:
       stops: the stop strings, in the order of their bits.
@@ -45,15 +45,15 @@ class StopAutomaton:
 
 
 class StopTables:
-    """The automaton of all stop strings asked for so far, on the devices; grows when new ones are added.
+    """The automaton of all stop strings requested so far, on the devices. It grows when new ones are added.
 
-    Old stop strings keep their bits and states, so turns under way read on.
+    Old stop strings keep their bits and states, so running turns can continue.
 
     Args:
       token_bytes: the bytes behind each id.
       eos_ids: ids that always end a turn.
       size: vocabulary size of the model.
-      sharding: where the tables live.
+      sharding: sharding of the tables.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StopTables:
         """Makes sure that the automaton knows these stop strings.
 
         Raises:
-          ValueError: an empty one, or more than `MAX_STOPS` different ones so far; nothing is added then.
+          ValueError: a stop string is empty, or there would be more than `MAX_STOPS` different ones; nothing is added then.
         """
         new = tuple(dict.fromkeys(stop for stop in stops if stop not in self._stops))
         if new:
@@ -82,7 +82,7 @@ class StopTables:
     def current(self) -> tuple[StopAutomaton, jax.Array, jax.Array]:
         """The automaton, and its transition and hit tables on the devices.
 
-        Stop strings may be added meanwhile, by agents whose searches have ended: they are in the next one.
+        Agents may add stop strings while a segment decodes; the next automaton has them.
         """
         stops, built = self._stops, self._built
         if built is None or built[0].stops != stops:

@@ -1,4 +1,4 @@
-"""A conversation as the engine sees it, a turn that it is asked for, and what comes back."""
+"""The engine's view of a conversation, the request for a turn, and the finished turn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Request:
 
     stops: tuple[str, ...]
     sampling: Sampling
-    remaining: int  # tokens this turn may still sample
+    remaining: int  # tokens that this turn may still sample
     automaton_state: int = 0
     sampled: int = 0
-    given: tuple[int, ...] = ()  # what it begins with
+    given: tuple[int, ...] = ()  # tokens with which the turn begins
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-    """A finished turn: its token ids, why it ended and, if a stop string ended it, which."""
+    """A finished turn: its token ids, why it ended, and the stop string if one ended it."""
 
     tokens: list[int]
     stop_reason: StopReason
@@ -32,9 +32,9 @@ class Generated:
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Stream:
-    """One conversation as the engine sees it."""
+    """The engine's state of one conversation."""
 
-    identity: tuple[int, int]  # (hash of the example id, sample index): what its randomness depends on
+    identity: tuple[int, int]  # (hash of the example id, sample index): seeds its randomness
     ledger: Ledger
     turn: int = 0
     row: tuple[int, int] | None = None
@@ -42,17 +42,19 @@ class Stream:
     request: Request | None = None
     last_used: int = 0
     example_id: str = ""
-    forced: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # fed in the policy's place: start, stop
-    usage: Usage | None = None  # of an endpoint's replies
+    forced: list[tuple[int, int]] = dataclasses.field(
+        default_factory=list
+    )  # (start, stop) of tokens fed in place of the policy
+    usage: Usage | None = None  # usage of an endpoint's replies
 
     @property
     def name(self) -> str:
-        """The conversation in messages."""
+        """Name of the conversation for messages."""
         return f"the conversation of example {self.example_id!r}, sample {self.identity[1]},"
 
     @property
     def turn_request(self) -> Request:
-        """The request of the turn under way."""
+        """The request of the present turn."""
         assert self.request is not None, "the conversation has no turn under way"
         return self.request
 
@@ -70,8 +72,11 @@ class EngineStats:
 
 
 class DoesNotFit(ValueError):
-    """A conversation has no room for what is fed to it, or for a turn. The driver ends such an episode there, without an answer
-    (`truncated`), and goes on with the others; an agent may catch it, or look at `Conversation.room` first."""
+    """A conversation has no room for the tokens fed to it, or for a turn.
+
+    The driver ends such an episode there, without an answer (`truncated`), and continues the others. An agent may catch this
+    error, or check `Conversation.room` first.
+    """
 
 
 class PromptTooLong(DoesNotFit):

@@ -14,15 +14,15 @@ from routerl_jax.parallel.sharding import shardings
 
 
 class WeightCopier:
-    """Makes the engine's weights from the learner's, by one jitted program, or passes them on where they fit already.
+    """Makes the engine's weights from the learner's with one jitted program, or passes them on if they fit already.
 
-    Decoding reads every weight for each token: a layout that shards them over `fsdp` would gather all of them every
-    step, and float32 weights that are computed with in bfloat16 would be read at twice their size.
+    Decoding reads every weight for each token. With a layout that shards weights over `fsdp`, every step would gather all of
+    them. With float32 weights for computations in bfloat16, it would read twice the bytes.
 
     Args:
-      mesh: of the learner's weights and the engine.
-      layout: of parallel.sharding.LAYOUTS; empty: the learner's weights are taken as they are.
-      dtype: of the copy's parameters.
+      mesh: mesh of the learner's weights and of the engine.
+      layout: one of parallel.sharding.LAYOUTS; empty: the learner's weights are used unchanged.
+      dtype: dtype of the copy's parameters.
     """
 
     def __init__(self, mesh: Mesh, layout: str, dtype: Any) -> None:
@@ -30,15 +30,15 @@ class WeightCopier:
         self._copy: Any = None
 
     def __call__(self, params: nnx.State) -> nnx.State:
-        """The engine's weights; the same arrays if these lie as wanted."""
+        """The engine's weights; the same arrays if their layout and dtype fit."""
         if not self._layout:
             return params
         target = self.abstract(params)
-        wanted = jax.tree.leaves(target)
-        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), wanted, strict=True)):
+        targets = jax.tree.leaves(target)
+        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), targets, strict=True)):
             return params
         if self._copy is None:
-            dtypes = [want.dtype for want in wanted]
+            dtypes = [want.dtype for want in targets]
 
             def copy(params: nnx.State) -> nnx.State:
                 leaves, tree = jax.tree.flatten(params)
@@ -48,7 +48,7 @@ class WeightCopier:
         return self._copy(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
-        """Shapes, dtypes and shardings of the copy of `params` (values or abstract)."""
+        """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""
 
         def one(variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
             value = variable.get_value()
@@ -61,7 +61,7 @@ class WeightCopier:
 
 
 def mesh_of(model: Decoder) -> Mesh:
-    """The mesh that the weights were placed on; one device if on none."""
+    """The mesh on which the weights were placed; one device if there is none."""
     for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)):
         if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
             return cast(Mesh, leaf.sharding.mesh)

@@ -1,4 +1,4 @@
-"""What a knowledge base is to everybody else, and the registry of kinds that `load_kb` opens."""
+"""The interface of knowledge bases, and the registry of their kinds, which `load_kb` opens."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 
 class KnowledgeBase(abc.ABC):
-    """Passages that can be searched by many queries at once; safe to use from several threads.
+    """Passages that many queries can search at once. Safe to use from several threads.
 
-    A kind implements `_search`; what is common to all, the checks and the treatment of empty queries, is here.
+    A kind implements `_search`. This class has the common parts: checks, and the treatment of blank queries.
 
     Attributes:
-      reads: what queries may hold, "text", "image" or both; and "question" and "url", where what is found depends on the user's
-        question that a query is asked for, and on where its picture stands on the web.
-      cost: of one query, in units of one dense search; a number that is the same in every run, for rewards.
-      has_pictures: `pictures` gives the picture of any passage by its id.
+      reads: the parts of a query that it uses: "text", "image" or both; also "question" and "url" if results depend on the
+        user's question behind a query, or on the web address of its picture.
+      cost: cost of one query, in units of a dense search. It is the same in every run, for rewards.
+      has_pictures: whether `pictures` returns the picture of any passage by its id.
     """
 
     name: str
@@ -42,33 +42,35 @@ class KnowledgeBase(abc.ABC):
 
     @abc.abstractmethod
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
-        """Results for queries that are not blank: strings, or TextAndImage where there is more than a text.
+        """Results for queries that are not blank: strings, or TextAndImage if there is more than a text.
 
-        They may be `TimedResults`, if it is known what each query took; else each has its part of the time of all.
+        The results may be `TimedResults`, if the time of each query is known. Otherwise the time of the call is divided
+        equally.
         """
 
     def stage_counts(self) -> Counts:
-        """What its stages were asked and how that ended, since it was opened; {} for a kind that counts nothing."""
+        """Counts of the requests to its stages, and of their outcomes, since it was opened; {} for a kind that counts
+        nothing."""
         return {}
 
     @property
     def listing(self) -> KnowledgeBase:
-        """The same, whose passages lack pictures that would have to be sent here: `pictures` gives those that are wanted."""
+        """The same knowledge base, but passages lack pictures that a server would have to send. `pictures` fetches these."""
         return self
 
     def pictures(self, ids: Sequence[str]) -> list[str]:
-        """The pictures of passages, as `Passage.image` has them ("" of one that has none).
+        """The pictures of passages, in the form of `Passage.image` ("" for a passage without a picture).
 
         Raises:
-          ValueError: an id that there is not, or a kind without `has_pictures`.
+          ValueError: an id is unknown, or the kind lacks `has_pictures`.
         """
         raise ValueError(f"knowledge base {self.name!r} gives no pictures by the ids of passages")
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
         """The k best passages for each query (all, if there are fewer), best first, with their scores.
 
-        A blank query finds nothing and takes no time. What a query finds doesn't depend on the others of the call; `seconds`
-        of the result are the time of each alone.
+        A blank query finds nothing and takes no time. The results of a query do not depend on the others of the call. `seconds`
+        of the result are the times of the single queries.
 
         Raises:
           ValueError: k is not a whole number of at least 1, `queries` is not a list of strings (or of TextAndImage, for
@@ -79,23 +81,23 @@ class KnowledgeBase(abc.ABC):
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r} must be a whole number of at least 1")
         read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
-        asked = [i for i, query in enumerate(read) if not is_blank(query)]
+        filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
         times = [0.0] * len(results)
-        if asked:
-            answers, seconds = timed_search(self._search, [read[i] for i in asked], k)
-            if len(answers) != len(asked):
+        if filled:
+            answers, seconds = timed_search(self._search, [read[i] for i in filled], k)
+            if len(answers) != len(filled):
                 raise ValueError(
-                    f"knowledge base {self.name!r} gave {len(answers)} results for {len(asked)} queries: "
+                    f"knowledge base {self.name!r} gave {len(answers)} results for {len(filled)} queries: "
                     f"{type(self).__name__}._search must give one list of passages per query"
                 )
-            for i, found, taken in zip(asked, answers, seconds):
-                results[i], times[i] = found, taken
+            for i, passages, elapsed in zip(filled, answers, seconds):
+                results[i], times[i] = passages, elapsed
         return TimedResults(results, times)
 
 
 class Opener(Protocol):
-    """Makes a knowledge base of an opened store; `index` and `encoder` stand in for those of the manifest."""
+    """Makes a knowledge base from an opened store. `index` and `encoder`, if given, replace those of the manifest."""
 
     def __call__(
         self, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None
@@ -106,11 +108,11 @@ KB_KINDS: Registry[Opener] = Registry("kind of knowledge base")
 
 
 class Builder(NamedTuple):
-    """How a kind is built: the class of its configuration and what makes the directory.
+    """How a kind is built: the class of its configuration and the function that makes the directory.
 
     The class is a dataclass with a field `kind` and a default for every field.
     `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
-    `digest(corpus)` is what its kb.json holds as `corpus_sha256`.
+    `digest(corpus)` is the value of `corpus_sha256` in its kb.json.
     """
 
     config: type

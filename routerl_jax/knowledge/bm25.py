@@ -1,4 +1,4 @@
-"""BM25 through bm25s: words instead of vectors, the cheap baseline. Its index is mapped from disk, not loaded."""
+"""BM25 through bm25s: search by words instead of vectors, a cheap baseline. The index is mapped from disk, not loaded."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passag
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
 _BLOCK = 8192  # passages read at a time
-_WORD = r"(?u)\b\w\w+\b"  # of two letters or more, as bm25s's own default
-_COST = 0.1  # of a dense search: no encoder
+_WORD = r"(?u)\b\w\w+\b"  # words of two letters or more, as in bm25s's default
+_COST = 0.1  # in units of a dense search; there is no encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Words:
-    """What a text's words are, and what they count."""
+    """How a text is split into words, and how they are weighted."""
 
-    stemmer: str = "english"  # a language of PyStemmer (Snowball); "": words as they are
+    stemmer: str = "english"  # a language of PyStemmer (Snowball); "": no stemming
     stopwords: str = "english"  # bm25s's list of words that are left out; "": none
-    method: str = "lucene"  # which BM25: lucene or atire
-    k1: NonNegative = 1.2  # how soon more occurrences of a word stop to matter
-    b: Fraction = 0.75  # how much a long passage is held against it, 0 to 1
+    method: str = "lucene"  # variant of BM25: lucene or atire
+    k1: NonNegative = 1.2  # saturation of the weight of repeated words
+    b: Fraction = 0.75  # penalty for long passages, 0 to 1
 
     def __post_init__(self) -> None:
-        if self.method not in ("lucene", "atire"):  # the others give scores to passages without any of the words
+        if self.method not in ("lucene", "atire"):  # other variants give scores to passages without any of the words
             raise ValueError(f"method={self.method!r} is not one of lucene, atire")
 
     def tokenizer(self) -> Any:
-        """bm25s's tokenizer; ValueError for a language that isn't there."""
+        """bm25s's tokenizer. Raises ValueError for an unknown language."""
         bm25s, stemmers = _libraries()
         if self.stemmer and self.stemmer not in stemmers.algorithms():
             raise ValueError(f"stemmer={self.stemmer!r} is not one of {', '.join(stemmers.algorithms())}")
@@ -68,22 +68,22 @@ class Words:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Bm25Config:
-    """What `build_bm25` makes."""
+    """Configuration of `build_bm25`."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    name: str = ""  # name of the knowledge base; default: that of its directory
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
     words: Words = dataclasses.field(default_factory=Words)
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
 
 class Bm25KB(KnowledgeBase):
-    """Passages found by the words that they share with the query, title included; none of them, none found.
+    """Finds passages by the words that they share with the query, title included. Passages without a shared word are not found.
 
-    Scores are BM25's, ties go to the passage that comes first. A query costs time in proportion to the corpus.
+    Scores are BM25's; ties go to the passage that comes first. The time of a query is proportional to the corpus.
     """
 
     cost = _COST
@@ -97,7 +97,7 @@ class Bm25KB(KnowledgeBase):
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Bm25KB:
-        """Opens a built store; it has one index and no encoder, so neither can be replaced."""
+        """Opens a built store. It has one index and no encoder, so neither can be replaced."""
         if index is not None or encoder is not None:
             raise ValueError(f"{store.directory} is of kind bm25, which has no vectors: leave out index and encoder")
         bm25s, _ = _libraries()
@@ -118,12 +118,12 @@ class Bm25KB(KnowledgeBase):
         return len(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found = [self._best(query, k) for query in queries]
-        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+        best = [self._best(query, k) for query in queries]
+        rows = np.unique(np.concatenate([ids for ids, _ in best]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
             [dataclasses.replace(passages[i], score=score) for i, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in found
+            for ids, scores in best
         ]
 
     def _best(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
@@ -142,10 +142,10 @@ class Bm25KB(KnowledgeBase):
 
 
 def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
-    """Builds a BM25 knowledge base from `config.corpus`. Nothing is at `directory` before all is done.
+    """Builds a BM25 knowledge base from `config.corpus`. `directory` appears only when it is complete.
 
     Raises:
-      ValueError: names the file, row or config key that is at fault, or the package that is missing.
+      ValueError: a file, a row or a setting is wrong, or a package is missing; names it.
     """
 
     def read(path: pathlib.Path) -> Iterable[Passage]:
@@ -154,7 +154,7 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
         return read_corpus(path, split=split_of(config.passage_words, config.least_words))
 
     source = corpus_source(config.corpus, "the file or directory of passages", read, check=corpus_files)
-    config.words.tokenizer()  # says what is missing before anything is written
+    config.words.tokenizer()  # raises if a package is missing, before anything is written
     clock = Clock()
     fingerprint = digest_of([FORMAT, source.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
@@ -173,7 +173,7 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
 
 
 def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
-    """Makes DIRECTORY/index of DIRECTORY/passages. Holds 8 bytes per word of the corpus, and about 20 per different
+    """Makes DIRECTORY/index from DIRECTORY/passages. Needs memory of 8 bytes per word of the corpus, and about 20 per distinct
     word of each passage."""
     bm25s, _ = _libraries()
     tokenizer, passages = words.tokenizer(), StoredPassages(directory, memory_limit=0, hint="")

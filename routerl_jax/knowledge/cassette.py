@@ -1,8 +1,8 @@
-"""Cassettes: every tool call and its reply on a tape, so that a run can be repeated without the tool.
+"""Cassettes record every tool call and its reply on a tape, so that a run can be repeated without the tool.
 
-A tape is a JSON Lines file, `{tool, query, k, cost, seconds, passages}` or `{tool, query, k, cost, error: {type, message}}`
-per line; `seconds` are those of the query alone (a tape without them has 0). A call is known by tool, query
-(`query.query_key`) and k: equal calls get equal replies, in whatever order they come.
+A tape is a JSON Lines file with `{tool, query, k, cost, seconds, passages}` or `{tool, query, k, cost, error: {type, message}}`
+per line. `seconds` is the time of the query alone (0 if the tape has none). A call is identified by tool, query
+(`query.query_key`) and k. Equal calls get equal replies, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Cassette:
 
     Args:
       path: the tape, usually `*.jsonl`.
-      mode: "record" starts a new tape; "replay" answers from the tape alone; "auto" answers from it where it can, and
-        otherwise asks the tool and goes on recording. A repeated call gets the recorded reply in all modes.
-      timeout: seconds; a reply that takes longer is recorded and raised as a TimeoutError. Set it to the driver's
-        `tool_timeout`: the driver has given up by then, and a replay of the reply would be another run.
+      mode: "record" starts a new tape. "replay" answers from the tape alone. "auto" answers from the tape if it can, and
+        otherwise asks the tool and records the reply. A repeated call gets the recorded reply in all modes.
+      timeout: seconds. A reply that takes longer is recorded and raised as a TimeoutError. Set it to the driver's
+        `tool_timeout`: the driver has given up by then, so a replay of the reply itself would change the run.
 
-    A tool's exception is part of the record if the call held one query: it is raised again (a RuntimeError under the
-    original class name and with its message); so is a wrong number of results, and a timeout in any case. A call that
-    never comes back is not on the tape. Each reply is on the tape before it is handed out.
+    An exception of the tool is recorded if the call had one query; so is a wrong number of results. A timeout is always
+    recorded. A replay raises the error again, as a RuntimeError under the original class name and with its message. A call that
+    never returns is not on the tape. Each reply is on the tape before it is returned.
 
     Raises:
-      ValueError: unknown mode, a tape to replay that is absent, to record that is there already, or damaged.
+      ValueError: the mode is unknown, the tape to replay is missing, the tape to record exists already, or the tape is damaged.
     """
 
     def __init__(self, path: str | pathlib.Path, mode: Mode = "auto", *, timeout: float = math.inf) -> None:
@@ -76,12 +76,12 @@ class Cassette:
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
-        there = self.path.is_file() and self.path.stat().st_size > 0
+        has_recording = self.path.is_file() and self.path.stat().st_size > 0
         if mode == "replay" and not self.path.is_file():
             raise ValueError(f"{self.path} does not exist: there is nothing to replay. Record it first (mode='record')")
-        if mode == "record" and there:
+        if mode == "record" and has_recording:
             raise ValueError(f"{self.path} holds a recording. Use mode='auto' to go on with it, or another path")
-        if there:
+        if has_recording:
             self._read()
         if mode != "replay":
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,25 +94,25 @@ class Cassette:
         return key in self._replies
 
     def wrap(self, name: str, kb: Searchable | None = None) -> RecordedTool:
-        """The tool `name`, with this tape between it and its callers; `kb` may be None in replay mode."""
+        """The tool `name` behind this tape. `kb` may be None in replay mode."""
         if kb is None and self.mode != "replay":
             raise ValueError(f"tool {name!r}: mode={self.mode!r} needs the knowledge base that it records")
         return RecordedTool(self, name, kb)
 
     def reply(self, key: _Key) -> _Reply | None:
-        """What was recorded for (tool, query, k), None if nothing was."""
+        """The recorded reply for (tool, query, k); None if there is none."""
         return self._replies.get(key)
 
     def cost(self, name: str) -> float:
-        """What a query costs on the tool `name`, as recorded; 1 if nothing was."""
+        """The recorded cost of a query of the tool `name`; 1 if nothing was recorded."""
         return self._costs.get(name, 1.0)
 
     def seconds(self, key: _Key) -> float:
-        """What the recorded search took."""
+        """Seconds of the recorded search."""
         return self._seconds.get(key, 0.0)
 
     def record(self, key: _Key, reply: _Reply, cost: float = 1.0, seconds: float = 0.0) -> None:
-        """Puts a reply on the tape, unless there is one for the same call already."""
+        """Writes a reply to the tape, unless it already has one for the same call."""
         with self._lock:
             if key not in self._replies:
                 self._file.write(_line(key, reply, cost, seconds))
@@ -122,13 +122,13 @@ class Cassette:
                 self._replies[key] = reply
 
     def close(self) -> None:
-        """Closes the tape; nothing can be recorded after that."""
+        """Closes the tape. Nothing can be recorded after that."""
         if self.mode != "replay":
             self._file.close()
 
     def _read(self) -> None:
         lines = self.path.read_bytes().splitlines(keepends=True)
-        if not lines[-1].endswith(b"\n"):  # the process was killed while it wrote this one
+        if not lines[-1].endswith(b"\n"):  # the process was killed while it wrote this line
             torn = lines.pop()
             if self.mode != "replay":
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
@@ -144,18 +144,18 @@ class Cassette:
 
 
 class RecordedTool:
-    """A search tool that goes through a cassette."""
+    """A search tool behind a cassette."""
 
     def __init__(self, cassette: Cassette, name: str, kb: Searchable | None) -> None:
         self.name = name
         self._cassette = cassette
         self._kb = kb
-        # of a tape alone it is not known: what was recorded tells whether the user's question or the picture's URL mattered
+        # unknown if there is only the tape: its entries show whether the user's question or the picture's URL mattered
         self.reads = _ALL if kb is None else frozenset(getattr(kb, "reads", {"text", "image"}))
         self.cost = cassette.cost(name) if kb is None else float(getattr(kb, "cost", 1.0))
 
     def search(self, queries: Sequence[Query], k: int = 5) -> TimedResults:
-        """As the knowledge base's `search`; LookupError with tool and query if a tape to replay lacks the reply."""
+        """Like `search` of a knowledge base. Raises LookupError with tool and query if a replayed tape lacks the reply."""
         queries = [self._as_recorded(query, k) for query in queries]
         keys = [query_key(query) for query in queries]
         unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
@@ -170,11 +170,11 @@ class RecordedTool:
         return TimedResults(results, (self._cassette.seconds((self.name, key, k)) for key in keys))
 
     def _as_recorded(self, query: Query, k: int) -> Query:
-        """The query with what of it the reply depends on."""
+        """The query reduced to the parts on which the reply depends."""
         if self._kb is not None:
             return as_read(query, self.reads)
-        ways = (as_read(query, reads) for reads in (_ALL, {"question"}, {"url"}))
-        recorded = (way for way in ways if (self.name, query_key(way), k) in self._cassette)
+        variants = (as_read(query, reads) for reads in (_ALL, {"question"}, {"url"}))
+        recorded = (variant for variant in variants if (self.name, query_key(variant), k) in self._cassette)
         return next(recorded, as_read(query, ()))
 
     def _ask(self, unknown: dict[str, Query], k: int) -> None:
@@ -195,8 +195,8 @@ class RecordedTool:
                 self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
             raise
         self._check_time(started, keys, k)
-        for key, passages, taken in zip(keys, results, seconds):
-            self._cassette.record((self.name, key, k), list(passages), self.cost, taken)
+        for key, passages, elapsed in zip(keys, results, seconds):
+            self._cassette.record((self.name, key, k), list(passages), self.cost, elapsed)
 
     def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""

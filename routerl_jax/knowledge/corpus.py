@@ -1,4 +1,4 @@
-"""Readers of text corpora, one Passage at a time; what a file holds is told by its name.
+"""Readers of text corpora, one Passage at a time. The name of a file decides how it is read.
 
     .jsonl       a row per line: `{id, title, text}`, or as FlashRAG and Search-R1 have them
                  `{id, contents: "\\"Title\\"\\ntext"}`, or KILT's pages `{wikipedia_id, wikipedia_title, text: [..]}`
@@ -42,26 +42,26 @@ _HINT = (
 
 
 def read_corpus(path: str | pathlib.Path, *, split: Split | None = None) -> Iterator[Passage]:
-    """Passages of a corpus, in its order, with scores 0.
+    """Passages of a corpus, in its order, with score 0.
 
     Args:
-      path: a file, or a directory whose files together are the corpus, or a knowledge base.
-      split: makes passages of so many words of every text, with ids `id#0`, `id#1`, ...; default: Wikipedia dumps and
-        KILT's pages are split into 100 words each, other texts are left whole. A knowledge base's passages always are.
+      path: a file, a directory whose files together are the corpus, or a knowledge base.
+      split: splits every text into passages with ids `id#0`, `id#1`, ... Default: Wikipedia dumps and KILT's pages are split
+        into 100 words each, other texts are left whole. Passages of a knowledge base are never split.
 
     Raises:
-      ValueError: a missing file or unknown extension (at once); while reading, a row that is not JSON, lacks id or
-        text, is empty, or repeats an id, and a file without rows. The message names file, line, key and the fix.
+      ValueError: at once: the file is missing or has an unknown extension. While reading: a row is not JSON, lacks id or text,
+        is empty, or repeats an id, or a file has no rows. The message names file, line, key and the fix.
     """
     path = pathlib.Path(path).expanduser()
     return _stored(path) if _is_built(path) else _passages(path, corpus_files(path), split)
 
 
 def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files that are read, sorted by path; of a knowledge base its manifest.
+    """The files of a corpus, sorted by path; for a knowledge base, its manifest.
 
     Raises:
-      ValueError: nothing there, or a file of a kind that can't be read.
+      ValueError: there is nothing, or a file of a kind that can't be read.
     """
     path = pathlib.Path(path).expanduser()
     if not path.exists():
@@ -81,7 +81,7 @@ def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def corpus_sha256(path: str | pathlib.Path) -> str:
-    """Hex digest of a file's bytes, or of the names and bytes of a directory's files, or of a knowledge base's passages."""
+    """SHA-256 of a file's bytes, of the names and bytes of a directory's files, or of a knowledge base's passages, in hex."""
     path = pathlib.Path(path).expanduser()
     if path.is_file():
         return file_sha256(path)
@@ -109,7 +109,7 @@ def passages_sha256(passages: Iterable[Passage]) -> str:
 
 
 def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
-    """The passages one by one; ValueError if there are none, one is empty, or an id repeats."""
+    """The passages one by one. Raises ValueError if there are none, one is empty, or an id repeats."""
     if not passages:
         raise ValueError("no passages to build a knowledge base from")
     seen: set[str] = set()
@@ -140,7 +140,7 @@ def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | 
 
 
 def new_id(row_id: str, place: Place, seen: dict[str, int]) -> str:
-    """`row_id`, remembered in `seen`; ValueError if it is empty or was there before."""
+    """Returns `row_id` and adds it to `seen`. Raises ValueError if it is empty or was used before."""
     if not row_id.strip():
         raise place.error("key 'id' is empty. Give every row an id of its own")
     if row_id in seen:
@@ -153,8 +153,8 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
     ids = DistinctIds()
     linked: dict[str, int] = {}
     for file in files:
-        if (found := linked_passages(file)) is not None:
-            yield from _linked(found, linked, ids)
+        if (linked_rows := linked_passages(file)) is not None:
+            yield from _linked(linked_rows, linked, ids)
             continue
         for place, passage, page in _READERS[_kind(file) or ""](file):
             if not passage.text.strip():
@@ -170,7 +170,7 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
 
 
 def _linked(found: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
-    """Each passage once, however many tables link to it; `seen` are hashes of texts by id."""
+    """Each passage once, even if several tables link to it. `seen`: hashes of texts by id."""
     for place, passage in found:
         if not passage.text.strip():
             raise place.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
@@ -200,9 +200,7 @@ def _pieces(page: Passage, split: Split) -> Iterator[Passage]:
         yield dataclasses.replace(page, id=f"{page.id}#{number}", text=text)
 
 
-_Read = Iterator[
-    tuple[Place, Passage, bool]
-]  # where it stands, the passage, and whether it is a whole page to be split
+_Read = Iterator[tuple[Place, Passage, bool]]  # its position, the passage, and whether it is a whole page to be split
 
 
 def _from_rows(path: pathlib.Path) -> _Read:
@@ -214,7 +212,7 @@ def _from_rows(path: pathlib.Path) -> _Read:
         if not text.strip():
             key = "text" if "text" in row else "contents"
             raise place.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
-        if place.unit == "item":  # HippoRAG's lists number their passages or leave that to the order
+        if place.unit == "item":  # HippoRAG's lists number their passages explicitly or by their order
             row = {"id": row.get("idx", place.number - 1), **row}
         yield place, Passage(id=string_field(row, "id", place), title=title, text=text), False
 

@@ -1,4 +1,4 @@
-"""What the stages of a tool were asked, what they answered without their service, and how often they failed."""
+"""Counts of requests to the stages of a tool, of answers from a cache, and of failures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import collections
 import threading
 from collections.abc import Mapping
 
-# Stage -> how often it was asked; how many of these were answered from what is kept ("hits", of stages that keep anything);
-# and how many ended in a failure.
+# Stage -> number of requests ("asked"), of answers from a cache ("hits", only for stages with a cache), and of failures.
 Counts = Mapping[str, Mapping[str, int]]
 
 ASKED, HITS, FAILURES = "asked", "hits", "failures"
@@ -17,8 +16,8 @@ class StageCounts:
     """Counters of stages. Safe to use from several threads.
 
     Args:
-      kept: stages that keep answers.
-      others: stages that keep none.
+      kept: stages with a cache.
+      others: stages without a cache.
     """
 
     def __init__(self, *kept: str, others: tuple[str, ...] = ()) -> None:
@@ -29,7 +28,7 @@ class StageCounts:
         }
 
     def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0) -> None:
-        """Counts what happened at a stage."""
+        """Adds to the counts of a stage."""
         with self._lock:
             counts = self._counts[stage]
             counts[ASKED] += asked
@@ -53,7 +52,7 @@ def added(*parts: Counts) -> dict[str, dict[str, int]]:
 
 
 def difference(after: Counts, before: Counts) -> dict[str, dict[str, int]]:
-    """What has been counted in between."""
+    """The counts after, less those before."""
     return {
         stage: {name: value - before.get(stage, {}).get(name, 0) for name, value in counts.items()}
         for stage, counts in after.items()

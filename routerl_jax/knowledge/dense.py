@@ -22,17 +22,17 @@ from routerl_jax.knowledge.index import INDEXES, VectorIndex, opening_backend
 from routerl_jax.knowledge.store import Embedding, Store
 from routerl_jax.knowledge.updated_index import Searcher, UpdatedIndex
 
-_CACHED = 16_384  # vectors that are remembered per encoder
-_WINDOW = 0.002  # seconds in which knowledge bases of one encoder collect what they want embedded
+_CACHED = 16_384  # vectors in the cache of an encoder
+_WINDOW = 0.002  # seconds for which knowledge bases of one encoder collect texts before they are embedded together
 
 
 class QueryCache:
-    """The vectors of the most recent queries; safe to use from several threads.
+    """The vectors of the most recent queries. Safe to use from several threads.
 
     Attributes:
-      computing: held while missing vectors are computed, so that several knowledge bases that are asked the same at the
-        same time embed it once.
-      users: number of knowledge bases that share it.
+      computing: lock that is held while missing vectors are computed, so that several knowledge bases with the same query at
+        the same time embed it once.
+      users: number of knowledge bases that share the cache.
     """
 
     def __init__(self, size: int) -> None:
@@ -44,26 +44,26 @@ class QueryCache:
         self._lock = threading.Lock()
 
     def known(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
-        """The vectors of those (distinct) queries that are here."""
+        """The cached vectors of these (distinct) queries."""
         with self._lock:
-            found = {query: self._vectors[query] for query in queries if query in self._vectors}
-            for query in found:
+            vectors = {query: self._vectors[query] for query in queries if query in self._vectors}
+            for query in vectors:
                 self._vectors.move_to_end(query)
-        return found
+        return vectors
 
     def want(self, prefix: str, texts: Mapping[str, str]) -> None:
-        """Notes texts, by their keys, for whoever computes next."""
+        """Adds texts, by their keys, to those that will be embedded next."""
         with self._lock:
             self._wanted.setdefault(prefix, {}).update(texts)
 
     def take(self, prefix: str) -> dict[str, str]:
-        """All texts that are wanted with a prefix and not here yet, by their keys."""
+        """Takes all wanted texts with a prefix that are not cached yet, by their keys."""
         with self._lock:
             wanted = self._wanted.pop(prefix, {})
             return {key: text for key, text in wanted.items() if key not in self._vectors}
 
     def add(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Keeps vectors, and lets go of the oldest where there are too many."""
+        """Adds vectors, and drops the oldest if there are too many."""
         with self._lock:
             self._vectors.update(vectors)
             while len(self._vectors) > self._size:
@@ -75,24 +75,25 @@ _caches_lock = threading.Lock()
 
 
 def shared_cache(encoder: TextEncoder) -> QueryCache:
-    """The one cache of all knowledge bases that embed their queries with this encoder.
+    """The cache that all knowledge bases with this query encoder share.
 
-    The samples of a question ask the same of different knowledge bases, and embedding takes far longer than searching.
+    The samples of a question often send the same query to different knowledge bases, and embedding takes far longer than
+    searching.
     """
     with _caches_lock:
-        found = _caches.get(id(encoder))
-        if found is None or found[0]() is not encoder:  # an id can be that of an encoder that is gone
+        entry = _caches.get(id(encoder))
+        if entry is None or entry[0]() is not encoder:  # the id may have belonged to a deleted encoder
             for stale in [key for key, (reference, _) in _caches.items() if reference() is None]:
                 del _caches[stale]
-            _caches[id(encoder)] = found = weakref.ref(encoder), QueryCache(_CACHED)
-        return found[1]
+            _caches[id(encoder)] = entry = weakref.ref(encoder), QueryCache(_CACHED)
+        return entry[1]
 
 
 class QueryVectors:
-    """Embeds queries as a store calls for, and remembers the vectors of the most recent ones.
+    """Embeds queries for a store, and caches the vectors of the most recent ones.
 
     Args:
-      cache_size: number of vectors to remember; default: 16,384, together with all others of the same encoder.
+      cache_size: size of a cache of its own; default: the cache of 16,384 vectors that all users of the encoder share.
 
     Raises:
       ValueError: the store has no embeddings.
@@ -105,7 +106,7 @@ class QueryVectors:
         self._encoder, self._directory = encoder, store.directory
 
     def __call__(self, queries: Sequence[str], prefix: str | None = None) -> Float32[np.ndarray, "Q D"]:
-        """One vector per query; with the store's prefix, or another."""
+        """One vector per query, with the store's prefix or another one."""
         prefix = self.prefix if prefix is None else prefix
         texts = {_key(prefix, query): query for query in queries}
         vectors = self.cache.known(list(texts))
@@ -120,12 +121,12 @@ class QueryVectors:
         return result
 
     def _computed(self, texts: dict[str, str], prefix: str) -> dict[str, np.ndarray]:
-        """Vectors by key. A rollout asks several knowledge bases at once: one of them embeds what all of them lack."""
+        """Vectors by key. A rollout asks several knowledge bases at once; one of them embeds the missing texts of all."""
         self.cache.want(prefix, texts)
         if self.cache.users > 1:
             time.sleep(_WINDOW)
         with self.cache.computing:
-            vectors = self.cache.known(list(texts))  # another may have been faster
+            vectors = self.cache.known(list(texts))  # another thread may have computed them
             own = {key: text for key, text in texts.items() if key not in vectors}
             if not own:
                 return vectors
@@ -135,7 +136,7 @@ class QueryVectors:
             except Exception:
                 if len(wanted) == len(own):
                     raise
-                fresh = self._embedded(own, prefix)  # another's text may be to blame
+                fresh = self._embedded(own, prefix)  # the failure may be due to another's text
             self.cache.add(fresh)
         return vectors | fresh
 
@@ -146,10 +147,10 @@ class QueryVectors:
 
 
 def query_rows() -> int:
-    """Rows of every encoder call for queries, full or not: a query's vector must not depend on how many come with it.
+    """The fixed number of rows of encoder calls for queries, so that a query's vector does not depend on the others.
 
-    A search of a rollout has about four queries that are new. On a CPU, 8 rows would embed many 20 % faster, and these in
-    twice the time; an accelerator takes hardly longer for 64 than for four.
+    A search of a rollout has about four new queries. On a CPU, 8 rows would embed many queries 20 % faster, but four of them in
+    twice the time. An accelerator takes hardly longer for 64 than for four.
     """
     return 4 if jax.default_backend() == "cpu" else 64
 
@@ -159,14 +160,14 @@ def _key(prefix: str, query: str) -> str:
 
 
 def stored_embedding(store: Store) -> Embedding:
-    """How a store's passages became vectors; ValueError for a kind that has none."""
+    """How a store's passages became vectors. Raises ValueError for a kind without vectors."""
     if store.manifest.embedding is None:
         raise ValueError(f"{store.directory} ({store.manifest.kind}) has no embeddings to search in. {store.hint}")
     return store.manifest.embedding
 
 
 def query_encoder(store: Store, encoder: str | TextEncoder | None, mesh: Mesh | None) -> TextEncoder:
-    """The encoder of a store's queries: the one that its kb.json names (shared), or the given one if it is the same.
+    """The encoder of a store's queries: the (shared) one of its kb.json, or the given one if it is the same.
 
     Raises:
       ValueError: the store has no embeddings, or the encoder has other weights or another tokenizer.
@@ -177,8 +178,8 @@ def query_encoder(store: Store, encoder: str | TextEncoder | None, mesh: Mesh | 
         built_with, built = embedding.query_encoder, embedding.query_digest
     chosen = encoder or built_with
     model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
-    found = encoder_digest(model)
-    if built and found and built != found:
+    digest = encoder_digest(model)
+    if built and digest and built != digest:
         name = f"the encoder {chosen!r}" if isinstance(chosen, str) else "the given encoder"
         raise ValueError(
             f"{name} is not what {store.directory} was built with: its weights or tokenizer have another digest "
@@ -189,13 +190,13 @@ def query_encoder(store: Store, encoder: str | TextEncoder | None, mesh: Mesh | 
 
 
 class DenseKB(KnowledgeBase):
-    """Passages found by the inner product of embeddings. Both kinds, text and table, are searched in the same way.
+    """Finds passages by the inner product of embeddings. Used for both kinds, text and tables.
 
     Args:
       store: an opened store with embeddings.
-      encoder: what its queries are embedded with.
-      index: over the store's embeddings.
-      cache_size: number of query vectors to remember (1.5 KB each at 384 dimensions); default: as `QueryVectors`.
+      encoder: the encoder of its queries.
+      index: the index over the store's embeddings.
+      cache_size: number of cached query vectors (1.5 KB each at 384 dimensions); default: see `QueryVectors`.
     """
 
     def __init__(self, store: Store, encoder: TextEncoder, index: Searcher, *, cache_size: int | None = None) -> None:
@@ -207,7 +208,7 @@ class DenseKB(KnowledgeBase):
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> DenseKB:
-        """Opens a built store: loads its encoder (shared) and its index, or makes another index of its embeddings."""
+        """Opens a built store: loads its (shared) encoder and its index, or makes another index of its embeddings."""
         model, main = query_encoder(store, encoder, mesh), open_index(store, index, mesh)
         if store.manifest.delta is None:
             return cls(store, model, main)
@@ -215,14 +216,14 @@ class DenseKB(KnowledgeBase):
 
     @property
     def cache(self) -> QueryCache:
-        """The queries' vectors that are remembered."""
+        """The cache of query vectors."""
         return self._vectors.cache
 
     def __len__(self) -> int:
         return len(self.store)
 
     def embed_queries(self, queries: Sequence[str]) -> Float32[np.ndarray, "Q D"]:
-        """The queries' vectors, with the prefix that the knowledge base was built for."""
+        """The vectors of queries, with the query prefix of the knowledge base."""
         return self._vectors(queries)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
@@ -230,8 +231,8 @@ class DenseKB(KnowledgeBase):
         rows = np.unique(ids[ids >= 0])
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
-            for found, row in zip(ids.tolist(), scores.tolist())
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids_row, scores_row) if i >= 0]
+            for ids_row, scores_row in zip(ids.tolist(), scores.tolist())
         ]
 
 

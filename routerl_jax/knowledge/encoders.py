@@ -1,4 +1,4 @@
-"""The text encoders that knowledge bases share: each is loaded once per process, however many of them use it."""
+"""The text encoders that knowledge bases share. Each is loaded once per process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from routerl_jax.parallel.mesh import make_mesh
 
 
 class TextEncoder(Protocol):
-    """Whatever turns texts into vectors; a text's vector must not depend on its neighbours in the call."""
+    """Anything that turns texts into vectors. The vector of a text must not depend on the other texts of the call."""
 
     def embed(
         self, inputs: Sequence[str], /, *, prefix: str | None = None, batch_size: int = 32
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text, in order; `prefix` is read before every one."""
+        """One vector per text, in order. `prefix` is put before every text."""
         ...
 
 
-# What an encoder's vectors depend on, in its directory.
+# The files of an encoder's directory on which its vectors depend.
 _FILES = (
     "*.safetensors",
     "pytorch_model*.bin",
@@ -46,7 +46,7 @@ _FILES = (
     "preprocessor_config.json",
 )
 
-COLOURS = "colours+"  # before a text encoder's name: pictures by their colours (models.colours), texts by that encoder
+COLOURS = "colours+"  # prefix of a text encoder's name: it embeds texts, and models.colours embeds pictures
 
 _loaded: dict[tuple[str, tuple[int, ...]], tuple[Embedder, str]] = {}
 _lock = threading.Lock()
@@ -56,11 +56,11 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
     """The encoder `name` (directory, hub id or PyPI model) on this process's devices of `mesh`, loaded at first use.
 
     Args:
-      name: as `models.load_pretrained` takes it, or `colours+NAME`, which reads pictures too (models.colours).
+      name: a name for `models.load_pretrained`, or `colours+NAME`, which reads pictures too (models.colours).
       mesh: default: all local devices. The weights are replicated; batches are split over the devices.
 
     Raises:
-      ValueError: nothing usable under that name, or not a text encoder with a tokenizer.
+      ValueError: there is nothing usable of this name, or it is no text encoder with a tokenizer.
     """
     local = local_mesh(mesh)
     key = (encoder_place(name), tuple(device.id for device in local.devices.flat))
@@ -79,7 +79,7 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
 
 
 def encoder_place(name: str) -> str:
-    """The name by which an encoder is found from anywhere: a directory's absolute path, other names as they are."""
+    """A name of the encoder that does not depend on the working directory: a directory's absolute path, or the name itself."""
     if name.startswith(COLOURS):
         return COLOURS + encoder_place(name.removeprefix(COLOURS))
     path = pathlib.Path(name).expanduser()
@@ -87,35 +87,37 @@ def encoder_place(name: str) -> str:
 
 
 def encoder_digest(encoder: TextEncoder | Embedder) -> str:
-    """Digest of what a vector depends on (weights, tokenizer, pooling) in an encoder of `shared_encoder`; "" for others.
+    """Digest of everything on which an encoder's vectors depend (weights, tokenizer, pooling); "" for encoders that are not
+    from `shared_encoder`.
 
-    Prefixes are not in it: a knowledge base keeps those that it was built with.
+    Prefixes are not included, because a knowledge base stores those that it was built with.
     """
     with _lock:
         return next((digest for model, digest in _loaded.values() if model is encoder), "")
 
 
 def own_prefix(encoder: TextEncoder | Embedder, kind: TextKind) -> str:
-    """What the encoder's authors put before queries or passages; "" where it can't tell."""
+    """The prefix of the encoder's authors for queries or passages; "" if it is unknown."""
     return encoder.config.prompts.of(kind) if isinstance(encoder, Embedder) else ""
 
 
 def _digest(directory: pathlib.Path, model: Embedder) -> str:
     files = sorted({path for pattern in _FILES for path in directory.glob(pattern)})
     parts = [f"{path.relative_to(directory)}\0{file_sha256(path)}\0" for path in files]
-    # The files may leave these open, and a directory of another name may then get others (`families.sentence.published`).
+    # The files may not define these; they then depend on the directory's name (`families.sentence.published`).
     settings = [getattr(model.config, key, None) for key in ("pooling", "normalize")]
     return hashlib.sha256("".join([*parts, repr([*settings, model.longest_text])]).encode()).hexdigest()
 
 
 def local_mesh(mesh: Mesh | None) -> Mesh:
-    """This process's devices (those in `mesh`, if one is given), all on the axis `data`."""
+    """A mesh of this process's devices (those of `mesh`, if given), all on the axis `data`."""
     devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
     return make_mesh(devices=[device for device in devices if device.process_index == jax.process_index()])
 
 
 def token_counter(encoder: TextEncoder) -> tuple[Callable[[str], int], int] | None:
-    """How many tokens a text takes, special tokens included, and how many the encoder reads; None if it can't tell."""
+    """A function that counts a text's tokens, special ones included, and the most tokens that the encoder reads. None if
+    unknown."""
     if not isinstance(encoder, Embedder) or encoder.tokenizer is None:
         return None
     tokenizer = encoder.tokenizer

@@ -1,4 +1,5 @@
-"""All inner products on the device mesh, in float32, bfloat16 or int8, block by block where the vectors exceed its memory.
+"""Exact search: all inner products on the device mesh, in float32, bfloat16 or int8. Vectors that exceed its memory are
+streamed in blocks.
 
 Dimensions: Q queries, D width, N vectors, R rows of a shard, C candidates per query.
 """
@@ -23,29 +24,29 @@ from routerl_jax.parallel.mesh import on_cpu
 
 _QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries
 _SHARE = 0.6  # of a device's memory that vectors may take
-# Rows whose scores a device has at once, 64 queries' each: on a CPU they stay in its cache, elsewhere they take 256 MB.
+# Rows whose scores for 64 queries a device has at once: on a CPU they stay in its cache, elsewhere they take 256 MB.
 _CPU_TILE, _TILE = 2**16, 2**20
-# Candidates per result: reduced vectors rank slightly otherwise, so more are proposed and then scored in full.
+# Candidates per result: reduced vectors give a slightly different ranking, so more are proposed and then scored in full.
 _DTYPES = {"float32": 1, "bfloat16": 2, "int8": 4}
-# Rows of a group; where there are many, only the best of each is looked at first: choosing among all rows takes a third to a
-# half as long as the products.
+# Rows of a group. If there are many groups, their maxima are compared first, because a selection among all rows takes a third
+# to a half of the time of the products.
 _GROUP, _LEAST_GROUPS = 64, 128
 _SETTINGS = ("dtype", "recall_target", "device_bytes")
 
 
 class ExactIndex(VectorIndex):
-    """All inner products on this process's accelerators, vectors split by rows over the devices.
+    """All inner products on this process's accelerators. The rows of vectors are split over the devices.
 
-    With `dtype="float32"` the result is exact. The other types only choose candidates (twice as many for bfloat16, four
-    times for int8, whose rows have a scale each); what is returned is ranked by the stored float32 vectors.
+    With `dtype="float32"` the result is exact. The other types only choose candidates (twice as many as results for bfloat16,
+    four times for int8, whose rows have a scale each). The results are then ranked by the stored float32 vectors.
 
     Settings:
-      dtype: "float32", "bfloat16" or "int8": 4, 2 or 1 bytes per number on the devices. Default: what the name says,
-        `exact`, `exact_bf16` or `exact_int8`.
-      recall_target: below 1 (default), each device's best are found by `lax.approx_max_k`, which is faster on TPU and
+      dtype: "float32", "bfloat16" or "int8": 4, 2 or 1 bytes per number on the devices. Default: that of the name `exact`,
+        `exact_bf16` or `exact_int8`.
+      recall_target: below 1 (the default), each device's best are found by `lax.approx_max_k`, which is faster on TPU and
         exact elsewhere.
-      device_bytes: of vectors on each device; 0 (default): 60 % of its memory, all of them where it doesn't tell (CPU).
-        What is more passes through every search in blocks, of half of that each, from host memory.
+      device_bytes: bytes of vectors on each device; 0 (default): 60 % of its memory, or all vectors if the memory is unknown
+        (CPU). If there are more vectors, they pass through every search from host memory, in blocks of half of that size.
     """
 
     default_dtype: ClassVar[str] = "float32"
@@ -70,13 +71,14 @@ class ExactIndex(VectorIndex):
         self.dtype, self.recall_target, self.device_bytes = dtype, recall_target, device_bytes
         self._mesh = local_mesh(mesh)
         self._rows, self.streams = self._rows_per_block()
-        self._kept: dict[int, tuple[np.ndarray, ...]] = {}  # reduced copies of streamed blocks
+        self._kept: dict[int, tuple[np.ndarray, ...]] = {}  # copies of streamed blocks in the smaller dtype
         self._resident = None if self.streams else [self._put(i) for i in range(self.blocks)]
         self._best: Any = jax.jit(self._best_of_shards, static_argnums=4)
 
     @property
     def blocks(self) -> int:
-        """Parts that are searched one after the other; where `streams`, they pass through the devices, else they stay there."""
+        """Number of blocks that are searched one after the other. If `streams`, they pass through the devices; else they
+        stay."""
         return -(-len(self) // self._rows)
 
     @classmethod
@@ -102,7 +104,7 @@ class ExactIndex(VectorIndex):
         best: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in chunks]
         before: list[tuple[Array, Array]] = []
         for start, block in self._blocks():
-            # all chunks of a block are dispatched before the last block's results are read: devices don't wait for the host
+            # dispatch all chunks of a block before reading the last block's results, so that devices don't wait for the host
             pending = [self._best(block, chunk, start, len(self), width) for chunk, _ in chunks]
             _merge(best, before, width)
             before = pending
@@ -123,7 +125,7 @@ class ExactIndex(VectorIndex):
             yield i * self._rows, block
 
     def _rows_per_block(self) -> tuple[int, bool]:
-        """Rows of a block, of all devices together, and whether the blocks don't fit there side by side."""
+        """Rows of a block over all devices, and whether the blocks do not all fit on the devices at once."""
         n, width = self.vectors.shape
         devices = self._mesh.size
         tile = _CPU_TILE if on_cpu(self._mesh) else _TILE
@@ -149,14 +151,14 @@ class ExactIndex(VectorIndex):
             start, stop, _ = (index or (slice(None),))[0].indices(self._rows)
             if (start, stop) not in parts:
                 values = self.vectors.read(min(first + start, n), min(first + stop, n))
-                missing = stop - start - len(values)  # only at the end: padding copies
+                missing = stop - start - len(values)  # only in the last block: padded with copies
                 padded = np.pad(values, ((0, missing), (0, 0))) if missing else values
                 parts[start, stop] = _reduced(padded, self.dtype)
             return parts[start, stop][which]
 
         if i in self._kept:
             return tuple(jax.device_put(array, sharding) for array in self._kept[i])
-        if self.dtype != "float32" and self.streams:  # what was reduced once is small enough to be kept
+        if self.dtype != "float32" and self.streams:  # the reduced copy is small enough to be kept
             part(0, (slice(0, self._rows), slice(None)))
             self._kept[i] = parts[0, self._rows]
             return self._put(i)
@@ -169,8 +171,8 @@ class ExactIndex(VectorIndex):
     def _best_of_shards(
         self, block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array, count: int
     ) -> tuple[Array, Array]:
-        """Scores and ids of the best of each shard, side by side. They are merged on the host: without collectives,
-        threads may search while others use the same devices."""
+        """Scores and ids of the best rows of each shard, concatenated. They are merged on the host, without collectives, so
+        that threads may search while others use the same devices."""
         rows = self._rows // self._mesh.size
         local = min(count, rows)
 
@@ -210,7 +212,7 @@ class ExactInt8Index(ExactIndex):
 def _products(queries_QD: Array, values_RD: Array, scales_R: Array | None = None) -> Array:
     """Inner products [Q, R] in float32, up to a positive factor per query."""
     if scales_R is None:
-        # HIGHEST: GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
+        # HIGHEST, because GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
         queries_QD = queries_QD.astype(values_RD.dtype)
         exact = values_RD.dtype == jnp.float32
         precision = jax.lax.Precision.HIGHEST if exact else jax.lax.Precision.DEFAULT
@@ -222,21 +224,21 @@ def _products(queries_QD: Array, values_RD: Array, scales_R: Array | None = None
 
 
 def _top_k(scores_QR: Float32[Array, "Q R"], count: int) -> tuple[Float32[Array, "Q C"], Int[Array, "Q C"]]:
-    """`lax.top_k`, equal to the last tie: the best `count` lie in the `count` groups whose maxima are largest."""
+    """Same result as `lax.top_k`, ties included: the best `count` are in the `count` groups with the largest maxima."""
     queries, rows = scores_QR.shape
     groups = rows // _GROUP
     if rows % _GROUP or groups < max(_LEAST_GROUPS, 2 * count):
         return jax.lax.top_k(scores_QR, count)
     scores_QGR = scores_QR.reshape(queries, groups, _GROUP)
-    # Groups in order, so that ties go to the lower row.
+    # Groups are kept in order, so that ties go to the lower row.
     chosen_QC = jnp.sort(jax.lax.top_k(scores_QGR.max(2), count)[1], axis=1)
     few = jnp.take_along_axis(scores_QGR, chosen_QC[:, :, None], axis=1).reshape(queries, -1)
-    values, places = jax.lax.top_k(few, count)
-    return values, jnp.take_along_axis(chosen_QC, places // _GROUP, 1) * _GROUP + places % _GROUP
+    values, columns = jax.lax.top_k(few, count)
+    return values, jnp.take_along_axis(chosen_QC, columns // _GROUP, 1) * _GROUP + columns % _GROUP
 
 
 def _reduced(vectors: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
-    """Vectors as they are held: for int8 with a scale per row, the largest number being 127."""
+    """Vectors in the smaller dtype: for int8 with a scale per row, so that its largest number becomes 127."""
     if dtype != "int8":
         return (np.asarray(vectors, _numpy_dtype(dtype)),)
     scales = np.maximum(np.abs(vectors).max(1), 1e-30) / 127
@@ -248,13 +250,13 @@ def _numpy_dtype(dtype: str) -> Any:
 
 
 def _memory(mesh: Mesh) -> int:
-    """Bytes of vectors that each device may hold; 0 where it doesn't say."""
+    """Bytes of vectors that each device may hold; 0 if its memory is unknown."""
     stats = [device.memory_stats() or {} for device in mesh.devices.flat]
     return int(_SHARE * min(stat.get("bytes_limit", 0) for stat in stats))
 
 
 def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """The queries in parts of a few sizes, padded, with how many are real."""
+    """The queries in chunks of a few sizes, padded, each with its number of real queries."""
     for start in range(0, len(queries), _QUERY_BUCKETS[-1]):
         chunk = queries[start : start + _QUERY_BUCKETS[-1]]
         bucket = next(b for b in _QUERY_BUCKETS if b >= len(chunk))
@@ -262,7 +264,7 @@ def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def _merge(best: list[list[tuple[np.ndarray, np.ndarray]]], found: list[tuple[Array, Array]], width: int) -> None:
-    """Adds what a block's search found to the best of each chunk of queries."""
+    """Adds the results of a block to the best of each chunk of queries."""
     for chunk, (scores, ids) in zip(best, found):
         chunk[:] = [_merged([*chunk, (np.asarray(scores), np.asarray(ids))], width)]
 

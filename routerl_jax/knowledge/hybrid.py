@@ -27,7 +27,7 @@ DEPTH = 2  # RouteRAG
 def reciprocal_rank_fusion(
     rankings: Sequence[Sequence[Passage]], k: int, *, weights: Sequence[float] | None = None, constant: float = RRF_K
 ) -> list[Passage]:
-    """The k passages with the largest sum of weight / (constant + rank), ranks from 1, which becomes their score.
+    """The k passages with the largest sum of weight / (constant + rank), with ranks from 1. The sum becomes their score.
 
     Passages are the same if id, title and text agree. Ties go to the one that comes first in the earliest ranking.
     Source: Cormack, Clarke and Buettcher, "Reciprocal Rank Fusion", SIGIR 2009, equation in section 2.
@@ -46,15 +46,15 @@ def reciprocal_rank_fusion(
 
 
 class HybridKB(KnowledgeBase):
-    """Knowledge bases that answer together; a query costs what it costs in all of them, and takes as long.
+    """Joins several knowledge bases. The cost of a query is the sum of its costs in all members.
 
-    A query with a picture goes in full to the members that read pictures; the others get its text. All members are asked
-    at the same time. What fails in one of them is raised.
+    A query with a picture goes in full to the members that read pictures; the others get its text. All members are searched at
+    the same time. An error of one of them is raised.
 
     Args:
-      members: at least one.
-      weights: of their rankings; default: 1 each. Not negative.
-      constant: k of reciprocal rank fusion: the larger, the less the first ranks stand out.
+      members: the knowledge bases; at least one.
+      weights: weights of their rankings, not negative; default: 1 each.
+      constant: k of reciprocal rank fusion. The larger it is, the less the first ranks count.
       depth: every member finds `depth * k` passages.
     """
 
@@ -76,11 +76,11 @@ class HybridKB(KnowledgeBase):
         self.cost = sum(member.cost for member in members)
 
     def __len__(self) -> int:
-        """Passages of all members; those that are in several count as often."""
+        """Number of passages of all members. A passage in several members counts several times."""
         return sum(len(member) for member in self.members)
 
     def stage_counts(self) -> Counts:
-        """Those of the members, as MEMBER/STAGE."""
+        """Counts of the members, as MEMBER/STAGE."""
         return {
             f"{member.name}/{stage}": counts
             for member in self.members
@@ -89,30 +89,32 @@ class HybridKB(KnowledgeBase):
 
     def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
-            asked = [
+            futures = [
                 pool.submit(contextvars.copy_context().run, _ask, member, queries, self.depth * k)
                 for member in self.members
             ]
-            found = [of_member.result() for of_member in asked]
+            rankings = [of_member.result() for of_member in futures]
         joined = [
-            reciprocal_rank_fusion([ranking[i] for ranking in found], k, weights=self.weights, constant=self.constant)
+            reciprocal_rank_fusion(
+                [ranking[i] for ranking in rankings], k, weights=self.weights, constant=self.constant
+            )
             for i in range(len(queries))
         ]
-        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in found))])
+        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in rankings))])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class HybridConfig:
-    """What `build_hybrid` makes."""
+    """Configuration of `build_hybrid`."""
 
     kind: str = "hybrid"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
     weights: tuple[NonNegative, ...] = ()  # of their rankings; default: 1 each
-    constant: NonNegative = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks stand out
+    constant: NonNegative = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks count
     depth: Size = DEPTH  # every member finds depth * k passages
-    overwrite: bool = False  # replace a hybrid knowledge base that is at the same place already
+    overwrite: bool = False  # replace a hybrid knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.members:
@@ -120,45 +122,49 @@ class HybridConfig:
 
 
 def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
-    """Writes a directory whose kb.json names the members, which stay where they are.
+    """Writes a directory whose kb.json names the members. The members are not moved.
 
     Raises:
-      ValueError: no members, a directory that holds no knowledge base, or something else at `directory`.
+      ValueError: there are no members, one is no knowledge base, or `directory` has other content.
     """
     if not config.members:
         raise ValueError("members must be set, such as --config.members=\"('kb/dense', 'kb/bm25')\"")
     directory = pathlib.Path(directory).expanduser().resolve()
-    places = tuple(place if is_url(place) else _relative(pathlib.Path(place), directory) for place in config.members)
+    members = tuple(
+        member if is_url(member) else _relative(pathlib.Path(member), directory) for member in config.members
+    )
     settings = {
-        "members": places,
-        "weights": config.weights or [1.0] * len(places),
+        "members": members,
+        "weights": config.weights or [1.0] * len(members),
         "constant": config.constant,
         "depth": config.depth,
     }
     digest = digest_of(settings)
-    made = write_settings(config, directory, settings, overwrite=config.overwrite, digest=digest)
-    return BuildReport(name=made.name, kind="hybrid", directory=str(directory), notes={"members": ", ".join(places)})
+    manifest = write_settings(config, directory, settings, overwrite=config.overwrite, digest=digest)
+    return BuildReport(
+        name=manifest.name, kind="hybrid", directory=str(directory), notes={"members": ", ".join(members)}
+    )
 
 
 def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
-    """A member beside the directory by its relative path, so that both can be moved together; another by its own."""
+    """The relative path of a member beside the directory, so that both can be moved together; the given path of another."""
     member = member.expanduser().resolve()
     Manifest.read(member)
     return os.path.relpath(member, directory) if member.parent == directory.parent else str(member)
 
 
 def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
-    """The member's answers to what it can read of each query; none where nothing is left."""
-    asked = [_readable(query, member.reads) for query in queries]
-    return TimedResults(*timed_search(member.search, asked, k))
+    """The member's results for the parts of each query that it reads; [] for a query without such parts."""
+    readable = [_readable(query, member.reads) for query in queries]
+    return TimedResults(*timed_search(member.search, readable, k))
 
 
 def _readable(query: Query, reads: frozenset[str]) -> Query:
     if isinstance(query, str):
         return query if "text" in reads else ""
     text, image = query.text if "text" in reads else None, query.image if "image" in reads else None
-    kept = dataclasses.replace(query, text=text, image=image, url=query.url if "image" in reads else "")
-    return "" if is_blank(kept) else checked_query(kept, 0, reads, "")
+    reduced = dataclasses.replace(query, text=text, image=image, url=query.url if "image" in reads else "")
+    return "" if is_blank(reduced) else checked_query(reduced, 0, reads, "")
 
 
 def _check(members: int, weights: Sequence[float], constant: float, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Search over vectors by inner product: one interface (`VectorIndex`), two backends, their registry, and which one is meant."""
+"""Search over vectors by inner product: the registry of backends (`VectorIndex`), and the choice of one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
     "opening_backend",
 ]
 
-AUTO = "auto"  # ScaNN where it is installed, exact search elsewhere; few pages are all compared
-_BY_AUTO = ("scann", "exact", "maxsim")  # what it may have come to
+AUTO = "auto"  # ScaNN if it is installed, else exact search; few pages are all compared
+_BY_AUTO = ("scann", "exact", "maxsim")  # backends that `auto` may choose
 
 
 def backend_of(asked: str) -> str:
-    """The backend that a setting asks for. Where `auto` is not ScaNN, a warning says so, once."""
+    """The backend for a setting. If `auto` is not ScaNN, a warning says so once."""
     if asked != AUTO:
         return asked
     if has_scann():
@@ -40,10 +40,10 @@ def backend_of(asked: str) -> str:
 
 
 def opening_backend(asked: str | None, built: str) -> str:
-    """The backend that searches what was built with another, or with the same.
+    """The backend for searching a knowledge base that was built with `built`.
 
-    That is the one asked for; without one, or for `auto`, the one that it was built with, and where that is ScaNN and ScaNN is
-    not installed, exact search, which needs the embeddings alone.
+    It is the one asked for. Without one, or for `auto`, it is `built`. If that is ScaNN and ScaNN is not installed, it is exact
+    search, which only needs the embeddings.
     """
     if asked and asked != AUTO:
         return asked
@@ -51,7 +51,7 @@ def opening_backend(asked: str | None, built: str) -> str:
 
 
 def fits(asked: str, built: str) -> bool:
-    """Whether what was built with a backend is what a setting asks for."""
+    """Whether a knowledge base built with a backend fits a setting."""
     return asked == built or (asked == AUTO and built in _BY_AUTO)
 
 

@@ -1,4 +1,4 @@
-"""All kinds of knowledge bases that come with the package; importing this registers how each is built and opened."""
+"""All kinds of knowledge bases of the package. Importing this registers how each is built and opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a directory to a knowledge base that can be searched."""
+"""Opens knowledge bases from directories and URLs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def load_kb(
     """Opens a knowledge base that `launch.build_kb` made, or one that `launch.serve_kb` serves.
 
     Args:
-      path_or_url: its directory, or `http://host:port/NAME`; several URLs of equal servers with commas between them. A URL that
-        ends in `/retrieve` is a server of Search-R1's protocol, whoever's it is (knowledge.client.retrieve).
-      mesh: devices of the encoder and of an exact index; default: all of this process's.
-      index: search with this backend (`scann`, `exact`) instead of the one it was built with. By default that one; where it is
-        ScaNN and ScaNN is not installed, `exact`, and a warning says so.
-      encoder: an encoder, or where to find it, in place of the one that kb.json names (the same weights, elsewhere).
-      token: of a server that wants one; default: ROUTERL_KB_TOKEN in the environment. `knowledge.client.kb.HttpKB` has
-        further settings: timeouts, retries, hedging, cache, rate limit.
+      path_or_url: its directory, or `http://host:port/NAME`, or several URLs of equal servers separated by commas. A URL that
+        ends in `/retrieve` is a server with Search-R1's protocol (knowledge.client.retrieve).
+      mesh: devices of the encoder and of an exact index; default: all devices of this process.
+      index: search with this backend (`scann`, `exact`). Default: the one it was built with; if that is ScaNN and ScaNN is not
+        installed, `exact`, with a warning.
+      encoder: an encoder, or its name or path, instead of the one in kb.json (it must have the same weights).
+      token: token for the server; default: ROUTERL_KB_TOKEN in the environment. `knowledge.client.kb.HttpKB` has further
+        settings: timeouts, retries, hedging, cache, rate limit.
 
     Raises:
-      ValueError: no knowledge base there (or a damaged one; the message says how to rebuild it), an unknown kind, index
-        or encoder, an encoder with other weights or another tokenizer than it was built with; no server at the URL.
+      ValueError: there is no knowledge base, or a damaged one (the message says how to rebuild it); the kind, index or encoder
+        is unknown; the encoder's weights or tokenizer differ from those of the build; or there is no server at the URL.
     """
     if is_url(str(path_or_url)):
         if not (mesh is None and index is None and encoder is None):
@@ -68,23 +68,26 @@ def load_kb(
 
 @KB_KINDS.register("hybrid")
 def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> HybridKB:
-    """Opens a directory that names members, and those; `index` goes to those that have one, `encoder` to those with vectors."""
+    """Opens a hybrid directory with its members. `index` is passed to members with an index, `encoder` to those with
+    vectors."""
     settings = dict(store.manifest.settings)
     members = []
-    for place in settings.pop("members", ()):
-        at = place if is_url(place) else str((store.directory / place).resolve())
+    for member in settings.pop("members", ()):
+        at = member if is_url(member) else str((store.directory / member).resolve())
         vectors = not is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
         try:
             own = index if has_index(at) else None
             members.append(load_kb(at, mesh=mesh, index=own, encoder=encoder if vectors else None))
         except ValueError as error:
-            raise ValueError(f"{store.directory}: member {place!r}: {error}") from error
+            raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
 
 
 def has_index(place: str) -> bool:
-    """Whether the knowledge base in a directory has vectors in an index, for which `load_kb` takes another one. Of one that is
-    made of others, they may have. Raises ValueError if there is none."""
+    """Whether the knowledge base in a directory (or a member of it) has vectors in an index, so that `load_kb` takes `index`.
+
+    Raises ValueError if there is no knowledge base.
+    """
     if is_url(place):
         return False
     manifest = Manifest.read(pathlib.Path(place).expanduser())
@@ -96,21 +99,21 @@ def has_index(place: str) -> bool:
 def check_kb(
     directory: str | pathlib.Path, said: Mapping[str, str], where: str, passages: Sequence[Passage] | None = None
 ) -> None:
-    """Checks that the knowledge base in a directory is what a configuration says, whose keys would else do nothing.
+    """Checks that an existing knowledge base fits a configuration. Otherwise keys of the configuration would have no effect.
 
     Args:
-      said: any of kind, encoder, index and source (a corpus file: the same path, or the same content; a file that is not
-        there can't be compared).
+      said: any of kind, encoder, index and source. A source fits if its path or its content is the same; a missing file is not
+        compared.
       where: the section of the configuration, for the message.
-      passages: what `source` stands for where it is not a file.
+      passages: the passages of `source`, if it is not a file.
 
     Raises:
-      ValueError: names the key that differs, or as `load_kb`.
+      ValueError: a key differs (names it), or an error of `load_kb`.
     """
-    place = pathlib.Path(directory).expanduser()
-    manifest = Manifest.read(place)
-    searched = Manifest.read(place / TEXTS) if manifest.kind == "ocr" else manifest
-    found = {
+    path = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(path)
+    searched = Manifest.read(path / TEXTS) if manifest.kind == "ocr" else manifest
+    actual = {
         "kind": manifest.kind,
         "encoder": searched.embedding.encoder if searched.embedding else "",
         "index": str(searched.index.get("backend", "")),
@@ -120,12 +123,12 @@ def check_kb(
         if key == "source":
             same = _same_source(manifest, value, passages)
         elif key == "index":
-            same = fits(value, found[key])
+            same = fits(value, actual[key])
         else:
-            same = found[key] == (encoder_place(value) if key == "encoder" else value)
+            same = actual[key] == (encoder_place(value) if key == "encoder" else value)
         if not same:
             raise ValueError(
-                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {found[key]!r}. "
+                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
                 f"Change {where}.{key}, or give another {where}.directory"
             )
 

@@ -1,4 +1,4 @@
-"""The pictures of a knowledge base: one JPEG or PNG per row in its directory, whole or not there at all.
+"""The pictures of a knowledge base: one JPEG or PNG file per row. A file appears only when it is complete.
 
 DIR/pictures/0012/00012345.jpg
 """
@@ -26,8 +26,8 @@ class PictureFiles:
     """Pictures by row number.
 
     Args:
-      directory: of the knowledge base.
-      format: of all its pictures.
+      directory: directory of the knowledge base.
+      format: format of all its pictures.
     """
 
     def __init__(self, directory: pathlib.Path, format: PictureFormat = "jpeg") -> None:
@@ -35,19 +35,20 @@ class PictureFiles:
         self.format: PictureFormat = format
 
     def path(self, row: int) -> pathlib.Path:
-        """Where the picture of a row is."""
+        """The path of a row's picture."""
         return self._directory / f"{row // _PER_DIRECTORY:04d}" / f"{row:08d}{_SUFFIXES[self.format]}"
 
     def write(self, row: int, encoded: bytes) -> pathlib.Path:
-        """Keeps a picture that `encode` has made."""
+        """Writes a picture from `encode`."""
         path = self.path(row)
         write_whole(path, encoded)
         return path
 
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:
-        """A picture as it is kept; the file that it was read from unchanged (`source`) is taken as it is, where it can be."""
-        if source is not None and (found := source.read_bytes()) and self._plain(found, picture):
-            return found
+        """A picture in its stored form. The bytes of `source`, the file from which it was read unchanged, are used if
+        possible."""
+        if source is not None and (encoded := source.read_bytes()) and self._plain(encoded, picture):
+            return encoded
         buffer = io.BytesIO()
         if self.format == "png":
             picture.save(buffer, "PNG")
@@ -56,19 +57,20 @@ class PictureFiles:
         return buffer.getvalue()
 
     def _plain(self, encoded: bytes, picture: Image.Image) -> bool:
-        """Whether the file shows this very picture to any reader: the same format and size, RGB, upright."""
-        with Image.open(io.BytesIO(encoded)) as found:
-            upright = found.getexif().get(0x0112, 1) == 1
+        """Whether the file shows exactly this picture to any reader: same format and size, RGB, upright."""
+        with Image.open(io.BytesIO(encoded)) as shown:
+            upright = shown.getexif().get(0x0112, 1) == 1
             return (
-                (found.format or "").lower() == self.format
-                and found.mode == "RGB"
+                (shown.format or "").lower() == self.format
+                and shown.mode == "RGB"
                 and upright
-                and (found.size == picture.size)
+                and (shown.size == picture.size)
             )
 
 
 class PictureJournal:
-    """Which pictures of a build are written: kept through a kill, so that none is made twice. Use as a context manager."""
+    """Journal of the pictures that a build has written. It survives a kill, so that none is made twice. Use as a context
+    manager."""
 
     def __init__(self, path: pathlib.Path, files: PictureFiles) -> None:
         self._path, self._files = path, files
@@ -76,15 +78,15 @@ class PictureJournal:
 
     def __enter__(self) -> PictureJournal:
         lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        whole = [line for line in lines if line.endswith("\n")]  # the last one may have been cut by the kill
+        complete = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line
         shown: dict[int, str] = {}
-        for name, row in map(json.loads, whole):
+        for name, row in map(json.loads, complete):
             self._rows[name] = row
             shown[row] = name  # the last one that was written there
         self._rows = {
             name: row for name, row in self._rows.items() if shown[row] == name and self._files.path(row).is_file()
         }
-        self._path.write_text("".join(whole), "utf-8")
+        self._path.write_text("".join(complete), "utf-8")
         self._file = self._path.open("a", encoding="utf-8")
         return self
 
@@ -92,13 +94,13 @@ class PictureJournal:
         self._file.close()
 
     def row(self, name: str) -> int | None:
-        """The row that a picture was written for, by the name of what it shows; None if it was not."""
+        """The row for which a picture was written, by the picture's name; None if it was not written."""
         return self._rows.get(name)
 
     def write(self, name: str, row: int, encoded: bytes) -> None:
-        """Writes a picture and takes note of it."""
+        """Writes a picture and records it."""
         if self._files.path(row).is_file():
-            self._note("", row)  # what was noted of this row is not true from here on
+            self._note("", row)  # earlier entries for this row become invalid
         self._files.write(row, encoded)
         self._note(name, row)
 

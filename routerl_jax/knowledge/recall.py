@@ -1,4 +1,4 @@
-"""How many of the true nearest neighbours an index finds, and queries to ask it with where there are none."""
+"""Recall of an index: the share of true nearest neighbours that it finds. Also makes queries for the measurement."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from jaxtyping import Float32
 from routerl_jax.knowledge.vector_index import VectorIndex, VectorSource
 
 _SCAN = 65_536  # vectors read at a time
-_ROUNDING = 1e-5  # of inner products in float32
+_ROUNDING = 1e-5  # rounding error of inner products in float32
 
 
 def kth_best(vectors: VectorSource, queries: Float32[np.ndarray, "Q D"], k: int) -> Float32[np.ndarray, " Q"]:
-    """The k-th largest inner product of each query, by a plain scan with numpy; of the last one if there are fewer."""
+    """The k-th largest inner product of each query, by a plain scan with NumPy; the smallest one if there are fewer than k."""
     n = vectors.shape[0]
     k = min(k, n)
     best = np.full((len(queries), 0), -np.inf, np.float32)
@@ -32,27 +32,27 @@ def recall(
     *,
     truth: Float32[np.ndarray, " Q"] | None = None,
 ) -> float:
-    """Share of the k vectors of largest inner product that the index finds, against a plain scan with numpy.
+    """Share of the k vectors with the largest inner products that the index finds, compared with a plain scan with NumPy.
 
-    A found vector counts if it is as near as the k-th nearest, so that ties do no harm.
+    A found vector counts if it is as near as the k-th nearest, so that ties don't matter.
 
     Args:
-      truth: `kth_best` of the same vectors, queries and k, where it is known already.
+      truth: `kth_best` of the same vectors, queries and k, if it is already known.
     """
     least = kth_best(vectors, queries, k) if truth is None else truth
-    _, found = index.search(queries, min(k, vectors.shape[0]))
-    return float((found >= least[:, None] - _ROUNDING).mean())
+    _, scores = index.search(queries, min(k, vectors.shape[0]))
+    return float((scores >= least[:, None] - _ROUNDING).mean())
 
 
 def jittered(vectors: VectorSource, count: int, *, noise: float = 1.0, seed: int = 0) -> Float32[np.ndarray, "Q D"]:
-    """Stand-ins for questions: some of the vectors, each moved by the difference of two others.
+    """Substitutes for questions: some of the vectors, each moved by the difference of two others.
 
     Args:
-      noise: length of the move relative to the vector: 1 gives a cosine of about 0.7 with the vector it began at, which is
-        what MiniLM's questions have with the passages that answer them.
+      noise: length of the move relative to the vector. 1 gives a cosine of about 0.7 with the original vector, like that of
+        MiniLM's questions with the passages that answer them.
 
     Returns:
-      At most `count` vectors, of the lengths of those they began at.
+      At most `count` vectors, with the lengths of the original ones.
     """
     n = vectors.shape[0]
     rng = np.random.default_rng(seed)

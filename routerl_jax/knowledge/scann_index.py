@@ -27,11 +27,11 @@ from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.recall import jittered, kth_best, recall
 from routerl_jax.knowledge.vector_index import INDEXES, SPARE, VectorIndex, VectorSource
 
-_WIDE = 512  # numbers of a vector from which on four of them, not two, share a hash code
-_MAPPED = 2**30  # bytes of vectors from which on ScaNN's own copy is the only one in memory while it builds
+_WIDE = 512  # width of vectors from which on four numbers, not two, share a hash code
+_MAPPED = 2**30  # bytes of vectors from which on ScaNN's copy is the only one in memory during a build
 _BLOCK = 65_536  # vectors copied at a time
-_REORDER = 200  # candidates that are scored exactly, where nothing is tuned
-# What tuning tries: shares of the leaves, and candidates to reorder.
+_REORDER = 200  # candidates that are scored exactly, if nothing is tuned
+# The values that tuning tries: shares of the leaves, and candidates to reorder.
 _SHARES = (0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.16, 0.25, 0.35, 0.5, 0.75, 1.0)
 _REORDERS = (100, 150, 200, 300, 400, 800)  # from 100 on, so that up to k = 10 a smaller k finds the same first ones
 _SAMPLE = 256  # queries
@@ -40,17 +40,17 @@ _SAMPLE = 256  # queries
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ScannSettings:
-    """ScaNN's settings. The defaults follow its guide: what is used depends on the number of vectors."""
+    """ScaNN's settings. The defaults follow its guide: the method depends on the number of vectors."""
 
     brute_force_below: Count = 20_000  # vectors; fewer are compared one by one
     tree_from: Count = 100_000  # vectors; from here on they are partitioned, in between only hashed
     leaves: Count = 0  # partitions of the tree; 0: about sqrt(N)
-    # share of the 10 nearest that the build makes it find, by the choice of the next two; 0: they are 15 % and 200
+    # target for the recall of the 10 nearest; the build tunes the next two settings for it; 0: they are 15 % and 200
     recall_target: BelowOne = 0.97
     leaves_to_search: Count = 0  # 0: the fewest that reach the target
     reorder: Count = 0  # candidates that are scored exactly after hashing (10 k if that is more); 0: as above
-    reorder_dtype: str = "float32"  # of the vectors that it keeps for that: "float32", "bfloat16" or "int8"
-    numbers_per_code: Count = 0  # of a vector that share a 4-bit code; 0: 2 up to 512 numbers, 4 beyond
+    reorder_dtype: str = "float32"  # dtype of the vectors for exact scores: "float32", "bfloat16" or "int8"
+    numbers_per_code: Count = 0  # numbers of a vector that share a 4-bit code; 0: 2 up to width 512, 4 beyond
     # SOAR: each vector is put in two leaves; how much their errors must differ in direction
     soar_lambda: NonNegative = 1.5
     threshold: NonNegative = 0.2  # anisotropic quantisation: inner products above this count, errors in them weigh more
@@ -61,7 +61,7 @@ class ScannSettings:
 
 
 class ScannIndex(VectorIndex):
-    """ScaNN's three ways of searching behind `VectorIndex`. Needs AVX2, that is x86."""
+    """ScaNN's three methods of search as a `VectorIndex`. Needs AVX2, so an x86 CPU."""
 
     def __init__(self, vectors: VectorSource, searcher: Any, settings: ScannSettings) -> None:
         super().__init__(vectors)
@@ -93,7 +93,7 @@ class ScannIndex(VectorIndex):
         with _matrix(vectors) as matrix:
             builder = scann.scann_ops_pybind.builder(matrix, 10, "dot_product")
             index._searcher = index._configured(builder).build()
-            del builder  # it holds the matrix
+            del builder  # the builder keeps the matrix alive
         if chosen.recall_target and index.regime != "brute_force":
             index.settings = index.tuned(jittered(vectors, _SAMPLE))
         return index
@@ -117,33 +117,33 @@ class ScannIndex(VectorIndex):
         return dataclasses.asdict(self.settings)
 
     def candidates(self, queries: Float32[np.ndarray, "Q D"], count: int) -> Int[np.ndarray, "Q C"]:
-        ids, found = self._search(queries, count, leaves=self.leaves[1] if self.regime == "tree" else None)
-        short = (found.sum(1) < min(count, len(self))) if self.regime == "tree" else np.zeros(len(queries), bool)
-        if short.any():  # the leaves that were searched hold fewer than asked for
-            ids[short], found[short] = self._search(queries[short], count, leaves=self.leaves[0])
-        return np.where(found, ids, -1)
+        ids, is_result = self._search(queries, count, leaves=self.leaves[1] if self.regime == "tree" else None)
+        short = (is_result.sum(1) < min(count, len(self))) if self.regime == "tree" else np.zeros(len(queries), bool)
+        if short.any():  # the searched leaves have fewer vectors than asked for
+            ids[short], is_result[short] = self._search(queries[short], count, leaves=self.leaves[0])
+        return np.where(is_result, ids, -1)
 
     def tuned(self, queries: Float32[np.ndarray, "Q D"]) -> ScannSettings:
         """The settings with the fewest leaves, and then candidates, with which these queries reach the recall target.
 
-        What is set already stays. Where nothing reaches the target, the most thorough is taken, and a warning says so.
+        Values that are set explicitly stay. If nothing reaches the target, the most thorough settings are used, with a warning.
         """
-        truth, asked = kth_best(self.vectors, queries, 10), self.settings
+        truth, settings_given = kth_best(self.vectors, queries, 10), self.settings
 
         def reached(settings: ScannSettings) -> bool:
             trial = copy.copy(self)
             trial.settings = settings
-            return recall(trial, self.vectors, queries, truth=truth) >= asked.recall_target
+            return recall(trial, self.vectors, queries, truth=truth) >= settings_given.recall_target
 
-        best = dataclasses.replace(asked, reorder=asked.reorder or _REORDERS[-1])
-        if self.regime == "tree" and not asked.leaves_to_search:
+        best = dataclasses.replace(settings_given, reorder=settings_given.reorder or _REORDERS[-1])
+        if self.regime == "tree" and not settings_given.leaves_to_search:
             leaves = sorted({max(1, round(share * self.leaves[0])) for share in _SHARES})
             tries = [dataclasses.replace(best, leaves_to_search=count) for count in leaves]
             best = _first(tries, reached)
-        if not asked.reorder:
+        if not settings_given.reorder:
             best = _first([dataclasses.replace(best, reorder=count) for count in _REORDERS], reached)
         if not reached(best):
-            logging.warning("no choice of leaves and candidates reaches a recall of %s", asked.recall_target)
+            logging.warning("no choice of leaves and candidates reaches a recall of %s", settings_given.recall_target)
         return best
 
     def _configured(self, builder: Any) -> Any:
@@ -160,14 +160,14 @@ class ScannIndex(VectorIndex):
                 soar_lambda=chosen.soar_lambda,
                 overretrieve_factor=2.0,
             )
-        # beyond 256 codes a vector ScaNN can't keep one list of the best over all leaves, and gets slower
+        # beyond 256 codes per vector, ScaNN can't keep one list of the best over all leaves, and gets slower
         numbers = chosen.numbers_per_code or (2 if self.vectors.shape[1] <= _WIDE else 4)
         builder = builder.score_ah(numbers, anisotropic_quantization_threshold=chosen.threshold)
         kind = getattr(_scann().scann_ops_pybind.scann_builder.ReorderType, chosen.reorder_dtype.upper())
         return builder.reorder(chosen.reorder or _REORDER, quantize=kind)
 
     def _search(self, queries: np.ndarray, count: int, leaves: int | None) -> tuple[np.ndarray, np.ndarray]:
-        k = count - SPARE  # what the caller of `search` asked for, in the first round
+        k = count - SPARE  # the k of the caller of `search`, in the first round
         reorder = None if self.regime == "brute_force" else max(self.settings.reorder or _REORDER, 10 * k, count)
         batch = max(1, -(-len(queries) // (os.cpu_count() or 1)))
         ids, scores = self._searcher.search_batched_parallel(queries, count, reorder, leaves, batch_size=batch)
@@ -181,17 +181,17 @@ def _first(tries: list[ScannSettings], reached: Any) -> ScannSettings:
 
 @contextlib.contextmanager
 def _matrix(vectors: VectorSource) -> Iterator[np.ndarray]:
-    """All vectors as one float32 matrix, for ScaNN to copy.
+    """All vectors as one float32 matrix, which ScaNN copies.
 
-    Many of them go through a file beside the embeddings, whose pages the system can drop, so that there is one copy in
-    memory and not two.
+    If there are many, the matrix is a mapped file beside the embeddings, whose pages the system can drop, so that memory has
+    one copy and not two.
     """
     n, width = vectors.shape
-    place = getattr(vectors, "path", None)
-    if place is None or 4 * n * width < _MAPPED:
+    path = getattr(vectors, "path", None)
+    if path is None or 4 * n * width < _MAPPED:
         yield np.ascontiguousarray(vectors.read(0, n), np.float32)
         return
-    with tempfile.TemporaryFile(dir=pathlib.Path(place).parent) as file:
+    with tempfile.TemporaryFile(dir=pathlib.Path(path).parent) as file:
         matrix = np.memmap(file, np.float32, "w+", shape=(n, width))
         for start in range(0, n, _BLOCK):
             matrix[start : start + _BLOCK] = vectors.read(start, min(start + _BLOCK, n))

@@ -1,13 +1,13 @@
-"""A knowledge base on disk: its manifest, and its passages and embeddings as sharded zarr that is read lazily.
+"""A knowledge base on disk: its manifest, and its passages and embeddings as sharded zarr arrays, which are read lazily.
 
     DIR/kb.json           the manifest
     DIR/passages/bytes    uint8 [bytes]: id, title and text of all passages, one after the other, UTF-8
-    DIR/passages/offsets  int64 [3 N + 1]: where each of those strings begins
+    DIR/passages/offsets  int64 [3 N + 1]: the start of each of those strings
     DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors)
-    DIR/index             what the search index keeps (backend's own format)
-    DIR/delta-3           what was added since (passages, embeddings) and which rows were deleted (deleted.npy)
+    DIR/index             files of the search index (in the backend's format)
+    DIR/delta-3           passages and embeddings added since, and the rows that were deleted (deleted.npy)
 
-A file holds many small chunks, so that one passage or vector is read without its neighbours.
+A file has many small chunks, so that one passage or vector is read without its neighbours.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """How passages became vectors; queries must go the same way."""
+    """How passages became vectors. Queries must be embedded in the same manner."""
 
-    encoder: str  # name or absolute directory, as `models.load_pretrained` takes it
-    digest: str = ""  # of the encoder's weights and tokenizer (encoders.encoder_digest); empty: not known
-    query_encoder: str = ""  # embeds queries in place of `encoder`; empty: that one does
-    query_digest: str = ""  # of `query_encoder`
+    encoder: str  # name or absolute directory, for `models.load_pretrained`
+    digest: str = ""  # digest of the encoder's weights and tokenizer (encoders.encoder_digest); empty: unknown
+    query_encoder: str = ""  # embeds queries instead of `encoder`; empty: `encoder` does
+    query_digest: str = ""  # digest of `query_encoder`
     dim: int
     dtype: str = "float32"
     query_prefix: str = ""  # put before every query
@@ -51,16 +51,16 @@ class Embedding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What was added and deleted since the main part was built; its files are in DIR/delta-GENERATION."""
+    """Changes since the main part was built. The files are in DIR/delta-GENERATION."""
 
     generation: int
-    added: int  # passages
-    deleted: int  # passages of the main part
+    added: int  # number of added passages
+    deleted: int  # number of deleted passages of the main part
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """kb.json: what the knowledge base is, and all that is needed to build it again."""
+    """kb.json: the description of the knowledge base, with all that is needed to build it again."""
 
     format: int = FORMAT
     kind: str
@@ -74,14 +74,15 @@ class Manifest:
     embedding: Embedding | None = None
     # its `backend`, and the settings to load it with
     index: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    updates: int = 0  # times that passages were added or deleted since it was built from the corpus
+    updates: int = 0  # number of updates since it was built from the corpus
     delta: Delta | None = None
-    stored: bool = True  # passages lie here; False: a kind that asks others for them
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what else the kind is opened with
+    stored: bool = True  # whether passages are stored here; False: a kind that gets them from elsewhere
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further settings for opening it
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> Manifest:
-        """Reads DIR/kb.json; ValueError with path and rebuild command if it is absent, damaged or of another format."""
+        """Reads DIR/kb.json. Raises ValueError with path and rebuild command if it is missing, damaged or has another
+        format."""
         path = directory / MANIFEST
         if not path.is_file():
             raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_what_instead(directory)}")
@@ -89,34 +90,34 @@ class Manifest:
             fields = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}). {rebuild_hint(directory)}") from error
-        found = fields.get("format") if isinstance(fields, dict) else None
-        if found != FORMAT:
-            raise ValueError(f"{path} has format {found!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")
+        version = fields.get("format") if isinstance(fields, dict) else None
+        if version != FORMAT:
+            raise ValueError(f"{path} has format {version!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")
         try:
             return from_config_dict(cls, fields, path=str(path))
         except ValueError as error:
             raise ValueError(f"{error}. {rebuild_hint(directory)}") from error
 
     def write(self, directory: pathlib.Path) -> None:
-        """Writes DIR/kb.json in one step: whoever reads it finds the old one or the new one."""
+        """Replaces DIR/kb.json atomically: a reader sees the old one or the new one."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
         write_whole(directory / MANIFEST, text, sync=True)
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted keys as sections."""
+    """Turns settings with dotted keys into nested sections."""
     result: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, last = key.split(".")
-        place = result
+        section_fields = result
         for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value
+            section_fields = section_fields.setdefault(section, {})
+        section_fields[last] = value
     return result
 
 
 def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> str:
-    """How to make the knowledge base anew: the command, where there is one."""
+    """How to build the knowledge base again, with the command if there is one."""
     if manifest is not None and not manifest.corpus:
         return f"It was built from passages in memory: delete {directory} and let the program that made it do so again"
     values = {"corpus": manifest.corpus, **manifest.config} if manifest else {"corpus": "FILE"}
@@ -128,21 +129,21 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
 
 
 def _what_instead(directory: pathlib.Path) -> str:
-    """What to do about a directory without a manifest. What else is in it is left alone, so nothing can be built there."""
-    found = sorted(directory.iterdir()) if directory.is_dir() else []
-    inside = [path for path in found if (path / MANIFEST).is_file()]
+    """What to do about a directory without a manifest. Its other content is not touched, so nothing can be built there."""
+    entries = sorted(directory.iterdir()) if directory.is_dir() else []
+    inside = [path for path in entries if (path / MANIFEST).is_file()]
     if inside:
         return f"Give one of those in it: {', '.join(map(str, inside[:8]))}{', ..' if len(inside) > 8 else ''}"
-    where = "DIR" if found else shlex.quote(str(directory))
+    where = "DIR" if entries else shlex.quote(str(directory))
     command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={where} --config.corpus=FILE"
-    return f"Give the directory of one{', or build one elsewhere' if found else ', or build it here'}: {command}"
+    return f"Give the directory of one{', or build one elsewhere' if entries else ', or build it here'}: {command}"
 
 
 class StoredArray:
-    """A zarr array that is read lazily, or held in memory from its first use if it is small enough to be.
+    """A zarr array that is read lazily, or held in memory after its first use if it is small enough.
 
-    Reading raises ValueError where a file is damaged, and RuntimeError once another array lies at `path`: a knowledge base
-    that was opened before it was compacted or built anew would else take the rows of one from the files of the other.
+    Reading raises ValueError if a file is damaged, and RuntimeError once `path` has another array. Otherwise a knowledge
+    base that was opened before it was compacted or rebuilt would read old rows from new files.
     """
 
     def __init__(self, path: pathlib.Path, memory_limit: int, hint: str) -> None:
@@ -165,7 +166,7 @@ class StoredArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of what `read` gives."""
+        """Dtype of the rows."""
         return self._array.dtype.numpy_dtype
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -173,7 +174,7 @@ class StoredArray:
         return self._memory[start:stop] if self._small else self._got([self._array[start:stop].read()])[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The rows of the given numbers, in their order."""
+        """The rows with the given numbers, in their order."""
         return self._memory[rows] if self._small else self._got([self._array[rows].read()])[0]
 
     def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
@@ -190,21 +191,23 @@ class StoredArray:
 
     def _got(self, pending: Sequence[Any]) -> list[np.ndarray]:
         damage: ValueError | None = None
-        found = []
+        arrays = []
         try:
-            found = [future.result() for future in pending]
+            arrays = [future.result() for future in pending]
         except ValueError as error:
             damage = error
-        if _identity(self.path) != self._opened:  # asked last: what was there to the end was there all the while
+        if (
+            _identity(self.path) != self._opened
+        ):  # checked last: an array that is there at the end was there during the read
             raise RuntimeError(
                 f"{self.path} was replaced since the knowledge base was opened (it was compacted, or built anew): open it again"
             ) from damage
         if damage is not None:
             raise ValueError(f"{self.path} is damaged ({_brief(damage)}). {self._hint}") from damage
-        return found
+        return arrays
 
     def _check_files(self) -> None:
-        """zarr reads an absent file as zeros; here it is an error."""
+        """Raises an error for a missing file, which zarr would read as zeros."""
         columns = ["0"] * (len(self.shape) - 1)
         rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
         for shard in range(-(-len(self) // rows_per_file)):
@@ -224,7 +227,7 @@ class StoredPassages:
         return (len(self._offsets) - 1) // 3
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
-        """The passages of the given rows, scores 0; only their own bytes are read."""
+        """The passages of the given rows, with score 0. Only their bytes are read."""
         starts = 3 * np.asarray(rows, np.int64).reshape(-1)
         edges = self._offsets.take(starts[:, None] + np.arange(4))
         texts = self._bytes.ranges(edges[:, 0].tolist(), edges[:, 3].tolist())
@@ -238,7 +241,7 @@ class StoredPassages:
 
 
 class JoinedPassages:
-    """The passages of the main part, and after them those that were added; deleted ones keep their row numbers."""
+    """The passages of the main part, then the added ones. Deleted passages keep their row numbers."""
 
     def __init__(self, main: StoredPassages, added: StoredPassages) -> None:
         self._main, self._added = main, added
@@ -247,27 +250,27 @@ class JoinedPassages:
         return len(self._main) + len(self._added)
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
-        """The passages of the given rows, scores 0."""
+        """The passages of the given rows, with score 0."""
         rows = np.asarray(rows, np.int64).reshape(-1)
         main = rows < len(self._main)
         parts = iter(self._main.take(rows[main])), iter(self._added.take(rows[~main] - len(self._main)))
-        return [next(parts[0 if here else 1]) for here in main]
+        return [next(parts[0 if in_main else 1]) for in_main in main]
 
     def read(self, start: int, stop: int) -> list[Passage]:
         """The passages of rows start..stop."""
         edge = len(self._main)
-        found = self._main.read(start, min(stop, edge)) if start < edge else []
-        return found + (self._added.read(max(start, edge) - edge, stop - edge) if stop > edge else [])
+        passages = self._main.read(start, min(stop, edge)) if start < edge else []
+        return passages + (self._added.read(max(start, edge) - edge, stop - edge) if stop > edge else [])
 
 
 class Store:
     """A knowledge base on disk, opened for reading. Safe to use from several threads.
 
-    Arrays of at most `memory_limit` bytes are held in memory from their first use; larger ones stay on disk.
+    Arrays of at most `memory_limit` bytes are held in memory after their first use; larger ones stay on disk.
 
     Raises:
-      ValueError: no knowledge base there, another format, missing or damaged files, or arrays whose lengths disagree
-        with the manifest; names the path and the command that rebuilds it.
+      ValueError: there is no knowledge base, its format is another, files are missing or damaged, or the lengths of arrays do
+        not fit the manifest; names the path and the command that rebuilds it.
     """
 
     def __init__(self, directory: str | pathlib.Path, *, memory_limit: int = 2**30) -> None:
@@ -296,17 +299,17 @@ class Store:
             self._open_delta(self.manifest.delta, self.passages, memory_limit)
 
     def __len__(self) -> int:
-        """Passages that can be found."""
+        """Number of passages, without deleted ones."""
         return self.manifest.count + (self.manifest.delta.added if self.manifest.delta else 0) - len(self.deleted)
 
     @property
     def index_directory(self) -> pathlib.Path:
-        """Where the index keeps its files."""
+        """Directory of the index's files."""
         return self.directory / INDEX
 
     @property
     def embeddings(self) -> StoredArray:
-        """The vectors, [N, D] float32; ValueError for a kind that has none."""
+        """The vectors, [N, D] float32. Raises ValueError for a kind without vectors."""
         if self._embeddings is None:
             raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
         return self._embeddings
@@ -342,17 +345,17 @@ class Store:
 
 
 def delta_directory(directory: pathlib.Path, generation: int) -> pathlib.Path:
-    """Where the files of a generation of changes are."""
+    """Directory of a generation of changes."""
     return directory / f"delta-{generation}"
 
 
 def replaced_directory(directory: pathlib.Path) -> pathlib.Path:
-    """Where a knowledge base lies for the moment in which another one takes its place."""
+    """Temporary directory of a knowledge base while another one replaces it."""
     return directory.with_name(f".{directory.name}.replaced")
 
 
 def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: int, chunk: int, compress: bool) -> Any:
-    """A new zarr array: files of `shard` rows, each of chunks of `chunk` rows that can be read alone."""
+    """A new zarr array: files of `shard` rows, with chunks of `chunk` rows that are read separately."""
     codecs: list[dict[str, Any]] = [{"name": "bytes"}]
     if np.dtype(dtype).itemsize > 1:
         codecs[0]["configuration"] = {"endian": "little"}
@@ -370,7 +373,7 @@ def create_array(path: pathlib.Path, shape: tuple[int, ...], dtype: str, shard: 
 
 
 def open_array(path: pathlib.Path) -> Any:
-    """An existing zarr array, to go on writing."""
+    """An existing zarr array, opened for writing."""
     return ts.open(_location(path), open=True, read=True, write=True).result()
 
 
@@ -379,12 +382,12 @@ def _location(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
-    """What tells an array from another one that is put in its place; None if none is there."""
+    """An identity that distinguishes an array from one that replaces it; None if there is no array."""
     try:
-        found = os.stat(path / "zarr.json")
+        status = os.stat(path / "zarr.json")
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _brief(error: Exception) -> str:

@@ -1,9 +1,8 @@
-"""Open-WikiTable's way of writing a table as text, for encoders that were trained on it.
+"""Open-WikiTable's format of a table as text, for encoders that were trained on it.
 
     [Title]..[Section title]..[Caption]..[Table name]..[Header]a[sep]b[Rows][Row]1[sep]2[Row]3[sep]4
 
-Source: Kweon et al. 2023, as its released tables (and what R1-Router's table retriever returns) are written. Nothing is
-escaped, as there.
+Source: the released tables of Kweon et al. 2023, which R1-Router's table retriever returns, too. As there, nothing is escaped.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _Pieces = list[tuple[str, str]]  # columns and cells, or parts of cells, of one 
 
 
 class AnyTable(Protocol):
-    """What is read of a `tables.Table`."""
+    """The fields of a `tables.Table` that are read here."""
 
     @property
     def id(self) -> str: ...
@@ -35,7 +34,7 @@ class AnyTable(Protocol):
 
 
 def open_wikitable_text(table: AnyTable, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Some columns and rows of a table with everything that says whose they are."""
+    """The text of some columns and rows of a table, with title, section, caption and name of the table."""
     about = f"[Title]{table.title}[Section title]{table.section}[Caption]{table.caption}[Table name]{table.id}"
     lines = "".join(f"[Row]{'[sep]'.join(row)}" for row in rows)
     return f"{about}[Header]{'[sep]'.join(header)}[Rows]{lines}"
@@ -44,13 +43,13 @@ def open_wikitable_text(table: AnyTable, header: Sequence[str], rows: Sequence[S
 def open_wikitable_passages(
     table: AnyTable, *, rows_per_passage: int, budget: int, count: Callable[[str], int]
 ) -> Iterator[Passage]:
-    """As many rows per passage as the budget holds, at most `rows_per_passage` (0: no limit), as Open-WikiTable splits.
+    """Passages with as many rows as the budget allows, at most `rows_per_passage` (0: no limit), as in Open-WikiTable.
 
-    A row that is too long by itself becomes passages of some of its columns each, and a cell that is too long, of some of
-    its words. Ids are as in `tables.table_passages`.
+    A row that is too long becomes several passages with some of its columns each. A cell that is too long becomes several
+    passages with some of its words each. For ids see `tables.table_passages`.
 
     Raises:
-      ValueError: a budget that does not even hold what says whose row it is and one word.
+      ValueError: the budget is too small for the table's title and one word.
     """
     start = 0
     while start < len(table.rows):
@@ -71,7 +70,7 @@ def open_wikitable_passages(
 
 
 def _columns_that_fit(table: AnyTable, row: int, budget: int, count: Callable[[str], int]) -> Iterator[_Pieces]:
-    """The cells of a row in groups, in their order, each within the budget."""
+    """Groups of a row's cells, in order, each within the budget."""
     pieces: _Pieces = []
     for column, cell in zip(table.header, table.rows[row]):
         if pieces and count(_text_of(table, [*pieces, (column, cell)])) > budget:
@@ -97,7 +96,7 @@ def _text_of(table: AnyTable, pieces: _Pieces) -> str:
 
 
 def _words_that_fit(table: AnyTable, column: str, words: list[str], budget: int, count: Callable[[str], int]) -> int:
-    """How many words of a cell fit in a passage of their own."""
+    """Number of words of a cell that fit into a passage of their own."""
 
     def length(n: int) -> int:
         return count(_text_of(table, [(column, " ".join(words[:n]))]))

@@ -1,7 +1,7 @@
-"""Tables as passages: rows spelled out as `Title | header: value | header: value`, for a text encoder to read.
+"""Tables as passages: rows are written as `Title | header: value | header: value` for a text encoder.
 
-Within a cell or a name, `|` is written `\\|`, a backslash `\\\\` and any run of white space one blank; a colon at the
-end of a word of a header is written `\\:`. The text can therefore be taken apart again. Empty cells are left out.
+Within a cell or a name, `|` is written as `\\|`, a backslash as `\\\\`, and any run of white space as one space. A colon at the
+end of a word of a header is written as `\\:`. So the text can be parsed again. Empty cells are left out.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _Cell = tuple[str, str]  # header and value, as rendered
 class Table:
     """A table with a name for every column and the same number of cells in every row.
 
-    `section` (from `section_title`, optional) tells apart the tables of a page; it is part of the rendered title only.
-    `caption` is rendered in Open-WikiTable's format only.
+    `section` (from `section_title`, optional) distinguishes the tables of a page; it only appears in the rendered title.
+    `caption` only appears in Open-WikiTable's format.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     section: str = ""
     caption: str = ""
-    flattened: str = ""  # the whole as text, where the file has it (Open-WikiTable's splitted_tables.json)
+    flattened: str = ""  # the whole table as text, if the file has it (Open-WikiTable's splitted_tables.json)
 
 
 def count_words(text: str) -> int:
@@ -50,7 +50,7 @@ def count_words(text: str) -> int:
 
 
 def holds_tables(path: pathlib.Path) -> bool:
-    """Whether a file of JSON lines begins with a table and no passage: with a row that has a header."""
+    """Whether the first row of a JSON Lines file is a table, which has a header, and no passage."""
     if not path.is_file() or not plain_name(path).endswith(".jsonl"):
         return False
     first = next(iter(read_rows(path)), None)
@@ -61,20 +61,21 @@ def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
     """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed, or of a
     directory of such files.
 
-    Open-WikiTable's files are read as they are released: its names (`original_table_id`, `page_title`), pandas' layout by
-    columns, and in splitted_tables.json a `flattened` text, whose id is the index that its questions refer to. So are
-    HybridQA's and OTT-QA's, a table in a file or all in one (corpora.linked_tables).
-    Columns without a name become `column 3`, repeated names `Year (2)`; null cells are empty; a null title is "".
+    Open-WikiTable's released files can be read: with their names (`original_table_id`, `page_title`), pandas' layout by
+    columns, and in splitted_tables.json a `flattened` text, whose id is the index to which its questions refer. HybridQA's
+    and OTT-QA's files can be read too, with a table per file or all in one (corpora.linked_tables).
+
+    Columns without a name become `column 3`, repeated names `Year (2)`. Null cells are empty, and a null title is "".
 
     Raises:
-      ValueError: as `read_corpus`; also an empty header, a table without rows, and rows that are ragged or all empty.
+      ValueError: an error of `read_corpus`; or a header is empty, a table has no rows, or rows are ragged or all empty.
     """
     path = pathlib.Path(path).expanduser()
     return _tables(path, table_files(path))
 
 
 def table_files(path: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files that are read. Raises ValueError: nothing there, or a file that holds no rows of JSON."""
+    """The files that are read. Raises ValueError if there are none, or a file has no JSON rows."""
     path = pathlib.Path(path).expanduser()
     return [checked_path(file) for file in (corpus_files(path) if path.is_dir() else [path])]
 
@@ -87,19 +88,19 @@ def table_passages(
     count: Callable[[str], int] = count_words,
     table_format: str = "compact",
 ) -> Iterator[Passage]:
-    """Passages of a table: up to `rows_per_passage` rows each, a line per row, the title on the first line.
+    """Passages of a table: up to `rows_per_passage` rows each, one line per row, with the title on the first line.
 
-    No passage is longer than `budget` in the unit of `count`. A row that is too long by itself becomes several passages
-    that repeat the title and, if there is room, the row's first cell; a cell that is too long is continued in the next,
-    its header marked `(continued)`, and so is a single word if need be. Ids are `table#row`, `table#first-last` or
-    `table#row.part`; rows count from 0, parts from 1.
+    No passage is longer than `budget` in the unit of `count`. A row that is too long becomes several passages, which repeat the
+    title and, if there is room, the row's first cell. A cell that is too long (or a single word, if necessary) is continued in
+    the next passage, with its header marked `(continued)`. Ids are `table#row`, `table#first-last` or `table#row.part`; rows
+    count from 0, parts from 1.
 
     Args:
-      table_format: "compact", which is described here, or "open_wikitable" (table_formats): there as many rows as the budget
-        holds go into a passage unless `rows_per_passage` is above 1, and a table with a `flattened` text is that text.
+      table_format: "compact", which is described here, or "open_wikitable" (table_formats). With the latter, a passage has as
+        many rows as the budget allows unless `rows_per_passage` is above 1, and a table with a `flattened` text is that text.
 
     Raises:
-      ValueError: rows_per_passage or budget below 1, or a budget in which not even one letter of a cell fits.
+      ValueError: rows_per_passage or budget is below 1, or not even one letter of a cell fits into the budget.
     """
     if rows_per_passage < 1 or budget < 1:
         raise ValueError(f"rows_per_passage={rows_per_passage} and budget={budget} must be at least 1")
@@ -130,7 +131,7 @@ def table_passages(
 def _last_fitting(
     title: str, rows: list[list[_Cell]], start: int, most: int, budget: int, count: Callable[[str], int]
 ) -> int:
-    """End of the longest run of rows from `start` that fits; `start` if not even one row does."""
+    """End of the longest run of rows from `start` that fits; `start` if no row fits."""
     end = start
     while end < min(start + most, len(rows)) and count(_render(title, rows[start : end + 1])) <= budget:
         end += 1
@@ -140,9 +141,9 @@ def _last_fitting(
 def _split_row(
     table: Table, row: int, title: str, cells: list[_Cell], budget: int, count: Callable[[str], int]
 ) -> list[str]:
-    """Texts that together hold all cells of a row, each within the budget."""
+    """Texts with all cells of a row, each within the budget."""
     parts: list[list[_Cell]] = []
-    # says, in every part, whose row it is
+    # identifies the row in every part
     key = [cells[0]] if count(_render(title, [cells[:1]])) <= budget // 2 else []
     current: list[_Cell] = []
     for header, value in cells:
@@ -156,7 +157,7 @@ def _split_row(
         while words:
             fits = _number_that_fits(title, current, label, words, " ", budget, count)
             if not fits:
-                letters = re.findall(r"\\.|.", words[0])  # what _clean escaped stays whole
+                letters = re.findall(r"\\.|.", words[0])  # keeps escapes of _clean together
                 fits = _number_that_fits(title, current, label, letters, "", budget, count)
                 if fits:
                     words[:1] = ["".join(letters[:fits]), "".join(letters[fits:])]
@@ -188,7 +189,7 @@ def _number_that_fits(
     budget: int,
     count: Callable[[str], int],
 ) -> int:
-    """How many of the pieces, words or letters, fit in a passage after the cells before them."""
+    """Number of pieces (words or letters) that fit into a passage after the cells before them."""
 
     def length(n: int) -> int:
         return count(_render(title, [[*before, (header, joint.join(pieces[:n]))]]))
@@ -212,7 +213,7 @@ def _clean(text: str) -> str:
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
     seen: dict[str, int] = {}
-    for place, row in (found for file in files for found in table_rows(file) or read_rows(file)):
+    for place, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
             id=new_id(_id(row, place), place, seen),

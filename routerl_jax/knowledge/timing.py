@@ -1,4 +1,4 @@
-"""How long a query takes, whatever shares its batch: the knowledge base's own measure, else its part of the batch's time."""
+"""The time of a single query in a batch: the knowledge base's own measurement, or else an equal share of the batch's time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from routerl_jax.core.types import Passage, Query
 
 
 class TimedResults(list[list[Passage]]):
-    """The results of a search, each with the time that it took: what `search` returns where a tool measures that itself.
+    """The results of a search with the time of each query. `search` returns this if the tool measures times itself.
 
     Args:
-      results: for each query its passages.
-      seconds: of each query alone, as many, neither negative nor infinite.
+      results: the passages of each query.
+      seconds: the seconds of each query alone; finite and not negative.
 
     Raises:
-      ValueError: `seconds` are something else.
+      ValueError: `seconds` has another length or other values.
     """
 
     def __init__(self, results: Iterable[list[Passage]], seconds: Iterable[float]) -> None:
@@ -31,9 +31,9 @@ class TimedResults(list[list[Passage]]):
 
 
 def timed_search(search: Callable[[Any, int], Any], queries: Sequence[Query], k: int) -> tuple[Any, list[float]]:
-    """What `search(queries, k)` gives, unchecked, and the seconds of each query.
+    """The result of `search(queries, k)`, unchecked, and the seconds of each query.
 
-    They are the reply's own where it is `TimedResults`; else the time of the call in equal parts.
+    The seconds are those of the reply if it is `TimedResults`; else the time of the call in equal shares.
     """
     started = time.perf_counter()
     reply = search(queries, k)

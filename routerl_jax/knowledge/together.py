@@ -1,4 +1,4 @@
-"""One search for several callers, so that none has to suffer for another's queries."""
+"""One search for several callers, in which a bad query of one caller does not harm the others."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ async def search_together(
     wanted: Callable[[int], bool] = lambda part: True,
     lost: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> AsyncIterator[tuple[int, Sequence[T] | Exception]]:
-    """Searches for the queries of all parts at once; if that raises, for those of each part apart: a bad query harms no other.
+    """Searches for the queries of all parts at once. If that raises, it searches for each part separately.
 
     Args:
-      search: gives one result per query.
+      search: returns one result per query.
       parts: queries of different callers.
-      wanted: whether a part is still to be searched for by itself; asked before each.
-      lost: errors after which no part would do better alone, such as a time limit's.
+      wanted: called before a part is searched separately; False skips the part.
+      lost: errors after which a separate search would not help either, such as that of a time limit.
 
     Yields:
-      (part, its results, or the error), as soon as they are known; nothing for a part that is not wanted.
+      (part, its results or the error), as soon as they are known; nothing for a skipped part.
     """
     try:
-        found = await search([query for part in parts for query in part])
+        results = await search([query for part in parts for query in part])
     except Exception as error:
         failure = error
     else:
         start = 0
         for number, part in enumerate(parts):
-            yield number, found[start : start + len(part)]
+            yield number, results[start : start + len(part)]
             start += len(part)
         return
     if len(parts) == 1 or isinstance(failure, lost):

@@ -1,10 +1,11 @@
-"""Adding and deleting passages of a knowledge base on disk, whole or not at all.
+"""Adds and deletes passages of a knowledge base on disk. An update takes effect as a whole or not at all.
 
-Changes are written beside the main part, into DIR/delta-GENERATION: the passages that were added (with vectors, which are
-compared one by one) and the rows that were deleted. Then kb.json is replaced in one step; whoever opens the directory
-finds the state before or after. Once the changes outgrow a share of the main part, a new main part is built of both.
-Who has opened a knowledge base goes on with what was there then; open it again to see changes. Once it was compacted,
-what was not in memory is gone, and reading it is an error (`store.StoredArray`).
+Changes are written beside the main part, into DIR/delta-GENERATION: the added passages (with vectors, which are compared one by
+one) and the deleted rows. Then kb.json is replaced atomically, so that opening the directory gives the state before or after
+the update. When the changes exceed a share of the main part, a new main part is built from both.
+
+An opened knowledge base keeps the state at which it was opened; open it again to see changes. After it was compacted, parts
+that are not in memory are gone, and reading them is an error (`store.StoredArray`).
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ from routerl_jax.knowledge.writer import StoreWriter, explained, write_passages
 from routerl_jax.llms.base import ChatModel
 
 KINDS = ("dense_text", "dense_table", "bm25", "graph")
-COMPACT_ABOVE = 0.2  # of the main part's passages
+COMPACT_ABOVE = 0.2  # share of the main part's passages
 _BLOCK = 8192  # passages read at a time
 _SHARD = 8192  # vectors in a file
-_NAMED = 3  # ids in a message
+_NAMED = 3  # most ids in a message
 _SPLIT = ("passage_words", "least_words")
 _TABLES = ("rows_per_passage", "table_budget", "table_format")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateReport:
-    """What an update did. `str(report)` is one line."""
+    """The result of an update. `str(report)` is one line."""
 
     directory: str
     added: int
     deleted: int
-    count: int  # passages that can be found now
-    compacted: bool  # a new main part was built
+    count: int  # passages after the update
+    compacted: bool  # whether a new main part was built
     seconds: float
 
     def __str__(self) -> str:
@@ -94,25 +95,25 @@ def update(
     llm: ChatModel | None = None,
     progress: bool = False,
 ) -> UpdateReport:
-    """Deletes, then adds, in one step; an id in both is replaced. Other processes that build or update wait.
+    """Deletes, then adds, in one step. An id in both is replaced. Other processes that build or update wait.
 
-    A search of all ids comes first: about a minute for 20 million passages.
+    First all ids are searched, which takes about a minute for 20 million passages.
 
     Args:
-      compact_above: build a new main part once added and deleted passages exceed this share of it; 0: at any rate. BM25
-        and graphs, where everything depends on all passages, always do.
-      encoder: embed with this object instead of loading the one that kb.json names.
-      llm: extract the triples of new passages with this model instead of the one that kb.json describes.
+      compact_above: build a new main part once added and deleted passages exceed this share of it; 0: always. BM25 and graphs
+        always do this, because everything in them depends on all passages.
+      encoder: embed with this object instead of loading the encoder of kb.json.
+      llm: extract the triples of new passages with this model instead of that of kb.json.
 
     Raises:
-      ValueError: an id that is there already or occurs twice, or is to be deleted and not there; an empty passage; a kind
-        that can't be changed; nothing would be left; another encoder than the knowledge base was built with.
+      ValueError: an id to add exists already or occurs twice; an id to delete does not exist; a passage is empty; the kind
+        can't be changed; nothing would be left; or the encoder differs from that of the build.
     """
     start = time.perf_counter()
     directory = pathlib.Path(directory).expanduser().resolve()
     add, delete = list(add), list(dict.fromkeys(delete))
     list(checked_passages(add)) if add else None
-    _manifest(directory)  # a directory that holds no knowledge base gets no lock beside it
+    _manifest(directory)  # raises before a lock is made beside a directory that is no knowledge base
     with StoreWriter(directory, lambda: _fingerprint(directory, add, delete), overwrite=True) as writer:
         store = Store(directory)
         _check_kind(directory, store.manifest)
@@ -149,11 +150,11 @@ def update(
 
 
 def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[Passage]:
-    """Passages of a file, or of a directory of files, as the build of this knowledge base would make them: of as many words,
-    or of tables by its settings.
+    """Passages of a file or of a directory of files, made with the settings of this knowledge base's build (such as the
+    number of words, or the format of tables).
 
     Raises:
-      ValueError: as `corpus.read_corpus` or `tables.read_tables`; no knowledge base there, or one that can't be changed.
+      ValueError: an error of `corpus.read_corpus` or `tables.read_tables`; or there is no knowledge base that can be changed.
     """
     directory = pathlib.Path(directory).expanduser().resolve()
     manifest = _manifest(directory)
@@ -161,48 +162,48 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
     if manifest.kind == "graph":
         return list(read_corpus(path))
     if manifest.kind == "bm25" or manifest.embedding is None:
-        asked = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
-        return list(read_corpus(path, split=split_of(asked.passage_words, asked.least_words)))
+        splitting = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
+        return list(read_corpus(path, split=split_of(splitting.passage_words, splitting.least_words)))
     keys = {key: manifest.config[key] for key in (*_SPLIT, *_TABLES) if key in manifest.config}
     config = BuildConfig(kind=manifest.kind, encoder=manifest.embedding.encoder, **keys)
     return list(read_source(config, pathlib.Path(path).expanduser(), lambda: shared_encoder(config.encoder)))
 
 
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
-    """Rows of the ids to be deleted; none of the ids to be added may be left after that."""
+    """Rows of the ids to delete. Checks that no id to add remains after that."""
     wanted = {*delete, *(passage.id for passage in add)}
-    found: dict[str, int] = {}
+    rows: dict[str, int] = {}
     for start in range(0, len(store.passages), _BLOCK):
         for row, passage in store.live(start, min(start + _BLOCK, len(store.passages))):
             if passage.id in wanted:
-                found[passage.id] = row
-    missing = [name for name in delete if name not in found]
+                rows[passage.id] = row
+    missing = [name for name in delete if name not in rows]
     if missing:
         raise ValueError(f"{store.directory} has no passage {_listed(missing)}, which should be deleted")
-    going = set(delete)
-    there = [passage.id for passage in add if passage.id in found and passage.id not in going]
-    if there:
+    deleted = set(delete)
+    clashing = [passage.id for passage in add if passage.id in rows and passage.id not in deleted]
+    if clashing:
         raise ValueError(
-            f"{store.directory} has a passage {_listed(there)} already. Give the new one another id, or delete the old one in "
-            f"the same call to replace it"
+            f"{store.directory} has a passage {_listed(clashing)} already. Give the new one another id, or delete the old "
+            f"one in the same call to replace it"
         )
-    return {found[name] for name in delete}
+    return {rows[name] for name in delete}
 
 
 def _write_delta(
     store: Store, gone: set[int], new: Sequence[Passage], encoder: TextEncoder | None, progress: bool
 ) -> None:
-    """Writes the next generation, which holds all changes since the main part was built, and makes it current."""
+    """Writes the next generation, with all changes since the main part was built, and makes it current."""
     manifest = store.manifest
     old = _added_rows(store, gone)
     kept = [passage for _, passage in old]
     vectors = np.concatenate([_added_vectors(store, [row for row, _ in old]), _embed(manifest, new, encoder, progress)])
     deleted = np.union1d(store.deleted, np.array([row for row in gone if row < manifest.count], np.int64))
     generation = manifest.updates + 1
-    place = delta_directory(store.directory, generation)
-    scratch = place.with_name(f".{place.name}.tmp")
+    target = delta_directory(store.directory, generation)
+    scratch = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
-    shutil.rmtree(place, ignore_errors=True)  # of an update that was killed before it became current
+    shutil.rmtree(target, ignore_errors=True)  # left by an update that was killed before it became current
     scratch.mkdir()
     passages = [*kept, *new]
     if passages:
@@ -211,18 +212,18 @@ def _write_delta(
         array.write(vectors).result()
     np.save(scratch / DELETED, deleted.astype(np.int64))
     sync_tree(scratch)
-    scratch.rename(place)
-    sync(store.directory)  # on the disk before kb.json names it
+    scratch.rename(target)
+    sync(store.directory)  # on disk before kb.json names it
     delta = Delta(generation=generation, added=len(passages), deleted=len(deleted))
     dataclasses.replace(manifest, delta=delta, updates=generation).write(store.directory)
     before = manifest.delta.generation if manifest.delta else generation
-    for other in store.directory.glob("delta-*"):  # the last one stays for those who have it open
-        if other.name not in {place.name, delta_directory(store.directory, before).name}:
-            shutil.rmtree(other, ignore_errors=True)
+    for old_delta in store.directory.glob("delta-*"):  # the last one stays for those who have it open
+        if old_delta.name not in {target.name, delta_directory(store.directory, before).name}:
+            shutil.rmtree(old_delta, ignore_errors=True)
 
 
 def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) -> bool:
-    """Builds a new main part of all that is left, if the changes are many; says whether it did."""
+    """Builds a new main part from all present passages if there are many changes. Returns whether it did."""
     delta = store.manifest.delta
     if delta is None or delta.added + delta.deleted <= above * store.manifest.count:
         return False
@@ -250,10 +251,12 @@ def _rebuild_words(writer: StoreWriter, store: Store, gone: set[int], new: Seque
 
 
 def _chosen(manifest: Manifest) -> dict[str, object]:
-    """The index's settings without what was tuned for the old vectors."""
-    asked = {key.removeprefix("scann."): value for key, value in manifest.config.items() if key.startswith("scann.")}
+    """The settings of the index, without those that were tuned for the old vectors."""
+    scann_settings = {
+        key.removeprefix("scann."): value for key, value in manifest.config.items() if key.startswith("scann.")
+    }
     if manifest.index["backend"] == "scann":
-        return asked
+        return scann_settings
     return {key: value for key, value in manifest.index.items() if key != "backend"}
 
 
@@ -287,7 +290,7 @@ def _live(store: Store, what: str, progress: bool) -> Iterator[tuple[int, Passag
 
 
 def _added_rows(store: Store, gone: set[int]) -> list[tuple[int, Passage]]:
-    """What was added earlier and stays."""
+    """Rows that were added earlier and stay."""
     first = store.manifest.count
     if len(store.passages) == first:
         return []
@@ -309,7 +312,7 @@ def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
 
 
 def _remaining(store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
-    """What stays, then what is new."""
+    """The passages that stay, then the new ones."""
     yield from (passage for row, passage in _live(store, "compacting", progress) if row not in gone)
     yield from new
 
@@ -323,14 +326,14 @@ def _check_kind(directory: pathlib.Path, manifest: Manifest) -> None:
 
 
 def _manifest(directory: pathlib.Path) -> Manifest:
-    """kb.json; where nothing is at `directory`, that of what will be put back there after a kill."""
+    """The manifest. If `directory` is missing after a kill, that of the knowledge base which will be restored there."""
     aside = replaced_directory(directory)
     return Manifest.read(aside if not directory.exists() and aside.is_dir() else directory)
 
 
 def _fingerprint(directory: pathlib.Path, add: Sequence[Passage], delete: Sequence[str]) -> str:
-    """Of what a new main part would hold: the state that a delta has made current, whose compaction any later call may
-    go on with, or for kinds without one the old state and the change."""
+    """Fingerprint of a new main part's content. With a delta, it is that of the current state, so that any later call can
+    continue the compaction. For kinds without deltas, it is that of the old state and the change."""
     manifest = Manifest.read(directory)
     parts: list[object] = [manifest.created, manifest.updates + bool(add or delete)]
     if manifest.embedding is None or manifest.kind == "graph":

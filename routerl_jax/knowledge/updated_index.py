@@ -1,4 +1,4 @@
-"""A main index and what has changed since it was built: vectors that were added, rows that were deleted."""
+"""A main index with the changes since it was built: added vectors and deleted rows."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from jaxtyping import Float, Float32, Int
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.vector_index import VectorSource
 
-_SPARE = 16  # deleted vectors that a first search may meet
+_SPARE = 16  # further results of the first search, in case some are deleted
 _GROWTH = 4
 
 
 class Searcher(Protocol):
-    """What a knowledge base asks of an index."""
+    """The interface of an index for knowledge bases."""
 
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
-        """Ids and inner products of the k nearest vectors, best first; id -1 where there are fewer."""
+        """Ids and inner products of the k nearest vectors, best first; id -1 if there are fewer."""
         ...
 
     def __len__(self) -> int: ...
 
 
 class UpdatedIndex:
-    """Searches both parts and joins them; deleted rows are never returned, however many stand before the k-th other one.
+    """Searches both parts and joins the results. Deleted rows are never returned, however many of them rank before the others.
 
     Args:
-      main: over the rows 0 .. N-1.
-      added: the vectors of the rows from N on, compared one by one; None if there are none.
-      deleted: rows of the main part, sorted.
+      main: index over the rows 0 .. N-1.
+      added: vectors of the rows from N on, which are compared one by one; None if there are none.
+      deleted: deleted rows of the main part, sorted.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class UpdatedIndex:
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
-        """As `VectorIndex.search`; K = min(k, number of vectors that are left)."""
+        """Like `VectorIndex.search`; K = min(k, number of vectors without deleted ones)."""
         ids, scores = self._search_main(np.asarray(queries, np.float32), k)
         if self.added is not None:
             more_ids, more_scores = self.added.search(queries, k)
@@ -59,20 +59,20 @@ class UpdatedIndex:
         return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
 
     def _search_main(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """The k best rows that are left, -1 and -inf where there are fewer."""
+        """The k best rows that are not deleted; -1 and -inf if there are fewer."""
         n = len(self.main)
         left = min(k, n - len(self.deleted))
         all_ids = np.full((len(queries), max(left, 0)), -1, np.int64)
         all_scores = np.full(all_ids.shape, -np.inf, np.float32)
-        rows, asked = np.arange(len(queries)), min(k + min(_SPARE, len(self.deleted)), n)
+        rows, depth = np.arange(len(queries)), min(k + min(_SPARE, len(self.deleted)), n)
         while left > 0 and len(rows):
-            ids, scores = self.main.search(queries[rows], asked)
+            ids, scores = self.main.search(queries[rows], depth)
             alive = (ids >= 0) & ~np.isin(ids, self.deleted)
             order = np.argsort(~alive, axis=1, kind="stable")[:, :left]
             alive, ids, scores = (np.take_along_axis(part, order, 1) for part in (alive, ids, scores))
             all_ids[rows, : ids.shape[1]] = np.where(alive, ids, -1)
             all_scores[rows, : ids.shape[1]] = np.where(alive, scores, -np.inf)
-            if asked == n:
+            if depth == n:
                 break
-            rows, asked = rows[alive.sum(1) < left], min(asked * _GROWTH, n)
+            rows, depth = rows[alive.sum(1) < left], min(depth * _GROWTH, n)
         return all_ids, all_scores

@@ -1,8 +1,8 @@
-"""Search over vectors by inner product: what every backend does in the same way.
+"""Search over vectors by inner product: the parts that all backends share.
 
-A backend proposes candidates; their scores are then computed anew in float64 and rounded to float32, and ties go to the
-lower id (of more than 16,384 equal vectors, to the lowest that the backend proposes). What is returned for a query is
-therefore the same whatever else is in the batch, on any number of devices.
+A backend proposes candidates. Their scores are then computed again in float64 and rounded to float32. Ties go to the lower
+id (of more than 16,384 equal vectors, to the lowest that the backend proposes). So the result of a query does not depend on
+the rest of the batch, or on the number of devices.
 
 Dimensions: Q queries, D width, N vectors, C candidates per query.
 """
@@ -20,14 +20,14 @@ from jaxtyping import Float, Float32, Int
 
 from routerl_jax.core.registry import Registry
 
-SPARE = 16  # candidates beyond k: rounding in a backend can't push a winner out
+SPARE = 16  # further candidates beyond k, so that rounding in a backend can't lose a winner
 _TIE = 1e-5  # backends' float32 scores of equal vectors may differ by this much, relative to the best score
 _BLOCK = 8192  # candidates scored at a time, which bounds the memory of a large batch
-_MOST = 16_384  # candidates of a query among which equal vectors are put in order
+_MOST = 16_384  # most candidates of a query among which equal vectors are ordered
 
 
 class VectorSource(Protocol):
-    """N vectors that can be read piece by piece, as those of a `store.StoredArray`."""
+    """N vectors that can be read in parts, like those of a `store.StoredArray`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,7 +44,7 @@ class VectorSource(Protocol):
 
 
 class VectorIndex(abc.ABC):
-    """Finds the vectors of largest inner product with a query."""
+    """Finds the vectors with the largest inner product with a query."""
 
     def __init__(self, vectors: VectorSource) -> None:
         if len(vectors.shape) != 2 or 0 in vectors.shape:
@@ -53,27 +53,27 @@ class VectorIndex(abc.ABC):
 
     @classmethod  # noqa: B027 - most need nothing
     def require(cls) -> None:
-        """Raises ValueError if this machine lacks what the backend needs; asked before a long build begins."""
+        """Raises ValueError if this machine lacks what the backend needs. Called before a long build begins."""
 
     @classmethod
     @abc.abstractmethod
     def build(cls, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None) -> Self:
-        """Makes the index. `settings` are the backend's own ({}: defaults); ValueError names a key it doesn't know."""
+        """Makes the index. `settings` are those of the backend ({}: defaults). Raises ValueError that names an unknown key."""
 
     @classmethod
     @abc.abstractmethod
     def load(
         cls, directory: pathlib.Path, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None
     ) -> Self:
-        """Opens what `save` wrote."""
+        """Opens an index that `save` wrote."""
 
     @abc.abstractmethod
     def save(self, directory: pathlib.Path) -> dict[str, Any]:
-        """Writes what `load` needs and returns settings for it (JSON-serialisable)."""
+        """Writes the files for `load`, and returns its settings (JSON-serialisable)."""
 
     @abc.abstractmethod
     def candidates(self, queries: Float32[np.ndarray, "Q D"], count: int) -> Int[np.ndarray, "Q C"]:
-        """Ids of about the best `count` vectors, in any order, -1 where there are fewer."""
+        """Ids of about the best `count` vectors, in any order; -1 if there are fewer."""
 
     def __len__(self) -> int:
         return self.vectors.shape[0]
@@ -81,12 +81,12 @@ class VectorIndex(abc.ABC):
     def search(
         self, queries: Float[np.ndarray, "Q D"], k: int
     ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
-        """Ids and inner products of the k nearest vectors, best first, ties by lower id; K = min(k, N).
+        """Ids and inner products of the k nearest vectors, best first; ties: the lower id; K = min(k, N).
 
-        Where a backend finds fewer (those here never do), the row ends in id -1, score -inf.
+        If a backend finds fewer (those here never do), the row ends with id -1 and score -inf.
 
         Raises:
-          ValueError: k < 1, or queries of another width than the vectors.
+          ValueError: k < 1, or the width of queries is not that of the vectors.
         """
         n, width = self.vectors.shape
         queries = np.ascontiguousarray(queries, np.float32)
@@ -103,7 +103,7 @@ class VectorIndex(abc.ABC):
             for rows in np.array_split(open_rows, min(len(open_rows), -(-len(open_rows) * count // _BLOCK))):
                 best_ids, best = self._ranked(queries[rows], count)
                 ids[rows], scores[rows] = best_ids[:, :k], best[:, :k]
-                # Equal vectors beyond the last candidate could hold a lower id than the one at rank k: look further.
+                # Equal vectors beyond the last candidate could have a lower id than the one at rank k: get more candidates.
                 unclear.append(rows[best[:, -1] >= best[:, k - 1] - _TIE * np.abs(best[:, 0])])
             open_rows = np.concatenate(unclear) if count < most else np.arange(0)
             count *= 4

@@ -1,9 +1,9 @@
-"""Writing a knowledge base so that a killed build goes on where it stopped, and a half-made one is never seen.
+"""Writes a knowledge base so that a killed build can continue, and an incomplete one is never visible.
 
-Everything is written into `DIR.tmp-FINGERPRINT` beside DIR, which is renamed to DIR at the very end. Finished stages
-leave a marker there; a second build with the same fingerprint (same corpus, encoder, ...) finds it and skips them.
-`.DIR.lock` lets one process at a time build DIR; `.DIR.replaced` is what was at DIR, in the moment of the renaming. If that
-is the moment of a kill, the same build goes on from there, and any other first puts back what was there.
+Everything is written into `DIR.tmp-FINGERPRINT` beside DIR, which is renamed to DIR at the very end. Each finished stage
+leaves a marker there. Another build with the same fingerprint (same corpus, encoder, ...) finds the markers and skips these
+stages. `.DIR.lock` lets one process at a time build DIR. `.DIR.replaced` is the old DIR during the renaming. After a kill at
+that moment, the same build continues from there, and any other build first restores the old DIR.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _OFFSETS_SHARD, _OFFSETS_CHUNK = 2**20, 2**12
 _ROWS_CHUNK = 16  # vectors read together
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_FULL_TEXTS = (*(os.strerror(code) for code in _FULL), "I/O error")  # the last is all that ScaNN says
+_FULL_TEXTS = (*(os.strerror(code) for code in _FULL), "I/O error")  # the last one is ScaNN's message
 
 Embed = Callable[[Sequence[Passage]], Float32[np.ndarray, "N D"]]
 
 
 class StoreWriter:
-    """Writes one knowledge base; use as a context manager, then `passages`, `embeddings`, `commit` in this order.
+    """Writes one knowledge base. Use as a context manager, and call `passages`, `embeddings` and `commit` in this order.
 
-    Waits while another process builds at the same place, and then finds its work in `existing`.
+    Waits while another process builds the same directory, and then finds its result in `existing`.
 
     Args:
-      directory: where the knowledge base will be; its parent is made if need be.
-      fingerprint: hex digest of everything that passages and embeddings depend on; a function is asked for it once no other
-        process can change what is at `directory`.
-      overwrite: replace a knowledge base that is there already (at `commit`, not before).
+      directory: directory of the knowledge base; its parent is made if needed.
+      fingerprint: hex digest of everything that passages and embeddings depend on. A function is called once no other process
+        can change `directory`.
+      overwrite: replace an existing knowledge base (at `commit`, not before).
       together: all processes of the job write this one, on a file system that they share. The main process locks, writes
-        passages and commits; `embeddings` gives each its share of the shards.
+        passages and commits; `embeddings` gives each process its share of the shards.
 
     Raises:
       ValueError: `directory` is not on a file system (gs://...).
@@ -116,7 +116,7 @@ class StoreWriter:
         self._progress = self.scratch / _PROGRESS
 
     def _after_a_crash(self) -> None:
-        """Tidies up after a `commit` that was killed between its two renames, or right after them."""
+        """Cleans up after a `commit` that was killed between its two renames, or right after them."""
         if self.existing is not None:
             shutil.rmtree(self._replaced, ignore_errors=True)
             return
@@ -129,12 +129,12 @@ class StoreWriter:
         if not self._leads:
             return
         if self.scratch.is_dir() and not (self._progress.is_dir() and any(self._progress.iterdir())):
-            shutil.rmtree(self.scratch)  # nothing was finished: nothing to come back to
+            shutil.rmtree(self.scratch)  # no stage was finished, so there is nothing to resume
         self._lock.release()
 
     @property
     def existing(self) -> Manifest | None:
-        """The manifest of what is at `directory` already, None if there is none or it can't be read."""
+        """The manifest of an existing knowledge base at `directory`; None if there is none or it can't be read."""
         try:
             return Manifest.read(self.directory)
         except ValueError:
@@ -142,19 +142,19 @@ class StoreWriter:
 
     @property
     def progress(self) -> pathlib.Path:
-        """Where finished stages leave their markers."""
+        """Directory of the markers of finished stages."""
         return self._progress
 
     @property
     def index_directory(self) -> pathlib.Path:
-        """Where the index may put its files."""
+        """Directory for the index's files."""
         return self.scratch / INDEX
 
     def passages(self, passages: Iterable[Passage]) -> int:
-        """Writes all passages in one go, or finds them written; returns their number.
+        """Writes all passages at once, or finds them written. Returns their number.
 
         Raises:
-          ValueError: there is something at `directory` that may not or cannot be replaced.
+          ValueError: `directory` exists and may not or can't be replaced.
         """
         self.check_target()
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
@@ -163,16 +163,17 @@ class StoreWriter:
         return _passages(self.scratch, self._progress, passages)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
-        """The matrix of embeddings, `dim` wide, `shard_size` rows a file; knows which files are still to be written."""
+        """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
         own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
         return Shards(self.scratch, self._progress, dim, shard_size, own)
 
     def part(self, name: str) -> Part:
-        """A part with texts and vectors of its own, in the directory of that name; after `passages`."""
+        """A part with its own texts and vectors, in a directory of this name. Call it after `passages`."""
         return Part(self.scratch / name, self._progress / name)
 
     def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Does a stage of a kind's own, or finds it done; returns what `work` gave (JSON-serialisable). After `passages`."""
+        """Runs a kind's own stage, or finds it done. Returns the result of `work` (JSON-serialisable). Call it after
+        `passages`."""
         marker = self._progress / f"stage-{stage}"
         if not marker.is_file():
             with explained(self.scratch):
@@ -180,7 +181,7 @@ class StoreWriter:
         return json.loads(marker.read_text())
 
     def commit(self, manifest: Manifest) -> None:
-        """Writes the manifest and moves everything into place."""
+        """Writes the manifest, and renames the directory to its final name."""
         manifest.write(self.scratch)
         self.check_target()
         sync_tree(self.scratch)
@@ -188,12 +189,12 @@ class StoreWriter:
             shutil.rmtree(self._replaced, ignore_errors=True)
             self.directory.rename(self._replaced)
         self.scratch.rename(self.directory)
-        sync(self.directory.parent)  # from here on the new one is there whatever happens to the machine
+        sync(self.directory.parent)  # from here on the new one survives a crash of the machine
         shutil.rmtree(self._replaced, ignore_errors=True)
         shutil.rmtree(self.directory / _PROGRESS)
 
     def check_target(self) -> None:
-        """Raises ValueError if there is something at `directory` that may not or cannot be replaced."""
+        """Raises ValueError if `directory` exists and may not or can't be replaced."""
         if self.directory.is_mount():
             raise ValueError(
                 f"{self.directory} is a mount point, which a finished knowledge base can't be renamed to; give a "
@@ -211,22 +212,22 @@ class StoreWriter:
 
 
 class Part:
-    """Texts and vectors beside those of the passages, as a graph's entities: written in the same way."""
+    """Texts and vectors besides those of the passages (such as a graph's entities), stored in the same form."""
 
     def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
         self.directory, self._progress = directory, progress
 
     def passages(self, passages: Iterable[Passage]) -> int:
-        """Writes all texts in one go, or finds them written; returns their number."""
+        """Writes all texts at once, or finds them written. Returns their number."""
         return _passages(self.directory, self._progress, passages)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
-        """Their matrix of embeddings, as `StoreWriter.embeddings`."""
+        """Their matrix of embeddings; see `StoreWriter.embeddings`."""
         return Shards(self.directory, self._progress, dim, shard_size)
 
 
 class Shards:
-    """The embedding matrix while it is written, shard by shard; of several processes each writes its share of them."""
+    """The embedding matrix while it is written, shard by shard. With several processes, each writes its share."""
 
     def __init__(
         self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int] = (0, 1)
@@ -248,15 +249,15 @@ class Shards:
         self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)
 
     def write(self, embed: Embed) -> None:
-        """Embeds what is still missing and commits each shard as soon as it is done; see `write_rows`."""
+        """Embeds the missing shards, and commits each as soon as it is done; see `write_rows`."""
         self.write_rows(lambda start, stop: embed(self.passages.read(start, stop)))
 
     def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
-        """As `write`, from what gives the vectors of rows start..stop. The missing shards may lie anywhere, so a row's number
-        follows from `start` alone, not from what was asked for before.
+        """Like `write`, with a function that returns the vectors of rows start..stop. Any shards may be missing, so
+        `vectors` must rely on `start`, not on earlier calls.
 
         Raises:
-          ValueError: another shape than it should be, or values that are not finite.
+          ValueError: `vectors` returns a wrong shape, or values that are not finite.
         """
         array = open_array(self._path)
         for start, stop in self.todo:
@@ -275,7 +276,7 @@ class Shards:
         return vectors
 
     def _is_written(self, start: int) -> bool:
-        """A shard with a marker whose file has lost something since, in a crash of the machine, is written again."""
+        """Whether a shard is complete. One with a marker whose file lost data in a crash of the machine is written again."""
         marker = self._marker(start)
         if not marker.is_file():
             return False
@@ -295,7 +296,7 @@ class Shards:
 
 
 def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
-    """Passages whose files have lost something since, in a crash of the machine, are written again: they are the same."""
+    """Writes the passages, or finds them written. Files that lost data in a crash of the machine are written again."""
     progress.mkdir(parents=True, exist_ok=True)
     marker, files = progress / "passages", directory / PASSAGES
     written = json.loads(marker.read_text()) if marker.is_file() else None
@@ -312,7 +313,7 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
 
 @contextlib.contextmanager
 def explained(place: pathlib.Path, kept: str = "") -> Iterator[None]:
-    """Turns the errors of a full disk, of Python and of tensorstore, into one that says what is kept and what to do."""
+    """Turns errors of a full disk (from Python and tensorstore) into one that says what is kept and what to do."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -328,7 +329,7 @@ def explained(place: pathlib.Path, kept: str = "") -> Iterator[None]:
 
 
 def write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
-    """Writes DIRECTORY/passages and returns how many there are; holds 16 MiB of them in memory."""
+    """Writes DIRECTORY/passages. Returns their number. Holds 16 MiB of them in memory."""
     count, position = 0, 0
     with (
         _appender(directory / BYTES, "uint8", _BYTES_SHARD, _BYTES_CHUNK) as append_bytes,
@@ -346,7 +347,7 @@ def write_passages(directory: pathlib.Path, passages: Iterable[Passage]) -> int:
 
 @contextlib.contextmanager
 def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterator[Callable[[np.ndarray], None]]:
-    """Writes a 1-D array of unknown length file by file; holds one file's worth in memory."""
+    """Writes a 1-D array of unknown length file by file. Holds one file in memory."""
     array = create_array(path, (0,), dtype, shard, chunk, compress=True)
     buffer = np.empty(shard, dtype)
     written = filled = 0
@@ -373,5 +374,5 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
 
 
 def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Writes a marker in one step, so that it is either there and whole or not there."""
+    """Writes a marker atomically."""
     write_whole(marker, json.dumps(content))

@@ -1,7 +1,7 @@
-"""From rewards to advantages: pure functions of (rewards, groups), whole step in, whole step out.
+"""Advantages from rewards: pure functions of (rewards, groups) of a whole step.
 
-An advantage is first one number per sequence; what differs between its tokens (KL to go, importance) and what is done over
-all tokens of a step (whitening) comes after.
+An advantage is one number per sequence at first. Values that differ between tokens (KL to go, importance) and operations over
+all tokens of a step (whitening) come after that.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ Compare = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards [N], groups
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advantage:
-    """A function (rewards, groups) -> advantages, and what a run must know of it.
+    """A function (rewards, groups) -> advantages, and its properties.
 
     Attributes:
-      grouped: it compares the attempts of a group, so a group needs several, and one without any advantage may be left out.
-      scaled: it divides by a standard deviation, and takes the least one as a keyword `std_floor`.
+      grouped: it compares the attempts of a group. So a group needs several, and one whose advantages are all 0 may be left
+        out.
+      scaled: it divides by a standard deviation, and takes the smallest divisor as a keyword `std_floor`.
       whitened: its advantages are whitened over all tokens of a step.
 
     Raises:
-      ValueError: it is `scaled` and takes no `std_floor`.
+      ValueError: the function is `scaled` but takes no `std_floor`.
     """
 
     function: Callable[..., np.ndarray]
@@ -50,7 +51,7 @@ class Advantage:
 def advantage(
     *, grouped: bool = True, scaled: bool = False, whitened: bool = False
 ) -> Callable[[Callable[..., np.ndarray]], Advantage]:
-    """Decorator that says what an advantage is like; see `Advantage`. A plain function is as its defaults say."""
+    """Decorator that sets the properties of an advantage (see `Advantage`). A plain function has the defaults."""
     return lambda function: Advantage(function=function, grouped=grouped, scaled=scaled, whitened=whitened)
 
 
@@ -58,17 +59,17 @@ ADVANTAGES: Registry[Advantage | Callable[..., np.ndarray]] = Registry("advantag
 
 
 def advantage_named(name: str) -> Advantage:
-    """The advantage of that name. Raises ValueError for an unknown one."""
-    found = ADVANTAGES.get(name)
-    return found if isinstance(found, Advantage) else Advantage(function=found)
+    """The advantage of this name. Raises ValueError for an unknown name."""
+    function = ADVANTAGES.get(name)
+    return function if isinstance(function, Advantage) else Advantage(function=function)
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimator:
-    """An advantage as it is configured: (rewards, groups) -> one number for each reward.
+    """A configured advantage: (rewards, groups) -> one number per reward.
 
     Raises:
-      ValueError: for other results.
+      ValueError: when called, if the function returns something else.
     """
 
     name: str
@@ -76,8 +77,8 @@ class Estimator:
 
     def __call__(self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
         kind = advantage_named(self.name)
-        found = kind(rewards, groups, **({"std_floor": self.std_floor} if kind.scaled else {}))
-        advantages = np.asarray(found, np.float64)
+        values = kind(rewards, groups, **({"std_floor": self.std_floor} if kind.scaled else {}))
+        advantages = np.asarray(values, np.float64)
         if advantages.shape != rewards.shape:
             raise ValueError(
                 f"config.learner.advantage={self.name!r} gave an array of shape {advantages.shape} for {len(rewards)} rewards: "
@@ -88,8 +89,8 @@ class Estimator:
     def scale(
         self, rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], over: Int[np.ndarray, " N"]
     ) -> Float[np.ndarray, " N"]:
-        """What differences of each reward are divided by where advantages are: the deviation within questions of the rewards
-        that have the same number in `over`."""
+        """The divisor for each reward's differences: the standard deviation, within questions, of the rewards with the same
+        number in `over`. 1 if the advantage is not scaled."""
         if not advantage_named(self.name).scaled:
             return np.ones(len(rewards))
         variance = _group_mean(dr_grpo(rewards, groups) ** 2, over)[0]
@@ -116,8 +117,8 @@ def grpo(
     """GRPO (arXiv 2402.03300, 4.1.2): (r - group mean) / (group std + 1e-6), unbiased std; 0 for groups of one.
 
     Args:
-      std_floor: least standard deviation that is divided by. Without one, a group whose rewards differ by noise alone (all
-        right, say, and differing by milliseconds of retrieval) counts as much as one of right and wrong answers.
+      std_floor: smallest standard deviation to divide by. Without it, a group whose rewards differ only by noise (such as right
+        answers that differ by milliseconds of retrieval) counts as much as a group of right and wrong answers.
     """
     rewards = np.asarray(rewards, np.float64)
     mean, count = _group_mean(rewards, groups)
@@ -145,10 +146,12 @@ def rloo(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Flo
 def batch_std(
     rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"], std_floor: float = 0.0
 ) -> Float[np.ndarray, " N"]:
-    """r - group mean, divided by the standard deviation of that difference over the whole step: easy groups are not blown up,
-    and the scale does not depend on the reward's. After Lite-PPO (arXiv 2508.08221), which divides by the rewards' own
-    standard deviation over the batch; the differences', as in REINFORCE++-baseline, does not shrink the step where questions
-    differ in difficulty."""
+    """r - group mean, divided by the standard deviation of that difference over the whole step.
+
+    Easy groups are not inflated, and the result does not depend on the scale of the reward. This follows Lite-PPO (arXiv
+    2508.08221), which divides by the standard deviation of the rewards over the batch. That of the differences, as in
+    REINFORCE++-baseline, does not shrink the advantages if questions differ in difficulty.
+    """
     centred = dr_grpo(rewards, groups)
     return centred / (max(centred.std(), std_floor) + _EPSILON)
 
@@ -178,9 +181,9 @@ def per_token(
     Args:
       advantages: one per sequence, or for each token of it.
       masks: per sequence, True on trained tokens.
-      kl: per sequence, the k1 estimate at each token, log p - log reference. The penalty is a reward of the very token
-        (InstructGPT, arXiv 2203.02155), and discounting is off: token t loses kl_coef times the sum of it from t to the end
-        of its sequence.
+      kl: per sequence, the k1 estimate at each token, log p - log reference. The penalty belongs to the reward of that token
+        (InstructGPT, arXiv 2203.02155), without discount: from the advantage of token t, kl_coef times the sum of the
+        estimates from t to the end of the sequence is subtracted.
     """
     result = []
     for i, mask in enumerate(masks):
@@ -194,8 +197,10 @@ def per_token(
 def whiten(
     advantages: Sequence[Float[np.ndarray, " T"]], masks: Sequence[Bool[np.ndarray, " T"]]
 ) -> list[Float32[np.ndarray, " T"]]:
-    """(A - mean) / std over all trained tokens of a step, as REINFORCE++ does it (arXiv 2501.03262, eq. 5; the variance is at
-    least 1e-8, as in OpenRLHF), 0 elsewhere. Long sequences weigh more than short ones."""
+    """(A - mean) / std over all trained tokens of a step, as in REINFORCE++ (arXiv 2501.03262, eq. 5); 0 elsewhere.
+
+    The variance is at least 1e-8, as in OpenRLHF. Long sequences weigh more than short ones.
+    """
     trained = np.concatenate([np.zeros(0), *(values[mask] for values, mask in zip(advantages, masks))])
     mean, scale = (trained.mean(), np.sqrt(max(trained.var(), _LEAST_VARIANCE))) if len(trained) else (0.0, 1.0)
     return [np.where(mask, (values - mean) / scale, 0.0).astype(np.float32) for values, mask in zip(advantages, masks)]
@@ -204,8 +209,11 @@ def whiten(
 def truncated_importance(
     learner: Sequence[Float[np.ndarray, " T"]], sampler: Sequence[Float[np.ndarray, " T"]], cap: float
 ) -> list[Float32[np.ndarray, " T"]]:
-    """min(p_learner / p_sampler, cap) per token of the weights that sampled, by the log-probabilities of either (truncated
-    importance sampling against sampler and learner that differ: F. Yao et al., 2025). To be multiplied with advantages."""
+    """min(p_learner / p_sampler, cap) per token, a factor for advantages.
+
+    Both probabilities are under the weights that sampled. This truncated importance sampling corrects differences in numerics
+    between sampler and learner (F. Yao et al., 2025).
+    """
     return [
         np.minimum(np.exp(np.clip(ours - theirs, -20, 20)), cap).astype(np.float32)
         for ours, theirs in zip(learner, sampler)
@@ -213,6 +221,6 @@ def truncated_importance(
 
 
 def groups_without_signal(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " G"]:
-    """For each group, whether all its rewards are equal, so that it teaches nothing."""
+    """For each group, whether all its rewards are equal, so that it gives no signal."""
     ids = np.unique(groups)
     return np.asarray([np.ptp(rewards[groups == group]) < 1e-9 for group in ids])

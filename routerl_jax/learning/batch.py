@@ -1,7 +1,7 @@
-"""Sequences laid out for the learner: micro-batches of equal token count, packed into rows of one of a few lengths.
+"""Layout of sequences for the learner: micro-batches of equal token count, packed into rows of a few fixed lengths.
 
-Everything per token is aligned with the position that predicts it: index t of `targets`, `weights`, ... belongs to the
-token at t + 1 of the sequence.
+All values per token are aligned with the position that predicts the token: index t of `targets`, `weights`, ... belongs to
+token t + 1 of the sequence.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _LEAST_PATCHES = 1024
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One mini-batch on the device. M micro-batches, D shards, W tokens of a shard in a micro-batch.
+    """One mini-batch on the devices, with M micro-batches, D shards, and W tokens per shard of a micro-batch.
 
-    `buckets[m]` says how the W tokens of micro-batch m fold into rows; the first `count` micro-batches are real.
+    `buckets[m]` is the index of the row length into which the W tokens of micro-batch m fold. The first `count` micro-batches
+    hold sequences; the others are padding.
     """
 
     tokens: Int[Array, "M D W"]
     targets: Int[Array, "M D W"]
     positions: Int[Array, "M D W"] | Int[Array, "M D W 3"]  # rotary; on three axes for vision-language models
     segment_ids: Int[Array, "M D W"]  # 0 is padding
-    weights: Float[Array, "M D W"]  # of each target in the loss; exactly 0 where the policy did not sample it
+    weights: Float[Array, "M D W"]  # weight of each target in the loss; exactly 0 if the policy did not sample it
     advantages: Float[Array, "M D W"]
     old_logprobs: Float[Array, "M D W"]
     ref_logprobs: Float[Array, "M D W"]
     buckets: Int[np.ndarray, " M"]
     count: Int[np.ndarray, ""]
-    images: VisionInputs | None = None  # [M, D, P, ...]; None where no sequence has one
-    image_index: Int[Array, "M D W"] | None = None  # for each token, which feature of its images it is; -1: none
-    segment_ends: Int[Array, "M D W"] | None = None  # where sequences share tokens: learning/prefixes.py
+    images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
+    image_index: Int[Array, "M D W"] | None = None  # index of the token's feature among its shard's images; -1: none
+    segment_ends: Int[Array, "M D W"] | None = None  # set if sequences share tokens: learning/prefixes.py
 
 
 class BatchLayout:
@@ -59,14 +60,15 @@ class BatchLayout:
 
     Args:
       mesh: rows are split over its batch axes.
-      buckets: row lengths. A micro-batch has rows of one length, the smallest that holds its longest sequence; several
-        sequences may share a row (segment ids keep them apart).
-      micro_tokens: tokens of one micro-batch (raised where the longest bucket needs more).
-      model: that the sequences are for; it says how positions and images are laid out. Default: a text model.
-      share: tokens that sequences begin with alike are computed once (learning/prefixes.py).
+      buckets: row lengths. A micro-batch has rows of one length, the smallest that holds its longest sequence. Several
+        sequences may share a row; segment ids separate them.
+      micro_tokens: tokens of one micro-batch (more if the longest bucket needs it).
+      model: the model of the sequences, which decides how positions and images are laid out. Default: a text model.
+      share: compute common beginnings of sequences once (learning/prefixes.py).
 
     Raises:
-      ValueError: tokens are to be shared, and the model has layers that see a window: it counts what lies between in a row.
+      ValueError: `share` is set and the model has layers with sliding-window attention. Their window counts distances in the
+        row, which sharing changes.
     """
 
     def __init__(
@@ -84,8 +86,8 @@ class BatchLayout:
         self.buckets = tuple(sorted(set(buckets)))
         self.shards = batch_shards(mesh)
         self.width = max(micro_tokens // self.shards, self.buckets[-1])
-        # Micro-batches per compiled batch; only grows, in powers of two. Programs of other sizes round otherwise, so that a
-        # run that goes on begins with the size that it had.
+        # Micro-batches per compiled batch; it only grows, in powers of two. Programs of different sizes round differently, so
+        # a resumed run starts with the size that it had.
         self.capacity = 1
 
     def rows(self, bucket: int) -> int:
@@ -102,9 +104,9 @@ class BatchLayout:
         """Lays out sequences.
 
         Args:
-          sequences: what was fed and sampled.
+          sequences: the sequences as they were fed and sampled.
           weights: per sequence, the loss weight of each of its tokens ([T], 0 on fed tokens).
-          advantages: per sequence, one number or one per token.
+          advantages: per sequence, one number, or one per token.
           ref_logprobs: per sequence, the reference policy's log-probability of each token; zeros if None.
 
         Raises:
@@ -112,7 +114,7 @@ class BatchLayout:
         """
         parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _alone(sequences)
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
-        places = _places(parts, starts, len(sequences))
+        placed = _places(parts, starts, len(sequences))
         while self.capacity < len(chunk_buckets):
             self.capacity *= 2
         shape = (self.capacity, self.shards, self.width)
@@ -120,29 +122,29 @@ class BatchLayout:
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
-        for i, (micro, shard, slots) in enumerate(places):
+        for i, (micro, shard, slots) in enumerate(placed):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slots)
             arrays["tokens"][at] = sequence.tokens
             arrays["positions"][at] = sequence.positions[0] if self._vision is None else sequence.positions.T
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
-            # Of the sequences that share a slot, the one that is trained on what it predicts says how.
-            says = np.flatnonzero(
+            # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
+            decides = np.flatnonzero(
                 (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
             )
-            predicts = (micro, shard, slots[says])
+            predicts = (micro, shard, slots[decides])
             advantage = np.broadcast_to(np.asarray(advantages[i], np.float32), (length,))
-            arrays["weights"][predicts] = weights[i][1:][says]
-            arrays["advantages"][predicts] = advantage[1:][says]
-            arrays["old_logprobs"][predicts] = sequence.logprobs[1:][says]
+            arrays["weights"][predicts] = weights[i][1:][decides]
+            arrays["advantages"][predicts] = advantage[1:][decides]
+            arrays["old_logprobs"][predicts] = sequence.logprobs[1:][decides]
             if ref_logprobs is not None:
-                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][says]
+                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][decides]
         self._number(parts, starts, arrays)
         bucket_ids = np.zeros(self.capacity, np.int32)
         bucket_ids[: len(chunk_buckets)] = chunk_buckets
         images = None
         if any(sequence.images for sequence in sequences):
-            images, arrays["image_index"] = self._place_images(sequences, places, shape)
+            images, arrays["image_index"] = self._place_images(sequences, placed, shape)
         sharding = batch_sharding(self.mesh, axis=1)
 
         def place(array: np.ndarray) -> jax.Array:
@@ -154,10 +156,10 @@ class BatchLayout:
             images=images,
             **{name: place(array) for name, array in arrays.items()},
         )
-        return batch, BatchIndex(placed=places, tokens=sum(map(len, parts)))
+        return batch, BatchIndex(placed=placed, tokens=sum(map(len, parts)))
 
     def _number(self, parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], arrays: dict[str, np.ndarray]) -> None:
-        """Writes whose tokens are whose: segment ids and, where tokens are shared, where segments end."""
+        """Writes segment ids and, if sequences share tokens, segment ends."""
         number = 1
         if self.share:
             arrays["segment_ends"] = np.ones_like(arrays["segment_ids"])
@@ -171,14 +173,16 @@ class BatchLayout:
     def _place_images(
         self, sequences: Seq[Sequence], places: Seq[Placed], shape: tuple[int, int, int]
     ) -> tuple[VisionInputs, np.ndarray]:
-        """The images of every micro-batch and shard in one array each, and the features that tokens get."""
+        """Puts the images of every micro-batch and shard into one array, and writes which feature each token gets."""
         vision = self._vision
         if vision is None:
             raise ValueError("sequences hold images, but the batch layout is for a text model: give it the model")
-        groups: dict[tuple[int, int], dict[str, ImagePatches]] = {}  # each image once, however many sequences show it
+        groups: dict[
+            tuple[int, int], dict[str, ImagePatches]
+        ] = {}  # each image once, even if several sequences show it
         image_index = np.full(shape, -1, np.int32)
-        used: dict[tuple[int, int], int] = {}  # patches
-        begins: dict[tuple[int, int, str], int] = {}  # the first patch of each image
+        used: dict[tuple[int, int], int] = {}  # number of patches so far
+        begins: dict[tuple[int, int, str], int] = {}  # index of the first patch of each image
         for sequence, (micro, shard, slots) in zip(sequences, places):
             for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
                 group = groups.setdefault((micro, shard), {})
@@ -186,24 +190,26 @@ class BatchLayout:
                     group[image.digest] = image
                     begins[micro, shard, image.digest] = used.get((micro, shard), 0)
                     used[micro, shard] = used.get((micro, shard), 0) + len(image.patches)
-                tokens = slots[first : first + image.tokens]  # apart where sequences that share a picture branch off
+                tokens = slots[
+                    first : first + image.tokens
+                ]  # not contiguous if sequences that share the picture branch there
                 image_index[micro, shard, tokens] = image.slots + begins[micro, shard, image.digest] // vision.group
         size = _LEAST_PATCHES
         while size < max(used.values()):
             size *= 2
         size = -(-size // vision.window_patches) * vision.window_patches
-        shown = {place: list(group.values()) for place, group in groups.items()}
+        shown = {shard_key: list(group.values()) for shard_key, group in groups.items()}
         sharding = batch_sharding(self.mesh, axis=1)
         return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index
 
     def abstract(self, sequences: int, length: int) -> Batch:
-        """The shapes of a mini-batch of `sequences` of `length` tokens, with shardings; nothing is allocated.
+        """The shapes and shardings of a mini-batch of `sequences` sequences of `length` tokens. Nothing is allocated.
 
-        For a model that sees, half of all tokens are taken for image tokens.
+        For a vision model, half of all tokens are assumed to be image tokens.
         """
         bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
         per_micro = self.rows(bucket) * (self.buckets[bucket] // length) * self.shards
-        micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # as `build` grows
+        micros = 1 << (-(-sequences // per_micro) - 1).bit_length()  # a power of two, as in `build`
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
         fields: dict[str, Any] = {
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
@@ -217,16 +223,17 @@ class BatchLayout:
             fields["images"] = abstract_images(shape[:2], patches, self._vision, self._dtype, sharding)
         if self.share:
             fields["segment_ends"] = fields["segment_ids"]
-        whole = replicated(self.mesh)
-        fields["buckets"] = jax.ShapeDtypeStruct((micros,), np.int32, sharding=whole)
-        fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=whole)
+        unsplit = replicated(self.mesh)
+        fields["buckets"] = jax.ShapeDtypeStruct((micros,), np.int32, sharding=unsplit)
+        fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=unsplit)
         return Batch(**fields)
 
     def _pack(self, lengths: list[int], names: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """(micro-batch, shard, offset) of every bundle and the bucket of every micro-batch: first fit, longest first.
+        """(micro-batch, shard, offset) of every bundle, and the bucket of every micro-batch. First fit, longest first.
 
         Args:
-          names: of each bundle, its first sequence.
+          lengths: tokens of each bundle.
+          names: index of each bundle's first sequence, for errors.
         """
         longest = max(lengths, default=0)
         if longest > self.buckets[-1]:
@@ -234,31 +241,31 @@ class BatchLayout:
                 f"sequence {names[lengths.index(longest)]} has {longest} tokens, more than the longest bucket of "
                 f"{self.buckets[-1]}: raise learner.length_buckets or lower engine.max_length"
             )
-        places: list[tuple[int, int, int]] = [(0, 0, 0)] * len(lengths)
+        positions: list[tuple[int, int, int]] = [(0, 0, 0)] * len(lengths)
         chunk_buckets: list[int] = []
         waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         while waiting:
             bucket = next(b for b, size in enumerate(self.buckets) if size >= lengths[waiting[0]])
             size = self.buckets[bucket]
             used = [0] * (self.rows(bucket) * self.shards)
-            left = []
+            remaining = []
             for i in waiting:
                 row = next((row for row, tokens in enumerate(used) if tokens + lengths[i] <= size), None)
                 if row is None:
-                    left.append(i)
+                    remaining.append(i)
                     continue
-                places[i] = (len(chunk_buckets), row % self.shards, row // self.shards * size + used[row])
+                positions[i] = (len(chunk_buckets), row % self.shards, row // self.shards * size + used[row])
                 used[row] += lengths[i]
             chunk_buckets.append(bucket)
-            waiting = left
-        return places, chunk_buckets
+            waiting = remaining
+        return positions, chunk_buckets
 
 
-Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and in it the slot of every token
+Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and the slot of every token within it
 
 
 def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
-    """Every sequence by itself."""
+    """One bundle per sequence: nothing is shared."""
     parts = [Bundle() for _ in sequences]
     for i, (part, sequence) in enumerate(zip(parts, sequences)):
         part.add(i, sequence.loss_mask)
@@ -266,20 +273,20 @@ def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
 
 
 def _places(parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], count: int) -> list[Placed]:
-    places: list[Placed] = [(0, 0, np.zeros(0, int))] * count
+    placed: list[Placed] = [(0, 0, np.zeros(0, int))] * count
     for part, (micro, shard, start) in zip(parts, starts):
         for member, slots in zip(part.members, part.slots):
-            places[member] = (micro, shard, start + slots)
-    return places
+            placed[member] = (micro, shard, start + slots)
+    return placed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchIndex:
-    """Where each sequence went, to read per-token results back.
+    """The position of each sequence in a batch, to read results per token back.
 
     Attributes:
       placed: per sequence, the slots of its tokens.
-      tokens: that the batch computes, each that is shared once.
+      tokens: number of tokens that the batch computes; shared ones count once.
     """
 
     placed: list[Placed]
@@ -287,11 +294,11 @@ class BatchIndex:
 
     @property
     def places(self) -> list[tuple[int, int, int]]:
-        """Per sequence its micro-batch, its shard, and where its first token lies; unless shared, the others follow."""
+        """Per sequence: micro-batch, shard, and slot of its first token. Without sharing, the other tokens follow it."""
         return [(micro, shard, int(slots[0]) if len(slots) else 0) for micro, shard, slots in self.placed]
 
     def split(self, values: Float[np.ndarray, "M D W"]) -> list[np.ndarray]:
-        """Per sequence, the value of each of its tokens ([T]; 0 for the first, which nothing predicts)."""
+        """Per sequence, the value of each of its tokens ([T]; 0 for the first token, which nothing predicts)."""
         result = []
         for micro, shard, slots in self.placed:
             row = np.zeros(len(slots), np.float32)

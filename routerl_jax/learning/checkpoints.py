@@ -1,7 +1,7 @@
-"""Checkpoints of a whole run: weights, optimiser, step, stage, data iterator; the one file that knows orbax.
+"""Checkpoints of a run: weights, optimiser, step, stage and data iterator. Only this file uses orbax.
 
-Frozen weights are not in them (config.model.freeze, or all but the adapter of a model that has one): they hold what the
-learner trains, and a digest of what it belongs to.
+A checkpoint holds the weights that the learner trains, and a digest of the frozen ones (config.model.freeze, or all weights but
+the adapter of a model that has one).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from routerl_jax.models.config import DecoderConfig
 class Checkpoints:
     """Saves and restores training state in `directory`.
 
-    A checkpoint appears whole or not at all: orbax writes to a temporary name and renames, so a kill at any moment leaves
-    the previous one valid.
+    A checkpoint appears only when it is complete: orbax writes to a temporary name and renames. A kill at any moment leaves the
+    previous one valid.
 
     Args:
       directory: made if missing.
-      keep: newest checkpoints that are kept.
+      keep: number of newest checkpoints that are kept.
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
@@ -40,12 +40,13 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, step: int, state: LearnerState, reference: nnx.State | None, extra: dict[str, Any]) -> None:
-        """Saves after `step` steps. Arrays are copied before this returns; writing goes on in the background.
+        """Saves after `step` steps. Arrays are copied before this returns; writing continues in the background.
 
         Args:
-          reference: weights of the KL reference, None if there is none.
-          extra: JSON-serialisable state (data iterator, ...); must hold "model", the architecture's fields, and of a model
-            with an adapter "lora", `models.lora.lora_fields`, of one with frozen parts "frozen", their `models.lora.digest`.
+          reference: weights of the KL reference; None if there is none.
+          extra: JSON-serialisable state (data iterator, ...). It must have "model", the architecture's fields. For a model with
+            an adapter it must also have "lora" (`models.lora.lora_fields`), and with frozen parts "frozen", their digest
+            (`models.lora.digest`).
         """
         items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state, reference).items()}
         self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
@@ -59,11 +60,11 @@ class Checkpoints:
         lora: dict[str, Any] | None = None,
         frozen: str = "",
     ) -> tuple[LearnerState, nnx.State | None, dict[str, Any]]:
-        """Restores a step into the shardings of `like` (and `reference`), of which nothing else is needed than shapes.
+        """Restores a step with the shapes and shardings of `like` (and `reference`).
 
         Args:
-          like, reference: arrays, or jax.ShapeDtypeStruct with shardings: beside arrays, the state exists twice for a while.
-          model, lora, frozen: what the weights belong to: the architecture and, with an adapter, `models.lora.lora_fields`,
+          like, reference: arrays, or jax.ShapeDtypeStruct with shardings. With arrays, the state exists twice for a while.
+          model, lora, frozen: what the weights must belong to: the architecture; with an adapter, `models.lora.lora_fields`;
             with frozen parts, their `models.lora.digest`.
 
         Raises:
@@ -90,7 +91,7 @@ class Checkpoints:
         lora: dict[str, Any] | None = None,
         frozen: str = "",
     ) -> nnx.State:
-        """Only the trained weights of a step, in the shardings of `like`."""
+        """Restores only the trained weights of a step, with the shardings of `like`."""
         self._check(step, model, lora, frozen)
         return _refill(like, self._restore(step, {"params": nnx.to_pure_dict(like)})["params"])
 
@@ -126,7 +127,7 @@ class Checkpoints:
 def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:
     """Raises ValueError that names the differing fields if a checkpoint was made by another architecture."""
     current = model_fields(model)
-    keys = {*saved, *current} - {"bos_id", "eos_ids"}  # what a turn begins and ends with says nothing of the weights
+    keys = {*saved, *current} - {"bos_id", "eos_ids"}  # the weights do not depend on these tokens
     differing = [key for key in sorted(keys) if saved.get(key) != current.get(key)]
     if differing:
         shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
@@ -134,12 +135,14 @@ def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) ->
 
 
 def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, where: str) -> None:
-    """Raises ValueError if a checkpoint's adapter (None: all weights were trained) is not the one at hand, or its base."""
+    """Raises ValueError if a checkpoint's adapter or its base differs from the current one (None: all weights are trained)."""
     if saved is None or current is None:
         if saved is not current:
             kinds = ("a LoRA adapter", "all weights")
-            there, here = kinds if saved is not None else reversed(kinds)
-            raise ValueError(f"{where} holds {there}, but the run trains {here}; set config.model.lora as it was")
+            saved_kind, current_kind = kinds if saved is not None else reversed(kinds)
+            raise ValueError(
+                f"{where} holds {saved_kind}, but the run trains {current_kind}; set config.model.lora as it was"
+            )
         return
     for key, noun in (("adapters", "adapter"), ("qtypes", "quantisation")):
         names = {*saved[key], *current[key]}
@@ -155,13 +158,13 @@ def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | N
 
 
 def model_fields(model: DecoderConfig) -> dict[str, Any]:
-    """The architecture as JSON stores it."""
+    """The fields of the architecture, as JSON stores them."""
     fields = dataclasses.asdict(model)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
 
 
 def _items(state: LearnerState, reference: nnx.State | None) -> dict[str, Any]:
-    """What is saved, as plain trees of arrays that do not depend on flax's or optax's classes."""
+    """The trees to save. They are plain trees of arrays that do not depend on flax's or optax's classes."""
     items: dict[str, Any] = {
         "params": nnx.to_pure_dict(state.params),
         "optimizer": {"opt_state": jax.tree.leaves(state.opt_state), "updates": state.updates},

@@ -1,4 +1,4 @@
-"""The learner: one jitted, donated update per mini-batch, and log-probabilities under any weights."""
+"""The learner: one jitted update per mini-batch (it donates the state), and log-probabilities under any weights."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from routerl_jax.parallel.mesh import replicated
 class Learner:
     """Updates a decoder on mini-batches of sequences.
 
-    Gradients are accumulated over micro-batches inside the one program. Token weights carry the normalisation of the
-    whole mini-batch, so neither micro-batches nor sharding change the result.
+    One program accumulates the gradients over all micro-batches. Token weights contain the normalisation over the whole
+    mini-batch, so neither micro-batches nor sharding change the result.
 
     Args:
-      model: initial weights; their sharding is kept. The learner works on a copy of those that it trains, and the reference
-        is these very arrays.
-      optimizer: gradient transformation.
-      loss: objective.
+      model: the initial weights; their sharding is kept. The learner copies those that it trains, and the reference is the
+        original arrays.
+      optimizer: the gradient transformation.
+      loss: the objective.
       layout: how sequences are cut into micro-batches.
-      temperature: of the sampling that produced the sequences; log-probabilities are taken at it.
+      temperature: temperature at which the sequences were sampled; log-probabilities are computed at it.
       remat: what the backward pass recomputes.
-      keep_reference: keep the initial weights (implied by a KL term in the loss), of those that are trained: the frozen
-        ones are the reference's too.
-      trainable: which parameters are trained (a filter of flax.nnx); the others get neither gradients nor optimiser state.
+      keep_reference: keep the initial values of the trained weights as a reference (implied by a KL term in the loss). Frozen
+        weights are the same for both.
+      trainable: which parameters are trained (a filter of flax.nnx). The others get neither gradients nor optimiser state.
         Default: the adapter of a model that has one (models/lora.py), else all.
 
     Raises:
@@ -71,26 +71,26 @@ class Learner:
             opt_state=self._begin(params),
             updates=jax.device_put(jnp.int32(0), replicated(layout.mesh)),
         )
-        # The same arrays in variables of their own: the model's may be given other values.
+        # The same arrays in new variables, because the values of the model's variables may be replaced.
         self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
-        homes = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        self._jit = functools.partial(jit_programs, _shapes(model), trainable, homes, layout, remat=remat)
+        placements = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        self._jit = functools.partial(jit_programs, _shapes(model), trainable, placements, layout, remat=remat)
         self._objective = optimizer, loss, temperature
         self._programs = self._jit(optimizer, loss, temperature=temperature)
         self._compiled_before = 0
 
     @property
     def params(self) -> nnx.State:
-        """Current weights, the frozen ones included; valid until the next update."""
+        """The current weights, frozen ones included; valid until the next update."""
         return nnx.merge_state(self.state.params, self.frozen)
 
     def switch(
         self, loss: LossConfig, temperature: float, optimizer: optax.GradientTransformation | None = None
     ) -> None:
-        """Goes on with another objective, or sequences of another temperature; its programs are compiled when they are used.
+        """Switches to another objective or sampling temperature. The new programs are compiled on first use.
 
         Args:
-          optimizer: one with the same state, such as one of another schedule; default: as it was.
+          optimizer: an optimiser with the same state, such as one with another schedule; default: unchanged.
 
         Raises:
           ValueError: the loss has a KL term, and the initial weights were not kept.
@@ -107,10 +107,10 @@ class Learner:
         self._programs = self._jit(objective[0], loss, temperature=temperature)
 
     def restart(self) -> None:
-        """Goes on as a run that starts from the current weights would: with a new state of the optimiser, whose schedule
-        begins anew, and with these weights as the reference, if there is one."""
+        """Restarts from the current weights: resets the optimiser's state and schedule, and makes these weights the reference
+        if there is one."""
         params = self.state.params
-        self.state = dataclasses.replace(self.state, opt_state=None)  # gone before its successor comes
+        self.state = dataclasses.replace(self.state, opt_state=None)  # frees the old state before the new one is made
         self.state = dataclasses.replace(self.state, opt_state=self._begin(params))
         if self.reference is not None:
             self.reference = None
@@ -135,9 +135,9 @@ class Learner:
         """Per sequence, the log-probability of each token ([T], 0 for the first) under `params`.
 
         Args:
-          params: trained weights, such as `reference`; default: the current ones.
-          portion: sequences of one batch; default: all. Batches that are larger than the updates' would enlarge the arrays
-            of those, too, from then on (`BatchLayout`).
+          params: values of the trained weights, such as `reference`; default: the current ones.
+          portion: sequences per batch; default: all. Batches larger than those of updates would enlarge these too, from then
+            on (`BatchLayout`).
         """
         result = []
         for start in range(0, len(sequences), portion or len(sequences) or 1):
@@ -147,18 +147,18 @@ class Learner:
         return result
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
-        """`logprobs` of a batch that is laid out already."""
+        """`logprobs` for a batch that is already laid out."""
         params = self.state.params if params is None else params
         return index.split(np.asarray(self._programs.logprobs(params, self.frozen, batch)))
 
     def with_reference(self, batch: Batch) -> Batch:
-        """The batch with the reference's log-probabilities of its targets, which never leave the devices."""
+        """The batch with the reference's log-probabilities of its targets. They never leave the devices."""
         logprobs = self._programs.logprobs(self.reference, self.frozen, batch)
         placed = jax.device_put(logprobs, batch.ref_logprobs.sharding)
         return dataclasses.replace(batch, ref_logprobs=jax.block_until_ready(placed))
 
     def finite(self) -> bool:
-        """Whether no trained weight is NaN or infinite. A loss tells of the weights before its update, not after."""
+        """Whether all trained weights are finite. A finite loss only shows this for the weights before its update."""
         return bool(self._finite(self.state.params))
 
     @property
@@ -168,10 +168,10 @@ class Learner:
 
 
 def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:
-    """The filter (of flax.nnx) of what is trained: the adapter of a model that has one, else all but the named parts.
+    """The filter (of flax.nnx) of trained parameters: the adapter of a model that has one, else all but the frozen parts.
 
     Args:
-      frozen: attributes of the model that are left as they are, such as `visual`.
+      frozen: attributes of the model that are not trained, such as `visual`.
 
     Raises:
       ValueError: the model has no such part.
@@ -196,7 +196,7 @@ def _copied(params: nnx.State) -> nnx.State:
 
 
 def _shapes(model: Decoder) -> Decoder:
-    """The model without its arrays: what programs are made from must not keep the initial weights alive."""
+    """The model with shapes instead of arrays, so that the programs do not keep the initial weights alive."""
     graph, state = nnx.split(model)
     return nnx.merge(
         graph, jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens without ever holding a [batch, time, vocabulary] array in float32."""
+"""Log-probabilities of given tokens, computed in chunks so that no float32 [batch, time, vocabulary] array exists."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
-# Logits that a device holds at once; they are recomputed in the backward pass when there are several chunks.
+# Logits that a device holds at once. With several chunks, the backward pass recomputes them.
 _CHUNK_BYTES = 256 * 2**20
 
 
 class Scores(NamedTuple):
-    """What a model says of given tokens, in nats; zeros where it was not asked for."""
+    """A model's scores of given tokens, in nats. Scores that were not requested are 0."""
 
     logprobs: Float[Array, "B T"]
     entropies: Float[Array, "B T"]
-    divergences: Float[Array, "B T"]  # from a reference, summed over the vocabulary
+    divergences: Float[Array, "B T"]  # KL with a reference, summed over the vocabulary
 
 
 def target_scores(
@@ -47,17 +47,17 @@ def target_scores(
 ) -> Scores:
     """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
-    Chunks are stretches of time of all rows, so that every device works on its own rows in each of them; the vocabulary
-    is split over `tensor`. `attention` says what computes attention, and names the mesh.
+    A chunk is a range of time steps of all rows, so that every device works on its own rows in each chunk. The vocabulary is
+    split over `tensor`. `attention` chooses the implementation of attention, and has the mesh.
 
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
       entropy: whether entropies are computed.
-      reference: a model q of the same vocabulary, which gets no gradient. Default: no divergences.
+      reference: a model q with the same vocabulary; it gets no gradient. Default: no divergences.
       direction: "forward", sum_v q(v) log(q(v) / p(v)); "reverse", sum_v p(v) log(p(v) / q(v)); both at the temperature.
-      images: of every shard of rows, [S, P, ...].
-      image_index: for each token, which feature of its shard's images it is; -1: none.
-      segment_ends: of sequences that share their beginnings (learning/prefixes.py).
+      images: the images of every shard of rows, [S, P, ...].
+      image_index: for each token, the index of its feature among its shard's images; -1: none.
+      segment_ends: segment ends, if sequences share their beginnings (learning/prefixes.py).
     """
 
     def hidden(model: Decoder) -> Float[Array, "B T E"]:
@@ -91,7 +91,7 @@ def target_scores(
     def one(chunk: tuple[Array, Array, Array | None]) -> Scores:
         logits = _split(model.unembed(chunk[0]) / temperature, mesh)
         log_total = jax.nn.logsumexp(logits, axis=-1)
-        # A masked sum, which works on a split vocabulary as it lies; indexing would gather all of it.
+        # A masked sum works on a sharded vocabulary; indexing would gather all of it.
         at = jnp.arange(logits.shape[-1]) == chunk[1][..., None]
         logprobs = jnp.where(at, logits, 0.0).sum(axis=-1) - log_total
         entropies = divergences = jnp.zeros_like(log_total)
@@ -113,7 +113,7 @@ def target_scores(
 
 
 def _split(logits: Float[Array, "B t V"], mesh: Mesh | None) -> Float[Array, "B t V"]:
-    """Keeps rows on their devices and the vocabulary split, where these divide."""
+    """Constrains the sharding: rows stay on their devices and the vocabulary stays split, if the sizes divide."""
     if mesh is None:
         return logits
     batch, _, vocabulary = logits.shape

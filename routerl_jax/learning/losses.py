@@ -1,4 +1,4 @@
-"""Per-token losses and KL estimators, and how tokens are weighed. Aggregation is separate and global over a mini-batch."""
+"""Per-token losses, KL estimators and token weights. The weights aggregate over a whole mini-batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ KLDirection = Literal[
 ]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
 KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
-Ratio = Literal["token", "sequence"]  # what a ratio of probabilities is of
+Ratio = Literal["token", "sequence"]  # probability ratio of each token, or of the whole sequence
 
 # (log-prob, behaviour log-prob, advantage, clip_low, clip_high) -> (loss, clipped?), all per token
 PolicyLoss = Callable[[Array, Array, Array, float, float], tuple[Array, Array]]
 POLICY_LOSSES: Registry[PolicyLoss] = Registry("policy loss")
 
-# Log-ratios are clamped before they are exponentiated: one token with a ratio of 1e4 otherwise owns the gradient.
+# Log-ratios are clamped before exp: a single token with a ratio of 1e4 would dominate the gradient.
 _MAX_LOG_RATIO = 10.0
 _MAX_K3 = 10.0
 
@@ -39,7 +39,7 @@ def clipped_policy_loss(
 ) -> tuple[Float[Array, "*T"], Bool[Array, "*T"]]:
     """PPO's clipped surrogate per token: -min(r A, clip(r, 1 - low, 1 + high) A), r = exp(logprob - old logprob).
 
-    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476, eq. 10). The second result says where the clip took
+    `clip_high > clip_low` is DAPO's clip-higher (arXiv 2503.14476, eq. 10). The second result is True where the clip takes
     effect (zero gradient).
     """
     ratio = jnp.exp(jnp.clip(logprobs - old_logprobs, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
@@ -61,10 +61,10 @@ def reinforce_loss(
 
 
 def sequence_sums(values: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
-    """At every token the sum over its segment, a stretch of equal ids in a row."""
+    """For every token, the sum over its segment, which is a run of equal ids in a row."""
 
     def totals(reverse: bool) -> Float[Array, "B T"]:
-        """At every token the sum of its segment up to it, or from it on."""
+        """For every token, the sum over its segment up to it or, with `reverse`, from it on."""
         edge = jnp.ones_like(segment_ids[:, :1], bool)
         differs = segment_ids[:, 1:] != segment_ids[:, :-1]
         begins = jnp.concatenate([differs, edge] if reverse else [edge, differs], axis=1)
@@ -74,7 +74,7 @@ def sequence_sums(values: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -
 
 
 def _join(before: tuple[Array, Array], after: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Two stretches as one: the sum since the last beginning of a segment, and whether there is one."""
+    """Joins two neighbouring runs of tokens: the sum since the last start of a segment, and whether a segment starts there."""
     return jnp.where(after[1], after[0], before[0] + after[0]), before[1] | after[1]
 
 
@@ -96,13 +96,13 @@ def kl_estimate(logprobs: Float[Array, "*T"], reference: Float[Array, "*T"], kin
 
 
 def token_weights(masks: list[np.ndarray], kind: Aggregation, constant: float) -> list[np.ndarray]:
-    """What each token counts in the loss of a mini-batch; the loss is sum(weight * token loss), however it is sharded.
+    """The weight of each token in the loss of a mini-batch. The loss is sum(weight * token loss), however it is sharded.
 
     Args:
       masks: per sequence, True on trained tokens.
-      kind: "token", every trained token of the mini-batch counts the same (DAPO); "sequence", every sequence does, its
-        tokens sharing (GRPO's 1/|o|); "constant", tokens count 1 / (constant * number of sequences) (Dr. GRPO).
-      constant: tokens per sequence assumed by "constant".
+      kind: "token": all trained tokens of the mini-batch have the same weight (DAPO). "sequence": all sequences have the same
+        weight, shared equally by their tokens (GRPO's 1/|o|). "constant": 1 / (constant * number of sequences) (Dr. GRPO).
+      constant: tokens per sequence that "constant" assumes.
     """
     total = sum(int(mask.sum()) for mask in masks)
     trained = sum(bool(mask.any()) for mask in masks)

@@ -1,4 +1,4 @@
-"""The per-token objective: policy loss, KL and entropy, weighed."""
+"""The per-token objective: the weighted sum of policy loss, KL and entropy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, Ratio, kl_estimat
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class LossConfig:
-    """The per-token objective."""
+    """Settings of the per-token objective."""
 
     kind: str = "clip"  # of learning.losses.POLICY_LOSSES
-    # of each token, or of the whole sequence: the product over its trained tokens (RouteRAG, arXiv 2512.09487, eq. 5)
+    # ratio of each token's probability, or of the sequence's: the product over its tokens (RouteRAG, arXiv 2512.09487, eq. 5)
     ratio: Ratio = "token"
     clip_low: NonNegative = 0.2
     clip_high: NonNegative = 0.2  # above clip_low: DAPO's clip-higher
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
-    # nats; below it a token takes part in the KL but not in the policy gradient (decisions only)
+    # nats; tokens below this entropy only take part in the KL, not in the policy gradient (train on decisions only)
     min_entropy: NonNegative = 0.0
 
     def __post_init__(self) -> None:
@@ -47,25 +47,25 @@ class LossConfig:
 
     @property
     def exact_kl(self) -> bool:
-        """Whether the KL is summed over the vocabulary, which takes the reference's weights in the update."""
+        """Whether the KL is summed over the vocabulary; the update then needs the reference's weights."""
         return bool(self.kl_coef) and self.kl in ("forward", "reverse")
 
 
 def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple[Array, dict[str, Array]]:
     """The weighted loss of a micro-batch and its terms.
 
-    With `ratio="sequence"` every token of a sequence has the sequence's ratio, so that weights that add up to 1 / N in each of
-    N sequences give the mean over sequences of min(r A, clip(r) A).
+    With `ratio="sequence"`, every token of a sequence has the sequence's ratio r. If the weights sum to 1 / N in each of N
+    sequences, this gives the mean over sequences of min(r A, clip(r) A).
 
-    Targets of weight 0 (whatever the policy did not sample) contribute exactly zero to value and gradient: they are
-    masked before anything that could overflow. With `min_entropy`, only tokens at which the policy is undecided get the
-    policy gradient (after arXiv 2506.01939, which takes the fifth with the highest entropy): where it is sure, sampling
-    noise moves it and nothing is learnt.
+    Targets of weight 0 (tokens that the policy did not sample) contribute exactly zero to value and gradient, because they are
+    masked before any operation that could overflow. With `min_entropy`, only tokens at which the policy is undecided get the
+    policy gradient (after arXiv 2506.01939, which takes the fifth with the highest entropy). At other tokens, sampling noise
+    would move the policy without teaching it anything.
 
     Args:
-      scores: of the targets, [rows, time]; divergences where the KL is exact.
-      fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; for the ratio of a sequence
-        `segment_ids` too.
+      scores: scores of the targets, [rows, time]; with divergences if the KL is exact.
+      fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; also `segment_ids` for the ratio of a
+        sequence.
 
     Returns:
       The loss, and sums over tokens by name (`weight` is the sum of the weights).
@@ -77,7 +77,7 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     now, then, advantages = logprobs, old, fields["advantages"]
     if loss.ratio == "sequence":
         now, then = sequence_sums(logprobs - old, fields["segment_ids"]), jnp.zeros_like(old)
-        advantages = jnp.where(trained, advantages, 0.0)  # all tokens' gradients go through one ratio
+        advantages = jnp.where(trained, advantages, 0.0)  # the gradients of all tokens pass through one ratio
     per_token, clipped = POLICY_LOSSES.get(loss.kind)(now, then, advantages, loss.clip_low, loss.clip_high)
     decided = trained & (jax.lax.stop_gradient(scores.entropies) >= loss.min_entropy) if loss.min_entropy else trained
     policy = (weights * jnp.where(decided, per_token, 0.0)).sum()

@@ -12,7 +12,7 @@ from flax import nnx
 
 from routerl_jax.core.checked import BelowOne, Count, Fraction, NonNegative, Positive, checked
 
-# Muon works on matrices: for each weight of a (stacked) layer, the axes it sums over and the axes it produces.
+# Muon works on matrices. For each weight of a (stacked) layer: its input axes (summed over) and its output axes.
 _MATRICES = {
     "q": ((1,), (2, 3)),
     "k": ((1,), (2, 3)),
@@ -27,15 +27,17 @@ _MATRICES = {
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class OptimizerConfig:
-    """Optimiser settings; counted in updates, not in rollout steps."""
+    """Optimiser settings. Durations are in updates, not in rollout steps."""
 
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
     lr: NonNegative = 1e-6
-    adam_lr: NonNegative = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
+    adam_lr: NonNegative = (
+        0.0  # muon: learning rate of the weights that AdamW trains (embeddings, norms, biases); 0: lr
+    )
     schedule: Literal["constant", "linear", "cosine", "sigmoid"] = "constant"
     warmup: Count = 0  # updates of linear warm-up from 0
     decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)
-    # sigmoid: how many updates after the warm-up the rate is midway between lr and its end; 0: half of them
+    # sigmoid: number of updates after the warm-up at which the rate is midway between lr and its end; 0: half of all
     midpoint: Count = 0
     weight_decay: NonNegative = 0.01
     b1: BelowOne = 0.9
@@ -65,7 +67,7 @@ class OptimizerConfig:
         return optax.join_schedules([optax.linear_schedule(0.0, peak, self.warmup), main], [self.warmup])
 
     def build(self, updates: int) -> optax.GradientTransformation:
-        """The gradient transformation. Weight decay spares norm scales and biases."""
+        """The gradient transformation. Weight decay is not applied to norm scales and biases."""
         lr = self.learning_rate(updates)
         if self.kind == "muon":
             step = optax.contrib.muon(
@@ -85,14 +87,15 @@ class OptimizerConfig:
 def _sigmoid_decay(start: float, end: float, midpoint: float) -> optax.Schedule:
     """end + (start - end) * sigmoid((midpoint - t) / width), where the width is a tenth of the midpoint.
 
-    So 98 % of the decay lies between 0.54 and 1.46 midpoints, whatever the run's length. The schedule of MMSearch-R1's released
-    code (`lr_sigmoid_decay_ratio` there is 1 - end / start, `lr_sigmoid_decay_warmup_steps` the midpoint).
+    So 98 % of the decay lies between 0.54 and 1.46 times the midpoint, whatever the run's length. This is the schedule of
+    MMSearch-R1's released code (there, `lr_sigmoid_decay_ratio` is 1 - end / start, `lr_sigmoid_decay_warmup_steps` the
+    midpoint).
     """
     return lambda count: end + (start - end) * jax.nn.sigmoid(10 * (midpoint - count) / midpoint)
 
 
 def _matrices(params: Any) -> Any:
-    """What Muon needs to know of each parameter: its matrix axes, or None where AdamW is used."""
+    """The matrix axes of each parameter for Muon, or None if AdamW trains it."""
     flat = []
     for path, variable in nnx.to_flat_state(params):
         axes = _MATRICES.get(str(path[-1]))
@@ -101,7 +104,7 @@ def _matrices(params: Any) -> Any:
 
 
 def _decayed(params: nnx.State) -> nnx.State:
-    """True for what weight decay applies to: everything but norm scales and biases, which are told by their names."""
+    """True for parameters with weight decay: all but norm scales and biases, which are recognised by their names."""
     flat = [
         (path, variable.replace(not any(word in str(path[-1]) for word in ("norm", "bias"))))
         for path, variable in nnx.to_flat_state(params)

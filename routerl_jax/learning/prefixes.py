@@ -1,15 +1,19 @@
-"""Sequences that begin alike, computed once: their tokens as a tree in one row.
+"""Shared prefixes: common beginnings of sequences are computed once, with the tokens laid out as a tree in one row.
 
-Sequences of a bundle share tokens as a trie does. A sequence's own slots begin at the last common token: its prediction differs
-between branches, so that token is computed once per branch. Where a token lies in the row says nothing of its rotary position,
-which goes on along its own sequence. What a token sees are the tokens of its own sequence: the tree's stretches are numbered
-in the order of a visit, so that those from a stretch's `id` up to its `end` lie at or below it, and a query q sees the keys k
-before it with id[k] <= id[q] < end[k]. For sequences that share nothing this is the equality of segment ids.
+The sequences of a bundle share tokens like a trie. A sequence's own slots begin at the last common token: the prediction after
+it differs between branches, so that token is computed once per branch. The index of a token in the row is unrelated to its
+rotary position, which continues along its own sequence.
 
-A slot holds one target, weight and advantage. So sequences share no further than to the first token on which both are trained.
+A token must see exactly the earlier tokens of its own sequence. For this, the segments of the tree are numbered in depth-first
+order: the numbers from a segment's `id` up to (not including) its `end` are those of the segment and of all segments below it.
+A query q sees the keys k before it with id[k] <= id[q] < end[k]. For sequences that share nothing, this is equality of segment
+ids.
 
-Two tokens are the same if id, rotary position and picture are. All tokens of pictures have one id, so pictures are compared by
-digest. Sequences share no further than to the token before the first picture that differs.
+A slot holds one target, weight and advantage. So two sequences share no further than to the first token on which both are
+trained.
+
+Two tokens are the same if their id, rotary position and picture are. All tokens of pictures have one id, so pictures are
+compared by digest. Sequences share no further than to the token before the first picture that differs.
 """
 
 from __future__ import annotations
@@ -25,21 +29,21 @@ from routerl_jax.core.types import Sequence
 
 Units = Int[
     np.ndarray, "T 5"
-]  # of each token all that the model is given: id, picture (0: none), and position on three axes
+]  # all inputs of the model for each token: id, picture (0: none), and position on three axes
 
-LEAST_SHARED = 8  # tokens; below, what is saved is not worth a stretch of its own
+LEAST_SHARED = 8  # tokens; sharing fewer saves too little for a segment of its own
 
 
 @dataclasses.dataclass(kw_only=True)
 class Bundle:
-    """Sequences that lie in one stretch of a row.
+    """Sequences that share tokens and lie together in a row.
 
     Attributes:
-      members: indices of sequences; parents come before those that share their tokens.
-      parents: for each member, the place among the members of the one whose tokens it shares; -1: none's.
-      starts: for each member, the first token that it has a slot of its own for.
-      slots: for each member, where each of its tokens lies in the stretch.
-      trained: for each slot so far, whether a member is trained on what it predicts.
+      members: indices of sequences; a parent comes before the members that share its tokens.
+      parents: for each member, the position in `members` of the one whose tokens it shares; -1: none.
+      starts: for each member, the first token with a slot of its own.
+      slots: for each member, the slot of each of its tokens within the bundle.
+      trained: for each slot so far, whether a member is trained on the token that it predicts.
     """
 
     members: list[int] = dataclasses.field(default_factory=list)
@@ -52,8 +56,8 @@ class Bundle:
         return len(self.trained)
 
     def add(self, index: int, trained: Bool[np.ndarray, " T"], parent: int = -1, start: int = 0) -> None:
-        """Takes a sequence in: its first `start` tokens lie where the parent's do."""
-        while parent >= 0 and start <= self.starts[parent]:  # so early that the parent has them from its own parent
+        """Adds a sequence. It shares the slots of its first `start` tokens with the parent."""
+        while parent >= 0 and start <= self.starts[parent]:  # the parent shares all these tokens with its own parent
             parent = self.parents[parent]
         before = self.slots[parent][:start] if parent >= 0 else np.zeros(0, int)
         own = np.arange(len(self), len(self) + len(trained) - start)
@@ -66,7 +70,7 @@ class Bundle:
         self.trained[slots[:-1]] |= trained[1:]
 
     def stretches(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
-        """`id` and `end` of every slot, numbered from `first`, and the first number that is not used."""
+        """`id` and `end` of every slot, numbered from `first`, and the next unused number."""
         ids, ends = np.zeros(len(self), np.int32), np.zeros(len(self), np.int32)
         children: dict[int, list[int]] = {}
         for member, parent in enumerate(self.parents):
@@ -94,14 +98,14 @@ class Bundle:
 def bundles(
     sequences: Seq[Sequence], weights: Seq[np.ndarray], longest: int, least: int = LEAST_SHARED
 ) -> list[Bundle]:
-    """Puts every sequence into a bundle; those that share most are put together first.
+    """Puts every sequence into a bundle. Sequences that share most are joined first.
 
-    In the order of their tokens, what a sequence shares most with is its neighbour: two comparisons per sequence.
+    The sequences are sorted by their tokens. Each then shares most with a neighbour, so two comparisons per sequence suffice.
 
     Args:
-      weights: per sequence, of each of its tokens in the loss; not 0 where it is trained.
-      longest: slots of a bundle, at most.
-      least: tokens that must be shared.
+      weights: per sequence, the loss weight of each of its tokens; not 0 on trained tokens.
+      longest: most slots of a bundle.
+      least: smallest number of tokens that are shared.
     """
     trained = [np.asarray(weight) != 0 for weight in weights]
     units = _units(sequences)
@@ -109,33 +113,33 @@ def bundles(
     shared = [0] + [
         _shared(units[i], units[before], trained[i], trained[before][1:]) for before, i in itertools.pairwise(order)
     ]
-    made: list[Bundle] = []
+    result: list[Bundle] = []
     for run in _runs([len(sequences[i]) for i in order], shared, longest, least):
         bundle = Bundle()
-        for index in [order[place] for place in run]:
+        for index in [order[position] for position in run]:
             start = 0
             if bundle.members:
-                taken = bundle.trained[bundle.slots[-1][:-1]]  # by any member, not the neighbour alone
+                taken = bundle.trained[bundle.slots[-1][:-1]]  # trained by any member, not just the neighbour
                 start = _shared(units[index], units[bundle.members[-1]], trained[index], taken)
                 if start < least or len(bundle) + len(sequences[index]) - start > longest:
-                    made.append(bundle)
+                    result.append(bundle)
                     bundle, start = Bundle(), 0
             bundle.add(index, trained[index], len(bundle.members) - 1, start)
-        made.append(bundle)
-    return made
+        result.append(bundle)
+    return result
 
 
 def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list[range]:
-    """Cuts a row of sequences into runs that fit, joining neighbours in the order of how much they share.
+    """Cuts a list of sequences into runs that fit. Neighbours that share most are joined first.
 
     Args:
-      shared: tokens that each shares with the one before it.
+      shared: number of tokens that each sequence shares with the one before it.
     """
     first, last, size = list(range(len(lengths))), list(range(len(lengths))), list(lengths)
-    for place in sorted(range(1, len(lengths)), key=lambda place: -shared[place]):
-        begin, end = first[place - 1], last[place]
-        together = size[begin] + size[place] - shared[place]
-        if shared[place] >= least and together <= longest:
+    for position in sorted(range(1, len(lengths)), key=lambda place: -shared[place]):
+        begin, end = first[position - 1], last[position]
+        together = size[begin] + size[position] - shared[position]
+        if shared[position] >= least and together <= longest:
             first[end], last[begin], size[begin] = begin, end, together
     runs, begin = [], 0
     while begin < len(lengths):
@@ -145,8 +149,8 @@ def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list
 
 
 def _units(sequences: Seq[Sequence]) -> list[Units]:
-    """Per sequence its tokens as rows that are equal where the model is given the same."""
-    numbers: dict[str, int] = {}  # of pictures, from 1
+    """Per sequence, its tokens as rows. Two rows are equal exactly if the model gets the same input."""
+    numbers: dict[str, int] = {}  # number of each picture, from 1
     result = []
     for sequence in sequences:
         shown = np.zeros(len(sequence), np.int32)
@@ -157,11 +161,11 @@ def _units(sequences: Seq[Sequence]) -> list[Units]:
 
 
 def _shared(one: Units, other: Units, trained: np.ndarray, taken: np.ndarray) -> int:
-    """How many first tokens of `one` may lie where those of `other` do: all but the last that are equal.
+    """How many first tokens of `one` may share the slots of those of `other`: the equal ones, but not the last of these.
 
     Args:
-      trained: the tokens of `one` that it is trained on.
-      taken: for the slots of `other`, whether what they predict is trained on by a member.
+      trained: the tokens of `one` on which it is trained.
+      taken: for each slot of `other`, whether a member is trained on the token that it predicts.
     """
     count = min(len(one), len(other))
     differs = (one[:count] != other[:count]).any(1)

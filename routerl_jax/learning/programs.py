@@ -1,4 +1,4 @@
-"""What the devices compute for the learner: an update per mini-batch, and log-probabilities under any weights."""
+"""The device programs of the learner: an update per mini-batch, and log-probabilities under any weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Score = Callable[[nnx.State, nnx.State, nnx.State | None, dict[str, Any]], Score
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["params", "opt_state", "updates"], meta_fields=[])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LearnerState:
-    """All that an update changes; `params` are the trained ones alone."""
+    """The state that an update changes. `params` are only the trained parameters."""
 
     params: nnx.State
     opt_state: Any
@@ -38,7 +38,7 @@ class LearnerState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The jitted programs of one learner; `update` donates the state."""
+    """The jitted programs of one learner. `update` donates the state."""
 
     update: (
         Any  # (state=, frozen=, reference=, batch=) -> (state, metrics, log-probs); reference: of an exact KL, or None
@@ -57,7 +57,7 @@ def jit_programs(
     temperature: float,
     remat: Remat,
 ) -> Programs:
-    """Programs for a model (or an abstract one); arguments as the Learner's. `homes`: shardings of its LearnerState."""
+    """Programs for a model, which may be abstract. `homes` are the shardings of its LearnerState; others as for Learner."""
     attention, graph = Attention.on(layout.mesh), nnx.split(model, trainable, ...)[0]
 
     def score(params: nnx.State, frozen: nnx.State, reference: nnx.State | None, fields: dict[str, Any]) -> Scores:
@@ -95,34 +95,40 @@ def jit_programs(
 
 
 def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh) -> LearnerState:
-    """The state of a learner as shapes with shardings, for abstract parameters that have them."""
+    """The state of a learner as shapes with shardings, for abstract parameters with shardings."""
 
     def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
 
-    homes = optimizer_homes(optimizer, params, mesh)
+    placements = optimizer_homes(optimizer, params, mesh)
     return LearnerState(
         params=params,
-        opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), homes),
+        opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), placements),
         updates=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),  # type: ignore[arg-type]
     )
 
 
 def optimizer_homes(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
-    """Of the optimiser's state: moments lie like their parameters (told by the path's end), the rest is replicated."""
-    homes = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}
+    """Shardings of the optimiser's state. Moments have those of their parameters (matched by the end of the path); the rest is
+    replicated."""
+    sharding_of = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}
 
     def home(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
         ends = (str(path[i:]) for i in range(len(path)))
-        return next((homes[end] for end in ends if end in homes), replicated(mesh)) if leaf.ndim else replicated(mesh)
+        return (
+            next((sharding_of[end] for end in ends if end in sharding_of), replicated(mesh))
+            if leaf.ndim
+            else replicated(mesh)
+        )
 
     return jax.tree.map_with_path(home, jax.eval_shape(optimizer.init, params))
 
 
 def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], Any], batch: Batch, micro: Array) -> Any:
-    """Applies `function` to micro-batch `micro`: [rows, time] arrays by field name, and its images; one branch per bucket.
+    """Applies `function` to micro-batch `micro`, given as [rows, time] arrays by field name and its images.
 
-    Gradients are taken inside `function`: differentiating through the branches would keep every branch's residuals.
+    There is one branch of the program per bucket. Gradients are taken inside `function`, because differentiating through the
+    branches would keep every branch's residuals.
     """
     fields = {name: getattr(batch, name) for name in TOKEN_FIELDS if getattr(batch, name) is not None}
     picked, images = jax.tree.map(
@@ -145,7 +151,7 @@ def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], An
 
 
 def _unfold(layout: BatchLayout, values: Array) -> Array:
-    """Per-token results [rows, time] of a micro-batch in the batch's arrangement, [D, W]."""
+    """Per-token results of a micro-batch, [rows, time], in the layout of the batch, [D, W]."""
     flat = values.reshape(layout.shards, -1)
     return jnp.pad(flat, ((0, 0), (0, layout.width - flat.shape[1])))
 

@@ -1,4 +1,4 @@
-"""Advantages of turns: each answers for what follows from it, beside the outcome that all share.
+"""Advantages of turns: each turn is credited with what follows from it, besides the outcome that all turns share.
 
 The equation, for turn k of attempt i at a question, with turn rewards r, outcome reward R, discount g and weight w:
 
@@ -8,9 +8,9 @@ The equation, for turn k of attempt i at a question, with turn rewards r, outcom
 N is the configured advantage (learning/advantages.py): for R over the attempts at the question, for G over the turns that are
 compared. MT-GRPO (arXiv 2505.11821) has two turns with g = 0; GiGPO (arXiv 2505.10978) compares turns at equal states.
 
-Which turns are compared must not depend on what they do, or the difference is not theirs. Turns of one question at one position
-(`position`) stand in states that differ by what the attempts did before; with `rloo` and g = 1 the baseline does not depend on
-the turn itself, so the gradient is unbiased whichever attempts get that far.
+Which turns are compared must not depend on what they do, or the difference would not be due to them. Turns of one question at
+the same position (`position`) are in states that differ by what the attempts did before. With `rloo` and g = 1 the baseline
+does not depend on the turn itself, so the gradient is unbiased whichever attempts get that far.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from routerl_jax.learning.advantages import Compare
 
 
 def rewards_to_go(rewards: Sequence[Float[np.ndarray, " K"]], discount: float = 1.0) -> list[Float[np.ndarray, " K"]]:
-    """G of every turn of every attempt, from its own reward on.
+    """G of every turn of every attempt, with the turn's own reward as the first term.
 
     Args:
-      rewards: per attempt, those of its turns in order.
+      rewards: per attempt, the rewards of its turns in order.
       discount: g, in [0, 1].
     """
     result = []
@@ -54,10 +54,10 @@ def turn_advantages(
     """A of every turn of every attempt (the equation above).
 
     Args:
-      outcomes: per attempt, the reward that is no turn's.
-      rewards: per attempt, those of its turns in order.
-      groups: per attempt, which question it is at.
-      compared: per attempt and turn, a name; turns of one question and name are compared.
+      outcomes: per attempt, the outcome reward, without the rewards of turns.
+      rewards: per attempt, the rewards of its turns in order.
+      groups: per attempt, the index of its question.
+      compared: per attempt and turn, a key; turns of the same question and key are compared.
       advantage: N, (values, groups) -> advantages.
     """
     shared = np.asarray(advantage(np.asarray(outcomes, np.float64), groups), np.float64)

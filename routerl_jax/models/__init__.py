@@ -1,1 +1,1 @@
-"""Model architectures, and their way from and to Hugging Face."""
+"""Model architectures, and their import from and export to Hugging Face."""

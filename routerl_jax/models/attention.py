@@ -1,4 +1,4 @@
-"""Self-attention over whole sequences, behind one function with one contract; the backend decides what computes it.
+"""Self-attention over whole sequences. One function with one contract has several implementations.
 
 Attention against a KV cache belongs to the engine (generation/attention.py).
 Dimensions: B rows, T time, N query heads, K key/value heads, H head width.
@@ -22,7 +22,7 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
 Kind = Literal["xla", "splash", "cudnn"]
 
-# XLA: attention goes in blocks of queries; small ones save more, many cost compile time.
+# XLA: blocks of queries. Small blocks save more work; many blocks cost compile time.
 _LEAST_BLOCK, _MOST_BLOCKS = 64, 8
 # Splash: tiles of queries and keys. They must divide the row; its lanes are 128 wide.
 _SPLASH_BLOCKS, _LANES = (512, 256, 128), 128
@@ -30,13 +30,13 @@ _SPLASH_BLOCKS, _LANES = (512, 256, 128), 128
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention:
-    """What computes self-attention in a program: a property of the devices that it is compiled for.
+    """The implementation of self-attention in a program. It depends on the devices that the program is compiled for.
 
     Attributes:
-      kind: `splash` (a Pallas kernel for TPUs), `cudnn` (GPUs), `xla` (anywhere). Where a kernel can't do a call exactly,
-        that call goes to `xla`.
-      mesh: the program's devices; rows are split over its batch axes and heads over `tensor`. A kernel is opaque to the
-        partitioner and runs under shard_map, so splash needs it.
+      kind: `splash` (a Pallas kernel for TPUs), `cudnn` (GPUs), `xla` (anywhere). A call that a kernel can't compute exactly
+        uses `xla`.
+      mesh: the program's devices. Rows are split over its batch axes, and heads over `tensor`. The partitioner can't see into a
+        kernel, so the kernel runs under shard_map; therefore splash needs the mesh.
       interpret: run splash in Pallas's interpreter (tests on a CPU).
     """
 
@@ -50,13 +50,13 @@ class Attention:
 
     @classmethod
     def on(cls, mesh: Mesh) -> Attention:
-        """The best one for a mesh, by the platform of its devices (which need not be attached: AOT topologies)."""
+        """The best implementation for the platform of a mesh's devices (which need not be attached: AOT topologies)."""
         kinds: dict[str, Kind] = {"tpu": "splash", "gpu": "cudnn"}
         return cls(kind=kinds.get(mesh.devices.flat[0].platform, "xla"), mesh=mesh)
 
     @classmethod
     def where(cls, weight: Array) -> Attention:
-        """The best one for the devices that a weight lies on; `xla` for a traced one, which says nothing of them."""
+        """The best implementation for the devices of a weight; `xla` for a traced weight, whose devices are unknown."""
         if isinstance(weight, Tracer) or not isinstance(weight.sharding, NamedSharding):
             return cls()
         mesh = weight.sharding.mesh
@@ -77,17 +77,17 @@ def self_attention(
     """Grouped-query softmax attention, softmax in float32, scores scaled by H**-0.5.
 
     Args:
-      segment_ids: tokens see tokens of their own segment only; 0 is padding, whose output means nothing (but is finite).
-        None: every row is one segment.
-      segment_ends: makes segments a tree: a query sees the keys whose segment holds its own, id[k] <= id[q] < end[k]. None: its
-        own segment alone, as with id + 1. (Splash knows no such mask; it is computed by `xla`.)
-      causal: a token sees itself and what lies before it; else all of its segment.
+      segment_ids: tokens see only tokens of their own segment. 0 is padding; its output is meaningless but finite. None: every
+        row is one segment.
+      segment_ends: makes segments a tree. A query sees the keys whose segment contains its own: id[k] <= id[q] < end[k]. None:
+        only its own segment, as with id + 1. (Splash has no such mask, so `xla` computes it.)
+      causal: a token sees itself and the tokens before it; otherwise all of its segment.
       window: a token sees only the last `window` indices of these, itself included.
-      attention: what computes it.
+      attention: the implementation.
 
     Raises:
-      ValueError: a window below 1, or one without `causal` or with `segment_ends`, where what lies between in a row is none of
-        a token's business.
+      ValueError: a window is below 1, or is given without `causal` or with `segment_ends`. Without them the indices of a row
+        are no distance between tokens.
     """
     if window is not None and segment_ends is not None:
         raise ValueError("a window can't be counted along a row in which segments form a tree (segment_ends)")
@@ -103,7 +103,7 @@ def self_attention(
 
 
 def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
-    """Whether cuDNN computes this: heads in 16 bits, of a width that it knows, with a mask only in rows of even length."""
+    """Whether cuDNN can compute this: 16-bit heads of a supported width; masks only with rows of even length."""
     masked = segment_ids is not None
     return (
         q.dtype in (jnp.bfloat16, jnp.float16)
@@ -122,8 +122,8 @@ def _cudnn(
     window: int | None,
     segment_ends: Array | None,
 ) -> Float[Array, "B T N H"]:
-    """Flash attention. Segments are a mask [B, 1, T, T], which cuDNN adds to the scores of all heads: one of 16 bits, which
-    all layers read, and not scores of 32 bits of every head and layer."""
+    """Flash attention. Segments are a mask [B, 1, T, T] that cuDNN adds to the scores of all heads. It is one 16-bit mask for
+    all layers, instead of 32-bit scores of every head and layer."""
     attend = functools.partial(jax.nn.dot_product_attention, q, k, v, is_causal=causal, implementation="cudnn")
     if segment_ids is None:
         # cuDNN's window leaves the query itself out.
@@ -141,7 +141,7 @@ def _xla(
     window: int | None,
     segment_ends: Array | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Queries go in blocks, each against the keys that one of them may see: what lies elsewhere is not computed."""
+    """Attention in blocks of queries. Each block is computed only against the keys that one of its queries may see."""
     batch, length, heads, width = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
@@ -174,7 +174,7 @@ def _seen(
     window: int | None,
     segment_ends: Array | None = None,
 ) -> Bool[Array, "#B Q S"]:
-    """True where a query (of a range of indices) may look at a key (of another)."""
+    """True where a query (of one range of indices) sees a key (of another range)."""
     at = jnp.arange(*queries)[:, None] - jnp.arange(*keys)[None]
     seen = jnp.ones(at.shape, bool) if not causal else at >= 0
     if window is not None:
@@ -192,7 +192,7 @@ def _splash(
 ) -> Float[Array, "B T N H"]:
     """The sparse flash attention kernel that ships with JAX, on each device's own rows and heads.
 
-    Heads of any width are taken (64, 80, 96, 128 and 256 compile for v5e with jax 0.10.2); rows are padded to lanes.
+    Heads may have any width (64, 80, 96, 128 and 256 compile for v5e with jax 0.10.2). Rows are padded to lanes.
     """
     mesh = attention.mesh
     assert mesh is not None
@@ -218,7 +218,7 @@ def _splash(
         major = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
         return jax.vmap(kernel)(*major, ids).transpose(0, 2, 1, 3)
 
-    # Kernels don't say how their outputs vary over the mesh, which check_vma would ask for.
+    # check_vma needs to know how outputs vary over the mesh, and kernels don't declare it.
     mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=spec, check_vma=False)
     return mapped(*inputs)[:, :length]
 

@@ -81,7 +81,7 @@ class ClipConfig:
 
 
 class TowerBlocks(nnx.Module):
-    """All layers of a tower, stacked; `__call__` runs the layer whose slice it holds."""
+    """All layers of a tower, stacked. `__call__` runs the layer whose slice it holds."""
 
     def __init__(self, config: TowerConfig, init: Initializer) -> None:
         layers, embed, heads, width = config.layers, config.embed, config.heads, config.embed // config.heads
@@ -164,9 +164,9 @@ class VisionTower(nnx.Module):
 class Clip(PictureEmbedder):
     """`embed` takes texts, pictures (`images.decode_image`; a string is a text) and `TextAndImage`s, in any mix.
 
-    Vectors are UniIR's CLIP-SF: the sum of the two towers' outputs as they are, brought to unit length last; a missing part
-    counts as zero, and so does an empty text. For a single part, that is CLIP's usual normalised embedding. (UniIR rounds
-    vectors to float16 before it normalises them; this doesn't.)
+    Vectors are UniIR's CLIP-SF: the sum of the two towers' outputs, which is then normalised. A missing part, or an empty text,
+    counts as zero. For a single part this is CLIP's usual normalised embedding. (UniIR rounds vectors to float16 before it
+    normalises them; this class doesn't.)
     """
 
     config: ClipConfig
@@ -199,7 +199,8 @@ class Clip(PictureEmbedder):
         return min(self.config.text_length or self.config.max_length, self.config.max_length)
 
     def encode_text(self, tokens: Int[Array, "B T"], *, attention: Attention | None = None) -> Float[Array, "B E"]:
-        """Projected text vectors, float32, as they are. Rows are padded at their right; no mask is needed (causal)."""
+        """Projected text vectors, float32, not normalised. Rows are padded on the right; attention is causal, so no mask is
+        needed."""
         word = self.text.word[...]
         with matmul_precision(word.dtype):
             return self.text(jnp.asarray(tokens), attention or Attention.where(word)).astype(jnp.float32)
@@ -207,7 +208,7 @@ class Clip(PictureEmbedder):
     def encode_image(
         self, pixels: Float[Array, "B S S 3"], *, attention: Attention | None = None
     ) -> Float[Array, "B E"]:
-        """Projected vectors of preprocessed pictures (`config.images`), float32, as they are."""
+        """Projected vectors of preprocessed pictures (`config.images`), float32, not normalised."""
         patch = self.vision.patch[...]
         with matmul_precision(patch.dtype):
             return self.vision(jnp.asarray(pixels), attention or Attention.where(patch)).astype(jnp.float32)
@@ -231,7 +232,7 @@ class Clip(PictureEmbedder):
             fill = functools.partial(self._image_batch, images)
             results = self._run(_image, [1] * len(images), fill, batch_size, 1)
             fused[shown] += self._gather(results, len(images), bar)
-        # On the host: a program's order of summation would follow from the number of inputs.
+        # On the host, because a device program's order of summation would depend on the number of inputs.
         return fused / np.maximum(np.linalg.norm(fused, axis=1, keepdims=True), 1e-12)
 
     def _text_batch(self, ids: list[list[int]], rows: list[int], shape: tuple[int, int]) -> tuple[np.ndarray]:
@@ -245,7 +246,7 @@ class Clip(PictureEmbedder):
 
 
 def uniir_text(text: str, instruction: str = "") -> str:
-    """A text as UniIR's data sets write it: the instruction before it, a capital first, a mark at its end."""
+    """A text in the form of UniIR's data sets: instruction first, then the text with a capital and a mark at its end."""
     text = f"{instruction} {text}" if instruction else text
     text = text.replace("\r", "").strip().strip('"')
     if not text:

@@ -1,7 +1,7 @@
 """Pictures as CLIP reads them: resized, centre-cropped, normalised. Numpy and Pillow on the host.
 
-Equal to transformers' CLIPImageProcessor (its Pillow version) value by value. OpenAI's own pipeline, which UniIR uses, rounds
-half an odd margin of the crop to even where this one (and transformers) rounds down: one pixel aside at most.
+Every value is equal to that of transformers' CLIPImageProcessor (its Pillow version). OpenAI's own pipeline, which UniIR uses,
+rounds half of an odd margin of the crop to even; this one and transformers round down. So crops differ by at most one pixel.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST_PIXELS = 2**28  # of a picture after resizing: a thin strip becomes huge b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClipImageProcessor:
-    """What becomes of a picture before CLIP's vision tower.
+    """The preprocessing of a picture for CLIP's vision tower.
 
     Attributes:
-      size: of the shorter side after resizing, pixels; or (height, width), whatever the aspect.
-      crop: side of the square in the middle that is kept; what a picture lacks is black.
-      mean, std: of the channels, after rescaling.
-      rescale: what a pixel from 0 to 255 is multiplied by.
+      size: length of the shorter side after resizing, pixels; or (height, width), which ignores the aspect ratio.
+      crop: side of the square in the middle that is kept, pixels. Parts outside the picture are black.
+      mean, std: mean and standard deviation of the channels, after rescaling.
+      rescale: factor for pixel values from 0 to 255.
       resample: Pillow's number of the filter.
     """
 
@@ -40,7 +40,7 @@ class ClipImageProcessor:
     resample: int = int(Image.Resampling.BICUBIC)
 
     def __call__(self, source: ImageSource) -> Float32[np.ndarray, "crop crop 3"]:
-        """Pixels of one picture. Raises ValueError for what is none (`images.decode_image`)."""
+        """Pixels of one picture. Raises ValueError if it is no picture (`images.decode_image`)."""
         pixels = self._middle(decode_image(source))
         levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
         table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
@@ -60,7 +60,7 @@ class ClipImageProcessor:
                 f"crop or pad it"
             )
         resized = np.asarray(image.resize((wide, high), Image.Resampling(self.resample)))
-        # Where a side is shorter than the crop, black goes around it, the odd line first.
+        # If a side is shorter than the crop, it is padded with black on both ends; an odd line goes to the start.
         above, before = max(0, -top), max(0, -left)
         resized = resized[max(0, top) : max(0, top) + self.crop, max(0, left) : max(0, left) + self.crop]
         canvas = np.zeros((self.crop, self.crop, 3), np.uint8)

@@ -1,7 +1,8 @@
-"""An encoder of pictures without weights, where no CLIP is at hand: where which colours are; its texts are another encoder's.
+"""An encoder of pictures without weights, for use without CLIP. It encodes the layout of colours; another encoder encodes
+texts.
 
-It finds the same or nearly the same picture again (flags, logos, covers), whatever its size and compression. It does not
-know what a picture shows, and no text finds a picture, only the caption beside it.
+It finds the same or nearly the same picture again (flags, logos, covers), for any size and compression. It does not recognise
+what a picture shows. A text can only find a picture's caption, not the picture.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from routerl_jax.models.images import ImageSource, decode_image
 
 VERSION = 1  # of the vectors
 _WIDE, _HIGH = 12, 8  # cells
-_LEVEL = 0.5  # a constant beside the cells, so that a picture and its paler copy differ in direction
-# Weight of a text beside a picture: between two captions to one question cosines differ by a few tenths, between two
-# tricolours by less than a thousandth. Where both are asked for, the picture decides; words do where there is no picture.
+_LEVEL = 0.5  # an additional constant component, so that a picture and its paler copy differ in direction
+# Weight of a text relative to a picture. The cosines of two captions with one question differ by a few tenths, those of two
+# tricolours by less than a thousandth. If a query has both, the picture decides.
 _TEXT_WEIGHT = 0.02
 
 
 class Colours(PictureEmbedder):
-    """Vectors of texts, pictures, or both: a text encoder's, the mean colours of 12 x 8 cells, the two side by side.
+    """Vectors of texts (by a text encoder), pictures (mean colours of 12 x 8 cells), or both (the two concatenated).
 
     Args:
       texts: encodes texts.
@@ -67,7 +68,7 @@ class Colours(PictureEmbedder):
 
 
 def colour_layout(picture: Image.Image) -> Float32[np.ndarray, " 289"]:
-    """Mean colours of 12 x 8 cells around grey, and a constant, at unit length."""
+    """Mean colours of 12 x 8 cells, relative to grey, and a constant; unit length."""
     cells = np.asarray(picture.resize((_WIDE, _HIGH), Image.Resampling.BOX), np.float32) / 255 - 0.5
     vector = np.append(cells.reshape(-1) / np.sqrt(cells.size), np.float32(_LEVEL))
     return vector / np.linalg.norm(vector)

@@ -1,4 +1,4 @@
-"""What an architecture is made of, in this package's terms. Reading and writing config.json: models/families."""
+"""Configurations of architectures. models/families reads and writes them as config.json."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class UnsupportedModelError(ValueError):
 class RopeScaling:
     """Frequency scaling of rotary embeddings: `linear`, `llama3` (Llama 3.1's piecewise rule) or `yarn` (arXiv 2309.00071).
 
-    `low_freq_factor` and `high_freq_factor` belong to llama3. `beta_fast`, `beta_slow` (rotations within the original
-    context beyond which a frequency is kept, below which it is interpolated), `truncate` (to whole dimensions) and
-    `attention_factor` (which multiplies cosines and sines) to yarn.
+    llama3 uses `low_freq_factor` and `high_freq_factor`. yarn uses `beta_fast` and `beta_slow` (a frequency with more rotations
+    within the original context than `beta_fast` is kept, one with fewer than `beta_slow` is interpolated), `truncate` (to whole
+    dimensions) and `attention_factor` (a factor of cosines and sines).
     """
 
     kind: str
@@ -180,14 +180,14 @@ class VisionLanguageConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """What an encoder's authors put before texts when they trained it."""
+    """The prefixes of texts with which an encoder was trained."""
 
     query: str = ""
     passage: str = ""
-    default: str = ""  # before texts of which nobody says what they are
+    default: str = ""  # before texts of unknown kind
 
     def of(self, kind: TextKind | None) -> str:
-        """The one for a kind of text. Raises ValueError for anything else than query, passage or None."""
+        """The prefix for a kind of text. Raises ValueError for anything else than query, passage or None."""
         if kind not in ("query", "passage", None):
             raise ValueError(f"kind={kind!r} must be 'query', 'passage' or None")
         return getattr(self, kind or "default")

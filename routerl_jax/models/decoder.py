@@ -27,27 +27,27 @@ from routerl_jax.models.rope import rope_angles, rotate
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
 # -> (output [B,T,N,H], new cache of this layer)
 Attend = Callable[[Array, Array, Array, Any, int | None], tuple[Array, Any]]
-LayerAttend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]  # the same with the layer's window settled
+LayerAttend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]  # the same, with the window of one layer bound
 Remat = Literal["none", "full", "dots"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features:
-    """Embeddings that take the place of some tokens' own: what a vision tower made of images.
+    """Embeddings that replace those of some tokens: the outputs of a vision tower for images.
 
-    The rows of a batch lie in S shards one after the other, and each has features of its own, so that none is moved.
+    The rows of a batch are in S consecutive shards. Each shard has its own features, so that no feature moves between devices.
 
     Attributes:
       values: F features of every shard.
-      index: for each token, which of its shard's features it gets; -1: its own embedding.
+      index: for each token, the index of its feature within its shard; -1: the token keeps its own embedding.
     """
 
     values: Float[Array, "S F D"]
     index: Int[Array, "B T"]
 
     def instead_of(self, x_BTD: Array) -> Array:
-        """The tokens' embeddings with the features in their places."""
+        """The tokens' embeddings, with the features inserted."""
         index = self.index.reshape(self.values.shape[0], -1, 1)
         taken = jnp.take_along_axis(self.values, jnp.maximum(index, 0), axis=1)
         return jnp.where(self.index[..., None] >= 0, taken.reshape(x_BTD.shape).astype(x_BTD.dtype), x_BTD)
@@ -122,7 +122,7 @@ class Blocks(nnx.Module):
 class Decoder(nnx.Module):
     """A causal language model. `model(tokens)` gives float32 logits; `hidden` and `unembed` are its two halves.
 
-    Weights may be stored in one dtype and computed with in another (`compute_dtype`); logits and softmax are float32.
+    Weights may be stored in one dtype, and computations use another (`compute_dtype`). Logits and softmax are float32.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Decoder(nnx.Module):
 
     @property
     def architecture(self) -> DecoderConfig:
-        """All that its config.json says."""
+        """The configuration that its config.json describes."""
         return self.config
 
     def __call__(
@@ -179,11 +179,11 @@ class Decoder(nnx.Module):
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
-          segment_ends: of sequences that share their beginnings (learning/prefixes.py).
-          features: of images among the tokens.
+          segment_ends: ends of segments, for sequences with shared prefixes (learning/prefixes.py).
+          features: features of images among the tokens.
           remat: trades compute for memory in the backward pass.
-          attention: what computes attention; default: the best for the devices that the weights lie on. Inside jit weights
-            do not tell: pass it there.
+          attention: the implementation of attention; default: the best for the weights' devices. Inside jit these are unknown,
+            so pass it there.
         """
         backend = attention or Attention.where(self.embedding[...])
         tokens = jnp.asarray(tokens)
@@ -214,20 +214,21 @@ class Decoder(nnx.Module):
         Args:
           attend: see `Attend`.
           caches: None, or per-layer caches: a tree whose leaves have a leading layer axis; with `unroll`, a list of trees.
-          features: of images among the tokens.
-          unroll: Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
-          layers: with `unroll`, what `layer_weights` returned: a caller with a loop of its own calls it before.
-          shared: `caches` is one tree for all layers, handed from each to the next: `attend` gets (index of the layer, tree)
-            and returns the tree (caches that are written in place).
+          features: features of images among the tokens.
+          unroll: a Python loop over the layers instead of a scan (decoding: no copies of stacked caches).
+          layers: with `unroll`, the result of `layer_weights`. A caller with its own loop calls it once before the loop.
+          shared: `caches` is one tree for all layers, passed from layer to layer. `attend` gets (index of the layer, tree) and
+            returns the tree (caches that are written in place).
 
         Returns:
-          Normed hidden states [B, T, D] and the new caches in the same arrangement.
+          Normed hidden states [B, T, D], and the new caches in the same form.
         """
         with matmul_precision(self.compute_dtype):
             return self._run(tokens, positions, attend, caches, unroll, layers, shared, remat, features)
 
     def layer_weights(self) -> list[nnx.State]:
-        """The blocks' weights, layer by layer. Slices of the stacked ones: free on TPUs, copies on CPUs and GPUs."""
+        """The blocks' weights by layer, as slices of the stacked weights. Slices are free on TPUs, and copies on CPUs and
+        GPUs."""
         _, stacked = nnx.split(self.blocks)
         return [jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(len(self.config.windows))]
 
@@ -260,7 +261,7 @@ class Decoder(nnx.Module):
 
         windows = self.config.windows
         alike = len(set(windows)) == 1
-        if unroll or (shared and not alike):  # no branch between layers of two kinds that both write one cache
+        if unroll or (shared and not alike):  # layers of two kinds can't share a branch if both write one cache
             new_caches: Any = []
             for i, (window, params) in enumerate(zip(windows, layers or self.layer_weights())):
                 here = functools.partial(_attend_in_window, attend, window)
@@ -281,7 +282,7 @@ class Decoder(nnx.Module):
         elif alike:
             here = functools.partial(_attend_in_window, attend, windows[0])
             x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer, here), x, (stacked, caches))
-        else:  # layers of both kinds: a scan has one body, which holds both attentions and takes one
+        else:  # layers of both kinds: the one body of the scan holds both attentions, and selects one
 
             def either(x: Array, layer: tuple[nnx.State, Any, Array]) -> tuple[Array, Any]:
                 params, cache, windowed = layer
@@ -312,7 +313,7 @@ def _attend_in_window(
 def _attend_by_flag(
     attend: Attend, window: int | None, windowed: Array, q: Array, k: Array, v: Array, cache: Any
 ) -> tuple[Array, Any]:
-    """With a window where the flag says so. Both calls know their window when they are compiled, as kernels need."""
+    """Attention with a window if the flag is set. Kernels need the window at compile time, so there are two calls."""
     return jax.lax.cond(
         windowed,
         lambda: attend(q, k, v, cache, window),

@@ -1,4 +1,4 @@
-"""What all encoders share: texts or pictures in, vectors out, in batches of a few fixed shapes over a mesh."""
+"""The base class of encoders: texts or pictures in, vectors out, in batches of a few fixed shapes over a mesh."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _FULL_BATCH = 512  # tokens up to which a batch has all its rows; longer ones ha
 
 
 class Embedder(nnx.Module):
-    """An encoder: `embed` turns inputs into vectors. A text's vector depends on the text alone, not on its neighbours.
+    """An encoder: `embed` maps inputs to vectors. A text's vector depends only on the text, not on the rest of its batch.
 
     Attributes:
-      config: with `prompts`, what its authors put before queries and passages.
-      tokenizer: of texts; None where a directory has none.
-      mesh: the devices that its weights are on; None: wherever JAX put them, which is the first one.
+      config: the configuration; its `prompts` are the prefixes of queries and passages.
+      tokenizer: the tokenizer of texts; None if the model's directory has none.
+      mesh: the devices of its weights; None: JAX's default device.
     """
 
     config: Any
@@ -54,11 +54,11 @@ class Embedder(nnx.Module):
 
     @abc.abstractmethod
     def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: tqdm) -> Float32[np.ndarray, "N D"]:
-        """`embed`, once it is clear which prefix texts get."""
+        """Implements `embed`, with the prefix of texts already chosen."""
 
     @property
     def architecture(self) -> Any:
-        """All that its files say about it."""
+        """The configuration that its files describe."""
         return self.config
 
     def embed(
@@ -70,16 +70,16 @@ class Embedder(nnx.Module):
         batch_size: int = 32,
         progress: bool = False,
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per input, in their order; texts longer than the model reads are cut at their end.
+        """One vector per input, in order. Texts that are too long for the model are cut at their end.
 
-        Every batch has one of a few lengths and a number of rows that depends on the length alone: `batch_size` up to 512
-        tokens, fewer beyond. Rows are split over `self.mesh`, where `load_pretrained` put the weights.
+        Every batch has one of a few lengths. Its number of rows depends only on the length: `batch_size` up to 512 tokens, and
+        fewer for longer batches. Rows are split over `self.mesh`, where `load_pretrained` put the weights.
 
         Args:
-          inputs: texts, or ids as `encode(text, prefix)` gives them. What else is an input, the model's class says.
-          kind: what the texts are; queries and passages get the prefix of `config.prompts`.
-          prefix: put before every text in place of that.
-          batch_size: rows that are computed at a time.
+          inputs: texts, or ids from `encode(text, prefix)`. For other inputs see the model's class.
+          kind: the kind of the texts. Queries and passages get their prefix of `config.prompts`.
+          prefix: a prefix of all texts, instead of `kind`.
+          batch_size: rows of a batch.
 
         Raises:
           ValueError: no tokenizer, an unknown kind, or both kind and prefix.
@@ -111,7 +111,7 @@ class Embedder(nnx.Module):
     def _token_batch(
         self, ids: list[list[int]], rows: list[int], shape: tuple[int, int]
     ) -> tuple[Int32[np.ndarray, "B T"], Bool[np.ndarray, "B T"]]:
-        """Ids padded at their right, and a mask that is True on real tokens."""
+        """Ids padded on the right, and a mask that is True on real tokens."""
         tokens, mask = np.full(shape, self._tokenizer().pad_id, np.int32), np.zeros(shape, bool)
         mask[:, 0] = True  # rows without text stay finite
         for row, i in enumerate(rows):
@@ -127,13 +127,13 @@ class Embedder(nnx.Module):
         batch_size: int,
         longest: int,
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Runs a jitted function over inputs of these lengths; yields (which inputs, their results), batch by batch.
+        """Runs a jitted function over inputs of these lengths. Yields (indices of inputs, their results), batch by batch.
 
-        While the devices compute a batch, the host fills the next.
+        The host fills the next batch while the devices compute one.
 
         Args:
-          program: (graph, params, attention, *arrays) -> one result per row; the first three make `nnx.merge` of a model.
-          fill: (which inputs, (rows, length)) -> arrays with that many rows; those beyond the inputs are of no matter.
+          program: (graph, params, attention, *arrays) -> one result per row. It rebuilds the model from the first two.
+          fill: (indices of inputs, (rows, length)) -> arrays with that many rows. Rows beyond the inputs are ignored.
         """
         mesh = self.mesh or single_device_mesh()
         graph, params = nnx.split(self, nnx.Param)
@@ -151,7 +151,7 @@ class Embedder(nnx.Module):
     def _gather(
         self, results: Iterator[tuple[list[int], np.ndarray]], count: int, bar: tqdm
     ) -> Float32[np.ndarray, "N D"]:
-        """One row per input out of what `_run` yields."""
+        """One row per input, from the results of `_run`."""
         vectors = np.zeros((count, self.dim), np.float32)
         for rows, found in results:
             vectors[rows] = found
@@ -166,7 +166,7 @@ class PictureEmbedder(Embedder):
 def text_and_picture(
     one: str | list[int] | ImageSource | TextAndImage,
 ) -> tuple[str | list[int] | None, ImageSource | None]:
-    """(text, picture) of what a `PictureEmbedder` takes."""
+    """(text, picture) of an input of a `PictureEmbedder`."""
     if isinstance(one, TextAndImage):
         return one.text, one.image
     return (one, None) if isinstance(one, (str, list)) else (None, one)
@@ -175,7 +175,7 @@ def text_and_picture(
 def batches(
     lengths: Sequence[int], batch_size: int, longest: int, shards: int
 ) -> Iterator[tuple[list[int], tuple[int, int]]]:
-    """Groups inputs by length: (which ones, (rows, length) of their batch), rows a multiple of `shards`."""
+    """Groups inputs by length. Gives (indices of inputs, (rows, length) of their batch); rows are a multiple of `shards`."""
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     ladder = [*(step for step in _LENGTHS if step < longest), longest]
     start = 0
@@ -191,7 +191,7 @@ def batches(
 
 
 def mean_over(hidden: Float[Array, "B T D"], keep: Bool[Array, "B T"]) -> Float[Array, "B D"]:
-    """Mean over the tokens that `keep` names, float32."""
+    """Mean over the tokens where `keep` is True, float32."""
     weights = keep.astype(jnp.float32)[..., None]
     return (hidden.astype(jnp.float32) * weights).sum(1) / jnp.maximum(weights.sum(1), 1e-9)
 
@@ -202,7 +202,7 @@ def unit(vectors: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
 
 
 def refuse_compute_dtype(param_dtype: Any, compute_dtype: Any) -> None:
-    """Raises ValueError where an encoder is asked to compute in another dtype than that of its weights."""
+    """Raises ValueError if the compute dtype of an encoder differs from the dtype of its weights."""
     if compute_dtype not in (None, jnp.dtype(param_dtype)):
         name = jnp.dtype(compute_dtype).name
         raise ValueError(f"an encoder computes in the dtype of its weights: give dtype={name!r} and no compute_dtype")

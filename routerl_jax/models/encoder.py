@@ -99,7 +99,7 @@ class Encoder(Embedder):
         Raises:
           ValueError: rows are longer than there are positions.
         """
-        if tokens.shape[1] > self.config.max_length:  # JAX would take the last position for all that lie beyond
+        if tokens.shape[1] > self.config.max_length:  # JAX would use the last position for all later ones
             raise ValueError(f"rows of {tokens.shape[1]} tokens; this encoder has {self.config.max_length} positions")
         attention = attention or Attention.where(self.word[...])
         with matmul_precision(self.word[...].dtype):
@@ -114,7 +114,7 @@ class Encoder(Embedder):
         return x
 
     def _positions(self, tokens: Array) -> Array:
-        """BERT counts places in the row, RoBERTa the tokens that are not padding."""
+        """Positions: BERT uses the index in the row, RoBERTa counts the tokens that are not padding."""
         if self.config.first_position == 0:
             return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         real = (tokens != self.config.pad_id).astype(jnp.int32)
@@ -123,7 +123,7 @@ class Encoder(Embedder):
     def pooled(
         self, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"], *, attention: Attention | None = None
     ) -> Float[Array, "B D"]:
-        """One float32 vector per row, pooled as the config says. `cls` and `pooler` take the first place of the row."""
+        """One float32 vector per row, pooled as in the config. `cls` and `pooler` use the first token of the row."""
         hidden = self(tokens, mask, attention=attention)
         if self.config.pooling == "mean":
             vectors = mean_over(hidden, mask)

@@ -1,4 +1,4 @@
-"""What this package knows of a model family: how its Hugging Face directories are read and written.
+"""Model families: how the Hugging Face directories of a family are read and written.
 
 To add a family: one file in models/families that registers a `Family` (docs/extending.md).
 """
@@ -22,20 +22,20 @@ class Family:
     """Models of one `model_type`.
 
     Attributes:
-      role: what its models are used as.
-      read: (config.json, its path for errors) -> our configuration; raises UnsupportedModelError for what would change
+      role: the use of its models.
+      read: (config.json, its path for errors) -> our configuration. Raises UnsupportedModelError for features that would change
         the results.
       write: (configuration, dtype of the weights) -> config.json.
       create: (configuration, key, param_dtype=, compute_dtype=) -> model with random weights.
       rules: configuration -> which tensor holds which parameter.
-      spellings: (how a rule's name begins, what stands there in some checkpoints): of models with or without heads, of
-        other versions of transformers.
-      modules: (how a rule's name begins, what transformers' module is called there), where these differ: of an adapter's
-        tensors, which transformers does not rename as it does with a model's.
-      complete: (configuration, its directory, config.json) -> the configuration with what the directory's other files say
-        (pooling, prompts, image processing).
-      finish: reads what else a directory says about a model, into the model.
-      save: writes that again.
+      spellings: (prefix of a rule's name, prefix in some checkpoints): of models with or without heads, or of other versions of
+        transformers.
+      modules: (prefix of a rule's name, prefix of transformers' module), if these differ. Needed for an adapter's tensors,
+        which transformers does not rename like a model's.
+      complete: (configuration, its directory, config.json) -> the configuration with the settings of the directory's other
+        files (pooling, prompts, image processing).
+      finish: reads further settings of a directory into the model.
+      save: writes these settings.
     """
 
     role: Role
@@ -50,7 +50,7 @@ class Family:
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
 
     def architecture(self, config: Mapping[str, Any], source: str) -> Any:
-        """`read`, where a key that config.json lacks is a ValueError that names it."""
+        """Calls `read`. Raises a ValueError that names the key if config.json lacks one."""
         try:
             return self.read(config, source)
         except KeyError as error:
@@ -61,11 +61,11 @@ FAMILIES: Registry[Family] = Registry("model family")
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:
-    """The family of a config.json: of its class, where that makes another model of a known `model_type`, else of the type.
+    """The family of a config.json, by its class if that is registered, else by its `model_type`.
 
     Raises:
-      ValueError: no JSON object.
-      UnsupportedModelError: any other; the message lists all there are.
+      ValueError: it is no JSON object.
+      UnsupportedModelError: the family is unknown; the message lists all families.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"{source}: holds no JSON object; expected a model's configuration")

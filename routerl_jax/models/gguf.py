@@ -88,7 +88,7 @@ def _hugging_face_name(name: str) -> str:
 
 
 def _unpermute(weights: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp interleaves the two rotary halves of each head; Hugging Face keeps them apart."""
+    """Reorders the two rotary halves of each head, which llama.cpp interleaves and Hugging Face separates."""
     rows, columns = weights.shape
     return weights.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -102,7 +102,7 @@ def _write_tokenizer(field: Any, source: pathlib.Path, target: pathlib.Path) -> 
     tokens, kinds = field("tokenizer.ggml.tokens"), field("tokenizer.ggml.token_type")
     merges = [tuple(merge.split(" ", 1)) for merge in field("tokenizer.ggml.merges")]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    # GGUF names the rule that cuts text into words but does not carry it.
+    # GGUF names the rule that splits text into words, but does not contain it.
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     rules = {
         "gpt-2": byte_level,

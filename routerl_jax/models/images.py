@@ -1,6 +1,6 @@
-"""Pictures as Qwen2-VL and Qwen2.5-VL read them: decoding of whatever comes, crops, and the image processor.
+"""Pictures for Qwen2-VL and Qwen2.5-VL: decoding of all kinds of input, crops, and the image processor.
 
-Numpy and Pillow on the host; equal to transformers' Qwen2VLImageProcessor (its Pillow version) value by value.
+Numpy and Pillow on the host. Every value is equal to that of transformers' Qwen2VLImageProcessor (its Pillow version).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from routerl_jax.models.regions import MOST_ASPECT, RefusedRegion, pixels_within
 
 ImageSource = bytes | bytearray | str | os.PathLike | Image.Image | np.ndarray
 
-_COMMON = ("png", "jpeg", "gif", "webp")  # formats that whoever takes pictures takes
+_COMMON = ("png", "jpeg", "gif", "webp")  # formats that every reader of pictures accepts
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -34,18 +34,18 @@ _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
     """The picture in RGB, upright, 8 bits per channel.
 
-    Animations (GIF, WebP, APNG) give their first frame; a PIL image gives the frame that it stands at. Transparent parts
-    lie on white. The EXIF orientation is applied; damaged EXIF data is ignored, with a warning. 16 bits are scaled to 8,
-    CMYK, palettes and grey are converted. A JPEG whose damage the decoder can bridge is used as decoded; a file that ends
-    early is refused, for its missing part would be made up.
+    Animations (GIF, WebP, APNG) give their first frame; a PIL image gives its current frame. Transparent parts become white.
+    The EXIF orientation is applied. Damaged EXIF data is ignored, with a warning. 16 bits are scaled to 8; CMYK, palettes and
+    grey are converted. A damaged JPEG is used if the decoder can decode it. A truncated file is an error, because its missing
+    part would be made up.
 
     Args:
       source: encoded bytes, a path, a `data:` URI in base64, a PIL image, or an array [H, W], [H, W, 1], [H, W, 3] or
         [H, W, 4] of uint8, uint16, bool, or floats from 0 to 1.
-      name: what errors call the picture; default: its path, or "image".
+      name: name of the picture in errors; default: its path, or "image".
 
     Raises:
-      ValueError: nothing that can be used as a picture; names it and the fix.
+      ValueError: the source is no usable picture; names it and the fix.
     """
     name = _name(source, name)
     if isinstance(source, np.ndarray):
@@ -54,7 +54,7 @@ def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image
         source = _open(source, name)
     try:
         source.load()
-    except Exception as error:  # decoders raise whatever they stumble over: OSError, SyntaxError, struct.error, ...
+    except Exception as error:  # decoders raise many types: OSError, SyntaxError, struct.error, ...
         raise _damaged(name, error) from error
     try:
         source = ImageOps.exif_transpose(source)
@@ -64,9 +64,10 @@ def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image
 
 
 def check_image(source: bytes | bytearray | str | os.PathLike, *, name: str | None = None) -> None:
-    """Raises ValueError where `decode_image` would, at less cost, or where no model that sees takes a picture of this shape.
+    """Checks a picture, faster than `decode_image`. Raises ValueError if `decode_image` would, or if no model can read a
+    picture of this shape.
 
-    PNGs are checked by their checksums, and JPEGs decoded at an eighth of their size; other formats are decoded.
+    PNGs are checked by their checksums, JPEGs are decoded at an eighth of their size, and other formats are decoded.
     """
     name = _name(source, name)
     with _open(source, name) as image:
@@ -82,7 +83,7 @@ def check_image(source: bytes | bytearray | str | os.PathLike, *, name: str | No
 
 
 def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, int]:
-    """(width, height) of a picture that stands upright, as `decode_image` gives it; an encoded one is not decoded for it.
+    """(width, height) of the upright picture, as in `decode_image`. An encoded picture is not decoded for this.
 
     Raises:
       ValueError: nothing that can be used as a picture; names it.
@@ -98,10 +99,10 @@ def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, in
 
 
 def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "image") -> bytes:
-    """A picture's encoded bytes, from wherever they are: given, in a file, or in a `data:` URI in base64.
+    """A picture's encoded bytes: given as such, in a file, or in a `data:` URI (base64).
 
     Raises:
-      ValueError: no such file, a URI of another form, or a URL, which is not opened; names the picture.
+      ValueError: the file does not exist, the URI has another form, or it is a URL (which is not fetched); names the picture.
     """
     if is_url(source):
         raise ValueError(
@@ -124,7 +125,8 @@ def image_bytes(source: bytes | bytearray | str | os.PathLike, name: str = "imag
 
 
 def encoded_image(source: ImageSource, name: str | None = None) -> tuple[bytes, str]:
-    """A picture as a file, and its format ("png", "jpeg", "gif", "webp"): the encoded bytes as they are, anything else as PNG.
+    """A picture as bytes of a file, and its format ("png", "jpeg", "gif", "webp"). Encoded bytes of these formats are returned
+    unchanged; anything else becomes PNG.
 
     Raises:
       ValueError: nothing that can be used as a picture; names it.
@@ -135,27 +137,27 @@ def encoded_image(source: ImageSource, name: str | None = None) -> tuple[bytes, 
         if form in _COMMON:
             return content, form
     buffer = io.BytesIO()
-    # a crop of a page is 5 % larger so, and written in a quarter of the time
+    # a crop of a page is 5 % larger with this level, and takes a quarter of the time
     decode_image(source, name=name).save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue(), "png"
 
 
 def image_uri(source: ImageSource) -> str:
-    """A picture as a `data:` URI in base64, as `encoded_image` has it. Raises ValueError as that does."""
+    """A picture as a `data:` URI (base64) of `encoded_image`. Raises the same ValueError."""
     content, form = encoded_image(source)
     return f"data:image/{form};base64,{base64.b64encode(content).decode()}"
 
 
 def image_digest(source: ImageSource) -> str:
-    """SHA-256 of what a picture is given as: of its encoded bytes, wherever they are, or of its pixels.
+    """SHA-256 of a picture's encoded bytes, or of its pixels if it is not encoded.
 
     Raises:
-      ValueError: it can't be read.
+      ValueError: the picture can't be read.
     """
     if isinstance(source, Image.Image):
         try:
             parts: tuple[Any, bytes] = (source.mode, source.size), source.tobytes()
-        except OSError as error:  # it was opened, and its pixels are read only now
+        except OSError as error:  # an opened file whose pixels are read only now
             raise ValueError(f"a picture of {source.size} pixels can't be read: {error}") from error
     elif isinstance(source, np.ndarray):
         parts = (source.dtype.str, source.shape), source.tobytes()
@@ -179,7 +181,7 @@ def crop(image: Image.Image, bbox: Sequence[float], *, name: str = "image") -> I
 def smart_resize(
     height: int, width: int, factor: int, min_pixels: int, max_pixels: int, *, name: str = "image"
 ) -> tuple[int, int]:
-    """The (height, width) that a picture is resized to: multiples of `factor`, area within bounds, aspect about kept.
+    """The (height, width) after resizing: multiples of `factor`, area within bounds, aspect ratio nearly unchanged.
 
     Sides are rounded half to even, as Qwen's and transformers' functions of this name do.
 
@@ -199,17 +201,17 @@ def smart_resize(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
-    """What becomes of a picture before the vision tower: size, normalisation, patches.
+    """The preprocessing of a picture for the vision tower: size, normalisation, patches.
 
     Attributes:
       patch_size: side of a patch, pixels.
       temporal_patch_size: frames per patch; a still picture is repeated.
       merge_size: side, in patches, of the group that becomes one image token.
       min_pixels, max_pixels: bounds of the area after resizing.
-      mean, std: of the channels, after rescaling.
-      rescale: what a pixel from 0 to 255 is multiplied by.
-      window: side of an attention window in pixels, None for towers without (`VisionConfig.window`: not a part of
-        preprocessor_config.json).
+      mean, std: mean and standard deviation of the channels, after rescaling.
+      rescale: factor for pixel values from 0 to 255.
+      window: side of an attention window in pixels; None for towers without windows. (It is `VisionConfig.window`, and not in
+        preprocessor_config.json.)
     """
 
     patch_size: int = 14
@@ -224,7 +226,7 @@ class ImageProcessor:
 
     @property
     def factor(self) -> int:
-        """Side, in pixels, of what becomes one image token."""
+        """Side of an image token, in pixels."""
         return self.patch_size * self.merge_size
 
     def grid(self, height: int, width: int, *, name: str = "image") -> tuple[int, int, int]:
@@ -233,7 +235,7 @@ class ImageProcessor:
         return 1, high // self.patch_size, wide // self.patch_size
 
     def tokens(self, height: int, width: int, *, name: str = "image") -> int:
-        """Image tokens that a picture of this size takes in a prompt."""
+        """Number of image tokens of a picture of this size."""
         return math.prod(self.grid(height, width, name=name)) // self.merge_size**2
 
     def __call__(self, source: ImageSource, *, name: str | None = None) -> ImagePatches:
@@ -296,8 +298,8 @@ def processor_from_hf(
 ) -> ImageProcessor:
     """Reads a preprocessor_config.json, or a processor_config.json with an `image_processor` in it.
 
-    Bounds of the area stand in it as `min_pixels` and `max_pixels`, or in `size` under these names or as `shortest_edge` and
-    `longest_edge` (which hold areas too); the first of these counts, as in transformers.
+    The bounds of the area are its `min_pixels` and `max_pixels`, or those of `size`, or `shortest_edge` and `longest_edge` of
+    `size` (which are areas too). The order of precedence is that of transformers.
 
     Args:
       window: `VisionConfig.window` of the model.
@@ -358,12 +360,12 @@ def _name(source: ImageSource, name: str | None) -> str:
 
 
 def is_url(source: object) -> bool:
-    """Whether it is an address on the web, and no picture or path."""
+    """Whether the source is a URL, and no picture or path."""
     return isinstance(source, str) and source.startswith(("http://", "https://"))
 
 
 def is_data(source: str | os.PathLike) -> bool:
-    """Whether it is a picture itself, in a `data:` URI, and no path."""
+    """Whether the source is a `data:` URI, and no path."""
     return isinstance(source, str) and source.startswith("data:")
 
 

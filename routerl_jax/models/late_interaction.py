@@ -1,4 +1,4 @@
-"""Late interaction (ColPali, arXiv 2407.01449): a vision-language model that gives every token of a query or a page a vector.
+"""Late interaction (ColPali, arXiv 2407.01449): a vision-language model with one vector per token of a query or page.
 
 ColQwen2 and ColQwen2.5: Qwen2-VL or Qwen2.5-VL, a projection to 128 dimensions, unit length. A query's score for a page is the
 sum over its vectors of the best match among the page's.
@@ -30,14 +30,14 @@ from routerl_jax.models.layers import Initializer
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 
-_PATCHES = 1024  # of an input; counts are rounded up to multiples of this, doubled until they fit
+_PATCHES = 1024  # patches of an input; counts are rounded up to multiples of this, doubled until they fit
 
 _BATCHES_READ = 2  # batches of pages whose patches the host holds at a time: a page takes 15 MB and more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LateInteractionConfig:
-    """A vision-language model, its projection, and how the authors write queries and pages."""
+    """A vision-language model, its projection, and the authors' prompts of queries and pages."""
 
     model_type: str = "colqwen2"
     backbone: VisionLanguageConfig
@@ -67,7 +67,7 @@ class LateInteraction(Embedder):
         self.config = config
         self.tokenizer: Tokenizer | None = None
         self.mesh: Mesh | None = None
-        # The language model's head has no part in this: a tied one has no parameters.
+        # The language model's head is not used. A tied head has no parameters.
         text = dataclasses.replace(config.backbone.text, tied_embeddings=True)
         self.backbone = VisionLanguageModel(
             dataclasses.replace(config.backbone, text=text), key, param_dtype=param_dtype
@@ -103,14 +103,14 @@ class LateInteraction(Embedder):
         return unit(projected.astype(jnp.float32)) * jnp.asarray(mask)[..., None]
 
     def embed(self, inputs: Sequence[str | ImageSource | ImagePatches], **options: Any) -> list[np.ndarray]:  # type: ignore[override]
-        """For every input, in their order, a vector per token: [n, E] float32.
+        """One vector per token for every input, in order: [n, E] float32.
 
         Args:
           inputs: strings are queries; paths (`pathlib.Path`), bytes, PIL images and arrays are pages.
-          options: as `Embedder.embed` has them; `prefix` replaces what stands before queries.
+          options: options of `Embedder.embed`; `prefix` replaces the prefix of queries.
 
         Raises:
-          ValueError: a picture can't be used (it is named by its place), or an input is longer than the model reads.
+          ValueError: a picture can't be used (the message has its index), or an input is too long for the model.
         """
         if options.get("kind") not in (None, "query", "passage"):
             raise ValueError(f"unknown kind {options['kind']!r}; use 'query' or 'passage'")

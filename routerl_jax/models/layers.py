@@ -13,12 +13,12 @@ from jaxtyping import Array, Float
 
 Axes = tuple[str | None, ...]
 
-# Entries; a larger stack is drawn layer by layer, as random bits and float32 values take several times its own memory.
+# Entries. A larger stack is drawn layer by layer, because random bits and float32 values need several times its memory.
 _AT_ONCE = 2**27
 
 
 class Initializer:
-    """Hands out parameters: shape, logical axes and initial distribution are stated once, where the layer is defined."""
+    """Creates parameters. A layer's definition states their shape, logical axes and initial distribution once."""
 
     def __init__(self, key: jax.Array, scale: float, dtype: jnp.dtype) -> None:
         self._key = key

@@ -3,7 +3,7 @@
     apply_lora(model, LoraConfig(rank=16, alpha=32, base_qtype="nf4").build(), jax.random.key(0))   # in place
     plain = merged(model)                                                                           # W + alpha / rank * A B
 
-How an adapter takes part in the computation is in projection.py; a model with one trains it alone (learning/learner.py).
+projection.py computes with adapters. In a model with an adapter, only the adapter is trained (learning/learner.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.projection import MODULES, QTYPES, Scales
 from routerl_jax.parallel import multihost
 
-# As PEFT draws A: uniform within 1 / sqrt(inputs).
+# PEFT's initial distribution of A: uniform within 1 / sqrt(inputs).
 _INIT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -59,7 +59,9 @@ class LoraConfig:
     alpha: Positive = 16.0  # the adapter counts alpha / rank
     # regular expression: which matrices of a block get one; empty: those of rules
     modules: str = "q|k|v|o|gate|up|down"
-    rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)  # exceptions by any name; the first counts
+    rules: Mapping[str, LoraRule] = dataclasses.field(
+        default_factory=dict
+    )  # exceptions, by any name; the first match is used
     dtype: str = "float32"  # of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
     tile_size: Count = 64  # quantisation: input channels that share a scale; 0: all
@@ -80,7 +82,7 @@ class LoraConfig:
                 raise ValueError(f"{where}: {rule.modules!r} is not a regular expression ({error})") from error
 
     def build(self) -> list[qwix.QuantizationRule]:
-        """qwix's rules, in order of precedence; the last one quantises what no adapter is put on."""
+        """qwix's rules, in order of precedence. The last one quantises matrices without an adapter."""
         qtype = self.base_qtype if self.base_qtype in ("", "nf4") else jnp.dtype(self.base_qtype)
         quantized: dict[str, Any] = {"weight_qtype": qtype or None, "tile_size": self.tile_size or None}
         chosen = list(self.rules.values())
@@ -101,7 +103,7 @@ class LoraConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """One module's adapter; it counts alpha / rank."""
+    """The adapter of one module. Its factor is alpha / rank."""
 
     rank: int
     alpha: float
@@ -121,18 +123,18 @@ def apply_lora(
 ) -> None:
     """Puts adapters on a decoder and quantises its matrices, in place, by qwix's rules.
 
-    A matrix's path is `blocks/q` (k, v, o, gate, up, down); the first rule whose `module_path` matches all of it counts.
-    A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers; `weight_qtype` and `tile_size` of any rule quantise.
-    Adapters lie on the devices as their matrix does. B starts at 0, so the model's function does not change. An
-    adapter that is there already (of a PEFT directory) is kept.
+    A matrix's path is `blocks/q` (k, v, o, gate, up, down). The first rule whose `module_path` matches the whole path is used.
+    A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers. `weight_qtype` and `tile_size` of any rule quantise. Adapters
+    are sharded like their matrix. B starts at 0, so the model's function does not change. An existing adapter (from a PEFT
+    directory) is kept.
 
     Args:
-      key: what A is drawn from.
-      dtype: of new adapters.
+      key: random key of A.
+      dtype: dtype of new adapters.
 
     Raises:
-      ValueError: not a decoder, a rule that matches nothing or asks for what is not supported, or an adapter is there that
-        the rules describe otherwise.
+      ValueError: the model is no decoder, a rule matches nothing or is not supported, or an existing adapter differs from the
+        rules.
     """
     if not isinstance(model, Decoder):
         raise ValueError(
@@ -167,10 +169,10 @@ def attach(model: Decoder, name: str, a: jax.Array, b: jax.Array, alpha: float) 
 
 
 def merged(model: M, dtype: Any = None) -> M:
-    """The model with its adapter added to the matrices; what does not change is shared with `model`, not copied.
+    """The model with its adapter added to the matrices. Other parameters are shared with `model`, not copied.
 
     Args:
-      dtype: of the merged matrices; default: of the frozen ones (of their scales, if they are quantised).
+      dtype: dtype of the merged matrices; default: dtype of the frozen matrices (of their scales, if they are quantised).
     """
     state = nnx.state(model)
     new = merge_state(state, dtype)
@@ -187,7 +189,7 @@ def merged(model: M, dtype: Any = None) -> M:
 
 
 def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
-    """`merged` for the whole state of a model: one jitted program, which touches only what has an adapter.
+    """`merged` for the whole state of a model. One jitted program changes only the matrices with an adapter.
 
     Returns `params` itself if there is nothing to merge.
     """
@@ -220,7 +222,7 @@ def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
 
 @dataclasses.dataclass(frozen=True)
 class _Merge:
-    """What is known of a matrix before its values."""
+    """The static properties of a matrix."""
 
     name: str
     alpha: float
@@ -239,7 +241,7 @@ def _merge_all(arrays: dict[str, tuple], plan: tuple[_Merge, ...]) -> dict[str, 
 
 
 def lora_fields(model: Decoder) -> dict[str, Any] | None:
-    """What a checkpoint of an adapter says of the model that it belongs to, as JSON; None without one."""
+    """The fields of an adapter's checkpoint that describe its model, as JSON; None without an adapter."""
     found = adapters(model)
     if not found:
         return None
@@ -256,7 +258,7 @@ def base_digest(model: Decoder) -> str:
 
 
 def digest(params: nnx.State) -> str:
-    """A digest of arrays, whatever devices they lie on: sums over their bits, weighted by place, hashed.
+    """A digest of arrays that does not depend on their sharding: a hash of sums over their bits, weighted by index.
 
     Every process must call this.
     """
@@ -274,7 +276,7 @@ def _bit_sums(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
 
 
 def _bit_sum(value: jax.Array) -> jax.Array:
-    """Integer sums wrap, so their order, and with it the sharding, does not matter."""
+    """A sum that does not depend on the sharding: integer sums wrap, so their order does not matter."""
     bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
     place = jnp.zeros(value.shape, jnp.uint32)
     for axis in range(value.ndim):
@@ -319,7 +321,7 @@ def _say(found: Mapping[str, Adapter]) -> str:
 
 
 def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
-    """A and B for matrix `name`, lying as it does: their share of its axes as there, the rank whole."""
+    """A and B for matrix `name`. Their axes are sharded like those of the matrix; the rank is not sharded."""
     value, split, homes = getattr(model.blocks, name)[...], 1 + MODULES[name], None
     if (found := _lies(value)) is not None:
         mesh, spec = found
@@ -349,7 +351,7 @@ def _draw_stack(
 
 
 def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
-    """The mesh that an array is on, and how each of its axes is split there; None where no mesh is involved."""
+    """The mesh of an array, and the sharding of each of its axes; None without a mesh."""
     if isinstance(value, Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
         return None
     sharding: Any = value.sharding
@@ -357,7 +359,7 @@ def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
 
 
 def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
-    """Replaces a matrix by its codes and scales, which lie as it does."""
+    """Replaces a matrix by its codes and scales, which are sharded like it."""
     old = getattr(model.blocks, name)
     value, axes = old[...], old.get_metadata()["axes"]
     settings = {"inputs": MODULES[name], "qtype": qtype, "tile": tile}

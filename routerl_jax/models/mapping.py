@@ -1,4 +1,4 @@
-"""Which Hugging Face tensor holds which of our parameters, and how its axes lie."""
+"""The mapping between our parameters and Hugging Face's tensors, and the order of their axes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Rule:
 
     @property
     def outer(self) -> int:
-        """How many of our first axes run over tensors."""
+        """The number of our first axes that run over tensors."""
         return ("{}" in self.name) + (len(self.names) > 1)
 
     def name_at(self, place: Sequence[int]) -> str:
-        """The tensor at a place of those axes."""
+        """The name of the tensor at an index of those axes."""
         return self.names[place[-1] if len(self.names) > 1 else 0].format(*place[:1])
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class Rule:
 
 
 def spelled(name: str, spellings: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """The names that a tensor may be stored under: its own, then those by (how it begins, what may stand there)."""
+    """The possible names of a stored tensor: its own, then those with another prefix of `spellings`."""
     for old, new in (("", ""), *spellings):
         if name.startswith(old):
             yield new + name[len(old) :]

@@ -1,7 +1,7 @@
 """M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1): positions on three axes; the rotation by them is in rope.py.
 
-Text advances on all three axes at once. An image's tokens share one time, and count rows on the second axis and columns on
-the third; the text after it goes on from the largest of these.
+Text advances on all three axes. The tokens of an image share one time; the second axis counts rows, and the third columns. The
+text after an image continues from the largest of these positions.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def mrope_positions(
 ) -> tuple[Int32[np.ndarray, "3 T"], int]:
     """Positions (time, row, column) of tokens, and the position of the token that comes next.
 
-    A sequence may be given in pieces: hand the second result to the next call as `start`. Image tokens must be whole
-    within a piece. For still images the positions are those of transformers' `get_rope_index`.
+    A sequence may be given in pieces: pass the second result to the next call as `start`. All tokens of an image must be in one
+    piece. For still images the positions are those of transformers' `get_rope_index`.
 
     Args:
       tokens: ids.
@@ -35,7 +35,7 @@ def mrope_positions(
       image_token_id: stands once for every merged patch of an image.
       merge: side of a merge group, in patches.
       start: position of the first token.
-      mask: False on padding, which gets position 0 and takes no place.
+      mask: False on padding, which gets position 0 and is not counted.
 
     Raises:
       ValueError: image tokens and grids do not match.

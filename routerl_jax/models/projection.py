@@ -1,6 +1,6 @@
-"""A block's weight matrices as they may be stored: in floating point or quantised, alone or with a low-rank adapter.
+"""A block's weight matrices in all stored forms: floating point or quantised, with or without a low-rank adapter.
 
-The block says `project(self, "q", x, dtype)`; which of these forms "q" has is told by the parameters beside it:
+The block calls `project(self, "q", x, dtype)`. The parameters that exist determine the form of "q":
 
     q           [L, D, N, H]       the matrix; of a quantised one the codes (two 4-bit codes share a byte on the last axis)
     q_scale     [L, D/tile, N, H]  what the codes are multiplied by (quantised only)
@@ -29,7 +29,7 @@ class Scales(nnx.Variable):
 
 
 def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dtype) -> Float[Array, "*B N"]:
-    """`x` times matrix `name` of a block (one layer's parameters), plus alpha / rank * x A B where it has an adapter.
+    """`x` times matrix `name` of a block (one layer's parameters), plus alpha / rank * x A B if it has an adapter.
 
     Args:
       x: its last axes are the matrix's input axes; of type `dtype`.
@@ -42,7 +42,7 @@ def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dt
     else:
         qtype = weight.get_metadata()["qtype"]
 
-        @jax.checkpoint  # the backward pass expands the codes anew: kept, the expansions would be the whole model
+        @jax.checkpoint  # the backward pass expands the codes again; stored expansions would be as large as the model
         def times_codes(x: Array, codes: Array, scale: Array) -> Array:
             return _times(x, dequantize(codes, scale, qtype).astype(dtype), inputs)
 
@@ -55,7 +55,7 @@ def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dt
 
 
 def _times(x: Float[Array, "*B D"], weight: Float[Array, "..."], inputs: int) -> Float[Array, "*B N"]:
-    """`jnp.tensordot`, all tokens on one axis: with two, CPUs transpose all of `x` for the weight's gradient."""
+    """`jnp.tensordot` with all tokens on one axis. With two axes, CPUs transpose `x` for the weight's gradient."""
     leading = x.ndim - inputs
     y = jnp.tensordot(x.reshape(-1, *x.shape[leading:]), weight, inputs)
     return y.reshape(*x.shape[:leading], *y.shape[1:])
@@ -119,7 +119,8 @@ def dequantize(codes: Shaped[Array, "*D"], scale: Float[Array, "*S"], qtype: str
 
 
 def _pack(codes: Array) -> UInt8[Array, "*D"]:
-    """Neighbours on the last axis in one byte, the first one low. JAX's own 4-bit arrays take a byte per entry on a CPU."""
+    """Packs two neighbours on the last axis into one byte, the first in the low bits. (JAX's own 4-bit arrays take a byte per
+    entry on CPUs.)"""
     nibbles = codes.astype(jnp.int8).astype(jnp.uint8) & 15
     pairs = nibbles.reshape(*codes.shape[:-1], codes.shape[-1] // 2, 2)
     return pairs[..., 0] | (pairs[..., 1] << 4)

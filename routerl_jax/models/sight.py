@@ -1,4 +1,4 @@
-"""A vision tower for a text-only decoder: the start of a small vision-language policy whose language is learnt already."""
+"""Adds a vision tower to a text-only decoder, to start a small vision-language policy from a trained language model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PIXELS = "max_pixels"
 def add_sight(
     decoder: Decoder, tower: Mapping[str, Any], key: jax.Array, mesh: Mesh, layout: str = "replicated"
 ) -> VisionLanguageModel:
-    """A Qwen2.5-VL of the decoder's weights and a random tower. On text it computes what the decoder does.
+    """A Qwen2.5-VL model with the decoder's weights and a random vision tower. On text it computes the same as the decoder.
 
     The vocabulary grows by the four marks of pictures; biases of attention are zero.
 

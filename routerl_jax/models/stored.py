@@ -1,6 +1,6 @@
-"""The safetensors format: what a file holds and where, mapped in windows, and written tensor by tensor.
+"""The safetensors format: lists the tensors of a file, maps parts of them, and writes a file tensor by tensor.
 
-Of the library, whole tensors come and whole files go; here a file's pages are in memory only while rows of them are copied.
+The library reads whole tensors and writes whole files. Here a file's pages are in memory only while their rows are copied.
 Format: https://github.com/huggingface/safetensors (8 bytes of length, a JSON header, the tensors).
 """
 
@@ -43,7 +43,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(file: pathlib.Path) -> list[Stored]:
-    """What a safetensors file holds.
+    """The tensors of a safetensors file.
 
     Raises:
       ValueError: the file is absent, damaged, or cut short at any byte.

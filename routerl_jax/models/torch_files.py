@@ -1,7 +1,7 @@
-"""Weights that torch pickled (pytorch_model.bin, .pth), read without torch and without running what a pickle may hold.
+"""Reads weights that torch pickled (pytorch_model.bin, .pth), without torch and without running code of the pickle.
 
-Contriever and BGE-M3 are on the hub in this form only. A file is converted once, into the cache; it is mapped meanwhile, so
-that the host holds no more than its pages.
+Contriever and BGE-M3 are on the hub only in this form. A file is converted once, into the cache. It is memory-mapped for this,
+so the host holds only some of its pages.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _DTYPES = {
 
 
 def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
-    """The directory to read weights from: this one or, if it has none but pickled ones, their conversion in the cache.
+    """The directory to read weights from: this one or, if it has only pickled weights, their conversion in the cache.
 
     Raises:
-      ValueError: a file that is missing, that torch can't have written, or holds something else than tensors by name.
+      ValueError: a file is missing, was not written by torch, or holds something other than named tensors.
     """
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return directory
@@ -74,7 +74,7 @@ def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
 def read_state(path: pathlib.Path) -> dict[str, np.ndarray]:
     """All tensors of a file that `torch.save` wrote, by name, mapped from the disk.
 
-    What lies deeper in dictionaries gets the keys on its way, joined by dots; what is no tensor is left out.
+    The name of a tensor in nested dictionaries is their keys, joined by dots. Values that are no tensors are left out.
 
     Raises:
       ValueError: the file is damaged, or was saved by a torch older than 1.6.
@@ -118,7 +118,7 @@ class _Storage(NamedTuple):
 
 
 class _Nothing:
-    """Stands for an object of a class that is not looked up: takes what pickle gives it and keeps nothing."""
+    """Replaces objects of unknown classes. It accepts everything from pickle and keeps nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Nothing:
         return super().__new__(cls)
@@ -135,7 +135,7 @@ class _Nothing:
 
 
 class _Reader(pickle.Unpickler):
-    """Understands tensors and dictionaries. Whatever else there is (options of a run) becomes an object without content."""
+    """Reads tensors and dictionaries. Any other object (such as options of a run) becomes an object without content."""
 
     def __init__(self, file: Any, path: pathlib.Path, place: Callable[[str], zipfile.ZipInfo]) -> None:
         super().__init__(file)

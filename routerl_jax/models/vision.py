@@ -89,7 +89,7 @@ class VisionBlocks(nnx.Module):
         patches = self.config.window_patches
         if full is False:
             return window_attention(q, k, v, segments_BP, patches)
-        # Rematerialised, because the backward pass of a cond keeps what either branch would need.
+        # Rematerialised, because the backward pass of a cond stores the values that either branch needs.
         return jax.lax.cond(
             full,
             jax.checkpoint(everywhere),
@@ -136,14 +136,14 @@ class VisionTower(nnx.Module):
     ) -> Float[Array, "*B groups D"]:
         """Features of all merge groups, in the compute dtype.
 
-        Image tokens, in order, have the features `result[slots]`; groups that no slot names hold finite values without
-        meaning. A picture's features do not depend on what shares its array.
+        The image tokens, in order, have the features `result[slots]`. Groups without a slot hold meaningless finite values. A
+        picture's features do not depend on other pictures in its array.
 
         Args:
           inputs: P patches, a multiple of `config.window_patches`.
           remat: trades compute for memory in the backward pass.
-          attention: what computes layers with full attention; default: the best for the devices that the weights lie on.
-            Inside jit weights do not tell: pass it there.
+          attention: the implementation of full attention; default: the best for the weights' devices. Inside jit these are
+            unknown, so pass it there.
         """
         *lead, patches, width = inputs.patches.shape
         if width != self.config.patch_dim or patches % self.config.window_patches:
@@ -218,9 +218,9 @@ def full_attention(
 ) -> Float[Array, "B P N H"]:
     """Attention to all patches of the same segment.
 
-    Without splash, blocks of queries meet blocks of keys, one after the other: logits and mask exist for a pair at a time, in
-    the backward pass too (a page of 16,384 patches has logits of 17 GB), and pairs without a picture in common are not
-    computed. So an array of several pictures costs the sum of their squares and not the square of their sum.
+    Without splash, attention is computed for one pair of blocks (queries, keys) at a time. Logits and mask exist only for this
+    pair, also in the backward pass. (All logits of a page of 16,384 patches are 17 GB.) Pairs without a common picture are
+    skipped. So the cost of an array of several pictures is the sum of their squares, not the square of their sum.
     """
     if attention is not None and attention.kind == "splash":
         return self_attention(q, k, v, segments, causal=False, attention=attention)
@@ -244,8 +244,8 @@ def full_attention(
 
 
 def _pairs(owners_kBS: Array) -> Array:
-    """Which blocks have a picture in common, in any row of the batch, [k, k]; each has itself. Pictures are numbered in order,
-    0 is padding and may lie anywhere, -1 fills the last block up."""
+    """Whether two blocks have a common picture in any row of the batch, [k, k]; always True on the diagonal. Pictures are
+    numbered in order, 0 is padding (anywhere), and -1 pads the last block."""
     first = jnp.min(jnp.where(owners_kBS <= 0, jnp.iinfo(owners_kBS.dtype).max, owners_kBS), axis=-1)
     last = jnp.max(owners_kBS, axis=-1)
     common = (first[:, None] <= last[None]) & (first[None] <= last[:, None])
@@ -271,7 +271,7 @@ def _attend_blocks(
             here = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
             return above, total * kept + jnp.sum(weights, axis=-1), mixed * kept[..., None] + here
 
-        # Rematerialised: else the backward pass of the scan keeps the logits of every pair.
+        # Rematerialised; otherwise the backward pass of the scan stores the logits of every pair.
         return jax.lax.cond(wanted, jax.checkpoint(attend), lambda *same: same, *carry), None
 
     lowest = jnp.full((batch, heads, size), jnp.finfo(jnp.float32).min)

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: a text decoder whose image tokens take their embeddings from a vision tower.
+"""Qwen2-VL and Qwen2.5-VL: a text decoder; a vision tower gives the embeddings of image tokens.
 
 Dimensions: B rows, T time, D residual stream, S shards of rows (B is a multiple), P patches of a shard, F image features of
 a shard.
@@ -23,7 +23,7 @@ from routerl_jax.models.vision import VisionTower
 
 
 class VisionLanguageModel(Decoder):
-    """A decoder that sees. Everything about text is `Decoder`'s; a text-only row needs no image, not even a dummy one."""
+    """A decoder with vision. For text it is a `Decoder`; a text-only row needs no image, not even a dummy one."""
 
     def __init__(
         self,

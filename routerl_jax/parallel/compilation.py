@@ -1,4 +1,4 @@
-"""Counting compilations: shapes are bucketed, so the number of programs is bounded and stops growing after warm-up."""
+"""Counts compilations. Shapes are rounded to a few sizes, so the number of programs stops growing after warm-up."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from typing import Any
 
 
 def compiled_programs(*functions: Callable[..., Any]) -> int:
-    """How many programs these jitted functions have compiled so far."""
+    """Number of programs that these jitted functions have compiled so far."""
     return sum(int(function._cache_size()) for function in functions)  # type: ignore[attr-defined]

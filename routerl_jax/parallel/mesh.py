@@ -35,32 +35,32 @@ def make_mesh(sizes: Mapping[str, int] | None = None, devices: Sequence[Any] | N
     if shape.count(-1) > 1:
         raise ValueError(f"mesh {sizes}: at most one axis may be -1")
     if -1 in shape:
-        rest = -math.prod(shape)
-        if len(devices) % rest:
-            raise ValueError(f"mesh {sizes}: {len(devices)} devices are not divisible by {rest}")
-        shape[shape.index(-1)] = len(devices) // rest
+        product = -math.prod(shape)
+        if len(devices) % product:
+            raise ValueError(f"mesh {sizes}: {len(devices)} devices are not divisible by {product}")
+        shape[shape.index(-1)] = len(devices) // product
     if math.prod(shape) != len(devices):
         raise ValueError(f"mesh {sizes} needs {math.prod(shape)} devices, but there are {len(devices)}")
     return jax.make_mesh(tuple(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def single_device_mesh(device: Any = None) -> Mesh:
-    """A mesh of one device (default: this process's first), for code that is always written against a mesh."""
+    """A mesh of one device (default: this process's first), for code that expects a mesh."""
     return make_mesh(devices=[device or jax.local_devices()[0]])
 
 
 def on_cpu(mesh: Mesh) -> bool:
-    """Whether a mesh is of CPU devices: what pays off there and what does on accelerators may differ."""
+    """Whether a mesh consists of CPU devices, where other choices are fast than on accelerators."""
     return mesh.devices.flat[0].platform == "cpu"
 
 
 def on_tpu(mesh: Mesh) -> bool:
-    """Whether a mesh is of TPU devices."""
+    """Whether a mesh consists of TPU devices."""
     return mesh.devices.flat[0].platform == "tpu"
 
 
 def batch_shards(mesh: Mesh) -> int:
-    """Number of shards that a batch (or the rows of the KV cache) is split into."""
+    """Number of shards into which a batch (or the rows of the KV cache) is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 

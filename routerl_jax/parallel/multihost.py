@@ -1,4 +1,4 @@
-"""What several processes need to stay in step: same program, same order, same values on every host."""
+"""Helpers that keep several processes in step: the same program, order and values on every host."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LEAST_PAYLOAD = 2**16  # bytes
 
 
 def initialize() -> None:
-    """Joins the job's other processes; call it before anything touches a device.
+    """Joins the other processes of the job. Call it before anything uses a device.
 
-    On TPU pods, Slurm, Kubernetes and MPI, JAX finds them by itself; elsewhere it reads JAX_COORDINATOR_ADDRESS
-    (host:port), JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    On TPU pods, Slurm, Kubernetes and MPI, JAX finds them by itself. Elsewhere it reads JAX_COORDINATOR_ADDRESS (host:port),
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
     Raises:
       ValueError: one of these three is set and another is not.
@@ -39,7 +39,7 @@ def initialize() -> None:
 
 
 def is_main() -> bool:
-    """True on the one process that writes files and prints."""
+    """True on the main process, which is the only one that writes files and prints."""
     return jax.process_index() == 0
 
 
@@ -51,7 +51,7 @@ def exchange(values: Any) -> list[Any]:
 
     data = np.frombuffer(json.dumps(values).encode(), np.uint8)
     sizes = np.asarray(multihost_utils.process_allgather(np.asarray([data.size], np.int32))).reshape(-1)
-    # Every size compiles a program of its own: powers of two, so that there are few.
+    # Every size is compiled separately, so sizes are powers of two.
     padded = np.zeros(max(_LEAST_PAYLOAD, 1 << (int(sizes.max()) - 1).bit_length()), np.uint8)
     padded[: data.size] = data
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
@@ -59,15 +59,15 @@ def exchange(values: Any) -> list[Any]:
 
 
 def on_main(action: Callable[[], T]) -> T | None:
-    """Does something on the main process alone; what it raises there is raised everywhere (a collective call).
+    """Runs an action on the main process only. An error there is raised on all processes (a collective call).
 
-    So processes don't wait in the next collective call for one that has given up.
+    So no process waits in the next collective call for one that has given up.
 
     Returns:
       The action's result on the main process, None on the others.
 
     Raises:
-      ValueError: the action raised one; other errors are a RuntimeError on the other processes.
+      ValueError: the action raised one. Other errors become a RuntimeError on the other processes.
     """
     result, error = None, None
     if is_main():
@@ -75,16 +75,16 @@ def on_main(action: Callable[[], T]) -> T | None:
             result = action()
         except Exception as raised:
             error = raised
-    said = exchange(None if error is None else [isinstance(error, ValueError), str(error) or repr(error)])[0]
+    failure = exchange(None if error is None else [isinstance(error, ValueError), str(error) or repr(error)])[0]
     if error is not None:
         raise error
-    if said is not None:
-        raise ValueError(said[1]) if said[0] else RuntimeError(f"the main process failed: {said[1]}")
+    if failure is not None:
+        raise ValueError(failure[1]) if failure[0] else RuntimeError(f"the main process failed: {failure[1]}")
     return result
 
 
 def barrier(name: str) -> None:
-    """Waits until every process is here."""
+    """Waits until every process has called this."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 
@@ -92,7 +92,7 @@ def barrier(name: str) -> None:
 
 
 def to_host(value: Any) -> Any:
-    """Brings a tree of arrays to numpy on this process; arrays sharded over processes are gathered (a collective)."""
+    """A tree of arrays as NumPy arrays on this process. Arrays sharded over processes are gathered (a collective call)."""
 
     def one(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:

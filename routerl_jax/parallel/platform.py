@@ -13,18 +13,18 @@ import sys
 from routerl_jax.core.cache_directory import cache_directory
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
-# devices and their vendor, where JAX, too, looks for TPUs
+# PCI devices and the vendor's id; JAX looks for TPUs in the same place
 _PCI, _GOOGLE = pathlib.Path("/sys/bus/pci/devices"), "0x1ae0"
 _CPU = pathlib.Path("/proc/cpuinfo")
-_MAX_COMPILATIONS = 4 * 2**30  # bytes; the programs that were not used for longest go
+_MAX_COMPILATIONS = 4 * 2**30  # bytes; the least recently used programs are removed
 
 
 def tune_process() -> None:
     """Restarts this Python once with transparent huge pages for malloc.
 
-    XLA on the CPU allocates its temporaries afresh at every call; with 4 KiB pages a small model's training step spends
-    half its time in page faults (measured: 15k -> 28k tokens/s). glibc reads the setting only at process start. Does
-    nothing elsewhere, or if GLIBC_TUNABLES is set already (set it empty to opt out).
+    XLA on the CPU allocates its temporaries anew in every call. With 4 KiB pages, a small model's training step spends half its
+    time in page faults (measured: 15k -> 28k tokens/s). glibc reads the setting only when a process starts. Does nothing on
+    other systems, or if GLIBC_TUNABLES is already set (set it empty to opt out).
     """
     if not sys.platform.startswith("linux") or "GLIBC_TUNABLES" in os.environ:
         return
@@ -33,11 +33,10 @@ def tune_process() -> None:
 
 
 def skip_absent_tpu() -> None:
-    """Keeps JAX from looking for a TPU where libtpu is installed, for `launch.compile_check` say, and none is attached.
+    """Keeps JAX from looking for a TPU if libtpu is installed (as for `launch.compile_check`) but no TPU is attached.
 
-    Each start would print libtpu's errors otherwise. JAX_PLATFORMS is set, to the CPU, only where nothing else could be
-    meant: it is not set yet, no chip is on the PCI bus, no plug-in for other devices is installed. Call it before JAX is
-    imported.
+    Otherwise each start would print libtpu's errors. JAX_PLATFORMS is set to the CPU only if nothing else could be meant: it is
+    not set yet, no chip is on the PCI bus, and no plug-in for other devices is installed. Call it before JAX is imported.
     """
     if any(name in os.environ for name in ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_LIBRARY_PATH")):
         return
@@ -49,11 +48,11 @@ def skip_absent_tpu() -> None:
 
 
 def keep_compilations() -> None:
-    """Makes JAX keep what it compiles in `xla/` of `cache_directory`, where the next run, a control or a resumed run finds it.
+    """Makes JAX keep compiled programs in `xla/` of `cache_directory`, for later runs, controls and resumed runs.
 
-    Programs that compile in under a fifth of a second are not kept. Programs for a CPU are made for its kind, so that each
-    kind has a directory: the cache may be on a disk that several machines share. Does nothing if JAX_COMPILATION_CACHE_DIR is
-    set (set it empty to keep nothing). Call it before JAX is imported.
+    Programs that compile in less than a fifth of a second are not kept. A program for a CPU is specific to its model, so each
+    model has its own directory (machines may share the cache's disk). Does nothing if JAX_COMPILATION_CACHE_DIR is set (set it
+    empty to keep nothing). Call it before JAX is imported.
     """
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
@@ -63,16 +62,16 @@ def keep_compilations() -> None:
 
 
 def _kind_of_cpu() -> str:
-    """A digest of what the CPU is called and can do."""
-    told = [platform.machine(), platform.processor()]
+    """A digest of the CPU's name and features."""
+    description = [platform.machine(), platform.processor()]
     if _CPU.exists():
         lines = _CPU.read_text().splitlines()
-        told += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:12]
+        description += sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+    return hashlib.sha256("\n".join(description).encode()).hexdigest()[:12]
 
 
 def split_cpu(devices: int) -> None:
-    """Makes the CPU look like `devices` devices, if JAX runs on the CPU and nobody has asked for a number yet."""
+    """Splits the CPU into `devices` virtual devices, if JAX runs on the CPU and their number is not set otherwise."""
     import jax
 
     if devices > 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:

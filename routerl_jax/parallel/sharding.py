@@ -1,7 +1,7 @@
-"""From logical axis names to mesh axes: one table per layout, applied to whole parameter trees.
+"""Maps logical axes of parameters to mesh axes: one table per layout, applied to whole parameter trees.
 
-Logical axes: layers, embed (the residual stream), heads, kv_heads, head_dim, mlp, vocab. Anything not named stays whole,
-and so do layers, which are sliced one after another.
+Logical axes: layers, embed (the residual stream), heads, kv_heads, head_dim, mlp, vocab. Other axes are not split. `layers` is
+not split either, because layers are sliced one after another.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 Axes = tuple[str | None, ...]
 M = TypeVar("M", bound=nnx.Module)
 
-# Below so many entries (1 MB in bfloat16) a parameter is split where its layout would have it, or else not at all: its
-# memory is worth less than one more collective per layer.
+# A parameter with fewer entries (1 MB in bfloat16) is split along its layout's first choice or not at all: saving its memory is
+# not worth another collective per layer.
 _SPILL_FROM = 2**19
-_ALONE_FROM = 2**26  # entries of a parameter that is drawn by a program of its own
+_ALONE_FROM = 2**26  # entries from which on a parameter is drawn by a program of its own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class Split:
 
     Attributes:
       over: the mesh axis.
-      first: the logical axes that it is for.
-      spill: where those that a parameter has can't be divided, the next ones to try, in this order.
-      whole: of `first`, those that stay whole where they can't be divided, without a spill.
-      storage: split large parameters that have none of `first`, too, by `spill`.
+      first: the logical axes that it splits.
+      spill: if the `first` axes of a parameter are not divisible, the axes to try next, in this order.
+      whole: those of `first` that are replicated if they are not divisible, without trying `spill`.
+      storage: also split large parameters without any of `first`, along `spill`.
     """
 
     over: str
@@ -45,17 +45,17 @@ class Split:
     storage: bool = False
 
 
-# Storage: every weight is gathered for use, so any axis will do. `embed` is the one that all matrices have; heads come late,
-# their width last, because rotary embeddings and attention read whole heads.
+# Storage: every weight is gathered for use, so any axis can be split. All matrices have `embed`. Heads come late and their
+# width last, because rotary embeddings and attention read whole heads.
 _FSDP = Split(over="fsdp", first=("embed",), spill=("mlp", "vocab", "heads", "kv_heads", "head_dim"), storage=True)
-# Computation: devices have heads and feed-forward channels of their own (arXiv 1909.08053), so it is these that are split.
-# What can't be, lies in slices of the residual stream: products are then summed over devices. Fewer key/value heads than
-# devices are computed on each of them, as query heads of several devices read the same.
+# Computation: each device computes its own heads and feed-forward channels (arXiv 1909.08053), so these are split. If they are
+# not divisible, the residual stream is split, and products are summed over devices. If there are fewer key/value heads than
+# devices, each device computes all of them, because query heads of several devices read the same.
 _TENSOR = Split(over="tensor", first=("heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",))
 
 Layout = Literal["replicated", "fsdp", "tensor", "fsdp+tensor"]
 
-# Applied in this order; a mesh axis may take a further part of an axis that another one has split.
+# The splits are applied in this order. A mesh axis may further split an axis that another one has split.
 LAYOUTS: dict[Layout, tuple[Split, ...]] = {
     "replicated": (),
     "fsdp": (_FSDP,),
@@ -67,7 +67,7 @@ LAYOUTS: dict[Layout, tuple[Split, ...]] = {
 def partition_spec(
     shape: tuple[int, ...], axes: Axes, mesh: Mesh | AbstractMesh, layout: str
 ) -> tuple[PartitionSpec, list[str]]:
-    """The spec of one parameter, and what is to be said about it: where it differs from what the layout is meant to do.
+    """The spec of one parameter, and a remark if it differs from the layout's plan.
 
     Raises:
       ValueError: unknown layout, or not one axis name per dimension.
@@ -79,10 +79,10 @@ def partition_spec(
     entries: list[tuple[str, ...]] = [()] * len(shape)
     remarks = []
     for split in LAYOUTS[layout]:
-        ways = mesh.shape[split.over]
-        place, remark = (None, "") if ways == 1 else _place(split, ways, shape, axes, entries, mesh)
-        if place is not None:
-            entries[place] = (*entries[place], split.over)
+        devices = mesh.shape[split.over]
+        dimension, remark = (None, "") if devices == 1 else _place(split, devices, shape, axes, entries, mesh)
+        if dimension is not None:
+            entries[dimension] = (*entries[dimension], split.over)
         if remark:
             remarks.append(remark)
     return PartitionSpec(*(names if len(names) > 1 else next(iter(names), None) for names in entries)), remarks
@@ -96,13 +96,15 @@ def _place(
     entries: list[tuple[str, ...]],
     mesh: Mesh | AbstractMesh,
 ) -> tuple[int | None, str]:
-    """Which dimension a mesh axis of `ways` devices splits (None: none), and a remark if that is not as planned."""
+    """The dimension that a mesh axis of `ways` devices splits (None: none), and a remark if that differs from the plan."""
 
     def divisible(names: tuple[str, ...]) -> int | None:
         for name in names:
-            for place, axis in enumerate(axes):
-                if axis == name and not shape[place] % (ways * math.prod(mesh.shape[n] for n in entries[place])):
-                    return place
+            for dimension, axis in enumerate(axes):
+                if axis == name and not shape[dimension] % (
+                    ways * math.prod(mesh.shape[n] for n in entries[dimension])
+                ):
+                    return dimension
         return None
 
     place = divisible(split.first)
@@ -124,17 +126,17 @@ def _place(
 
 
 def shardings(params: nnx.State, mesh: Mesh | AbstractMesh, layout: str) -> Any:
-    """NamedShardings for a parameter State (values or abstract shapes), by each Param's `axes` metadata.
+    """NamedShardings for a parameter State (values or abstract shapes), from each Param's `axes` metadata.
 
-    Parameters that are not split as the layout is meant to are logged, one line per reason.
+    Deviations from the layout's plan are logged, one line per reason.
     """
     remarks: dict[str, list[str]] = {}
     flat = []
     for path, variable in nnx.to_flat_state(params):
         shape = tuple(variable.get_value().shape)
         axes = variable.get_metadata().get("axes", (None,) * len(shape))
-        spec, said = partition_spec(shape, axes, mesh, layout)
-        for remark in said:
+        spec, reasons = partition_spec(shape, axes, mesh, layout)
+        for remark in reasons:
             remarks.setdefault(remark, []).append(".".join(map(str, path)))
         flat.append((path, variable.replace(NamedSharding(mesh, spec))))
     for remark, names in remarks.items():
@@ -144,16 +146,16 @@ def shardings(params: nnx.State, mesh: Mesh | AbstractMesh, layout: str) -> Any:
 
 @functools.cache
 def _say(line: str) -> None:
-    """Once per process: layouts are applied again whenever weights move."""
+    """Logs a line once per process, because layouts are applied again whenever weights move."""
     if jax.process_index() == 0:
         (logging.warning if "WHOLE" in line else logging.info)("%s", line)
 
 
 def create_sharded(make: Callable[[], M], mesh: Mesh, layout: str) -> M:
-    """A model with the random weights that `make` gives it, made where they are to lie.
+    """A model with the random weights of `make`, created directly with their shardings.
 
-    Programs with sharded results make them, one for each large parameter: no device ever holds a whole one, nor what it takes
-    to draw all of them. What is drawn depends neither on the mesh nor on the layout.
+    Programs with sharded results create them, with one program for each large parameter. So no device ever holds a whole one,
+    or the memory for drawing all of them. The values depend neither on the mesh nor on the layout.
     """
     model = nnx.eval_shape(make)
     targets = dict(nnx.to_flat_state(shardings(nnx.state(model, nnx.Param), mesh, layout)))
@@ -162,8 +164,8 @@ def create_sharded(make: Callable[[], M], mesh: Mesh, layout: str) -> M:
     for paths in [small, *([path] for path in sizes if path not in small)]:
 
         def some(paths: Sequence[Any] = paths) -> dict[Any, nnx.Variable]:
-            made = dict(nnx.to_flat_state(nnx.state(make(), nnx.Param)))
-            return {path: made[path] for path in paths}  # the others are never computed
+            variables = dict(nnx.to_flat_state(nnx.state(make(), nnx.Param)))
+            return {path: variables[path] for path in paths}  # the others are never computed
 
         values = jax.jit(some, out_shardings={path: targets[path] for path in paths})()
         nnx.update(model, nnx.from_flat_state(list(values.items())))

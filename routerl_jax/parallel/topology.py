@@ -1,4 +1,4 @@
-"""TPU slices that are not attached: devices to compile for, by name, on any machine that has the libtpu wheel."""
+"""TPU slices that are not attached: their devices, by name, to compile for on any machine with the libtpu wheel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from routerl_jax.core.extras import install_hint
 
-# GiB that a program may fill on one device of each kind: what the TPU compiler of libtpu 0.0.52 gives as available when a
-# program does not fit. It is less than the chip has: the runtime keeps some. A v4 topology counts the two cores of a chip
-# apart, with half of its memory each.
+# GiB that a program may use on one device of each kind: the available memory that the TPU compiler of libtpu 0.0.52 reports
+# when a program does not fit. The chip has more, because the runtime keeps some. In a v4 topology, the two cores of a chip are
+# separate devices with half of its memory each.
 HBM_GIB = {
     "TPU v4": 15.25,
     "TPU v5 lite": 15.75,  # v5e
@@ -30,7 +30,7 @@ def topology_devices(name: str) -> list[Any]:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(f"compiling for TPUs needs the libtpu wheel: run {install_hint('compile_check')}")
-    # Without these libtpu asks the metadata server of a cloud machine where it is, and waits.
+    # Without these, libtpu asks a cloud machine's metadata server for its location, and waits.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     from jax.experimental import topologies
@@ -45,7 +45,7 @@ def topology_devices(name: str) -> list[Any]:
 
 
 def hbm_gib(device: Any) -> float:
-    """Memory that programs can use on a device, GiB. Raises ValueError for a kind that is not in `HBM_GIB`."""
+    """Memory of a device that programs can use, in GiB. Raises ValueError for a kind that is not in `HBM_GIB`."""
     if device.device_kind not in HBM_GIB:
         raise ValueError(f"memory of {device.device_kind!r} is unknown; known: {', '.join(HBM_GIB)}")
     return HBM_GIB[device.device_kind]

@@ -1,7 +1,8 @@
-"""One process at a time in a directory, on shared file systems too.
+"""A lock that admits one process at a time to a directory, on shared file systems too.
 
-The lock is DIR/.lock: `flock`, which ends with its process, and in it a record of who holds it that changes every few seconds.
-Some file systems ignore `flock`, or keep it to one machine; there the record tells whether the holder is alive.
+The lock is the file DIR/.lock. The holder has it locked with `flock`, which ends with its process, and rewrites a record in it
+every few seconds. Some file systems ignore `flock`, or limit it to one machine; there the record shows whether the holder is
+alive.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from absl import logging
 
 from routerl_jax.parallel import multihost
 
-_BEAT = 10.0  # seconds between two signs of life
-_SILENCE = 150.0  # seconds without one after which a holder is taken for dead; gcsfuse shows files up to 60 s late
-_SETTLE = 2.0  # seconds in which others may claim the lock at the same time, where flock does nothing
-_SIZE = 512  # bytes of a record, so that a new one covers the old
-_ATTEMPTS = 5  # at a file that is removed meanwhile
+_BEAT = 10.0  # seconds between two updates of the record
+_SILENCE = 150.0  # seconds without an update after which a holder counts as dead; gcsfuse shows files up to 60 s late
+_SETTLE = 2.0  # seconds in which others may claim the lock at the same time, if flock has no effect
+_SIZE = 512  # bytes of a record, fixed so that a new one overwrites the old one
+_ATTEMPTS = 5  # at taking the lock, if its file is removed meanwhile
 
 
 @contextlib.contextmanager
 def alone(directory: pathlib.Path) -> Iterator[None]:
-    """Keeps every other process out of `directory`, which is made if missing, until the block ends.
+    """Keeps every other process out of `directory` (made if missing) until the block ends.
 
-    A lock that a killed process has left is taken over, with a warning. On the machine of that process this is at once; where
+    A lock left by a killed process is taken over, with a warning. If that process ran on this machine, this happens at once; if
     it ran elsewhere, after its record has not changed for two and a half minutes.
 
     Raises:
-      ValueError: another process holds the lock (names its host and number), or has taken it over since.
+      ValueError: another process holds the lock (names its host and process id), or has taken it over since.
     """
     lock = _Lock(directory)
     try:
@@ -59,14 +60,14 @@ def alone(directory: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_as_job(directory: pathlib.Path) -> Iterator[None]:
-    """`alone` for a job of several processes: the main one holds the lock, and all learn of a refusal (a collective call)."""
+    """`alone` for a job of several processes. The main one holds the lock; a refusal is raised on all (a collective call)."""
     with contextlib.ExitStack() as held:
         multihost.on_main(lambda: held.enter_context(alone(directory)))
         yield
 
 
 class _Lock:
-    """Held from construction to `release`. `successor`: the record of who has taken it over meanwhile."""
+    """The lock, held from construction to `release`. `successor`: the record of a process that has taken it over meanwhile."""
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory, self._path = directory, directory / ".lock"
@@ -96,7 +97,7 @@ class _Lock:
         self._heart.start()
 
     def release(self) -> None:
-        """Gives the lock back; the directory goes with it if it was made for it and is still empty."""
+        """Releases the lock. Removes the directory if it was made for the lock and is still empty."""
         self._ended.set()
         self._heart.join()
         with contextlib.suppress(OSError):
@@ -107,33 +108,33 @@ class _Lock:
         os.close(self._file)
 
     def _take(self) -> bool:
-        """True if this process has the lock now, False if its file was removed by the one that had it."""
+        """True if this process has the lock now; False if the previous holder removed its file."""
         if not _flock(self._file):
             raise ValueError(self._refusal(_read(self._path)))
         if not self._is_there():
             return False
-        effective, left = _effective(self._path), _read(self._path)
-        if left is not None:
-            same = all(left.get(key) == self._record[key] for key in ("host", "boot"))
-            if not (effective and same) and not self._silent(left):
+        effective, previous = _effective(self._path), _read(self._path)
+        if previous is not None:
+            same = all(previous.get(key) == self._record[key] for key in ("host", "boot"))
+            if not (effective and same) and not self._silent(previous):
                 return False
             logging.warning(
                 "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
-                *(self._directory, _name(left), left.get("seen")),
+                *(self._directory, _name(previous), previous.get("seen")),
             )
         self._write()
         if not effective:
             time.sleep(_SETTLE)
-            found = _read(self._path)
-            if found is not None and found.get("token") != self._record["token"]:
-                raise ValueError(self._refusal(found))
+            record = _read(self._path)
+            if record is not None and record.get("token") != self._record["token"]:
+                raise ValueError(self._refusal(record))
         return True
 
     def _silent(self, left: dict[str, Any]) -> bool:
-        """Watches the record of another process: True if it does not change, False if it goes.
+        """Watches the record of another process: True if it does not change, False if it is removed.
 
         Raises:
-          ValueError: it changes, so that process is alive.
+          ValueError: the record changes, so that process is alive.
         """
         logging.warning(
             "%s: %s was in it, last seen %s; waiting for %.0f s, whether it is alive",
@@ -142,29 +143,29 @@ class _Lock:
         end = time.monotonic() + _SILENCE
         while time.monotonic() < end:
             time.sleep(_BEAT / 5)
-            found = _read(self._path)
-            if found is None:
+            record = _read(self._path)
+            if record is None:
                 return False
-            if found != left:
-                raise ValueError(self._refusal(found))
+            if record != left:
+                raise ValueError(self._refusal(record))
         return True
 
     def _beat(self) -> None:
-        told = False
+        warned = False
         while not self._ended.wait(_BEAT):
-            found = _read(self._path)
-            if found is not None and found.get("token") != self._record["token"]:
-                self.successor = found
+            record = _read(self._path)
+            if record is not None and record.get("token") != self._record["token"]:
+                self.successor = record
                 _interrupt_main()
                 return
             try:
                 self._write()
             except OSError as error:
-                if not told:
+                if not warned:
                     logging.warning(
                         "%s can't be written (%s): others may take this process for dead", self._path, error
                     )
-                told = True
+                warned = True
 
     def _write(self) -> None:
         text = json.dumps({**self._record, "seen": _now()})
@@ -172,7 +173,7 @@ class _Lock:
         os.fsync(self._file)
 
     def _is_there(self) -> bool:
-        """Whether the path still names the file that is open."""
+        """Whether the path still leads to the open file."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except FileNotFoundError:
@@ -188,7 +189,7 @@ class _Lock:
 
 
 def _interrupt_main() -> None:
-    """Raises KeyboardInterrupt in the main thread, where SIGINT is ignored, too, as in what a script starts with `&`."""
+    """Raises KeyboardInterrupt in the main thread, even if SIGINT is ignored (as in a script's job started with `&`)."""
     if callable(signal.getsignal(signal.SIGINT)):
         _thread.interrupt_main()
     else:
@@ -205,7 +206,7 @@ def _now() -> str:
 
 
 def _boot() -> str:
-    """What tells a machine, since it was started, from others of its name; "" where there is no such file."""
+    """An id of this boot of the machine, which distinguishes it from others of the same name; "" if the system has none."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -213,7 +214,7 @@ def _boot() -> str:
 
 
 def _flock(file: int) -> bool:
-    """False if another holds the lock; True where there are no locks."""
+    """False if another process holds the lock; True also if the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -224,7 +225,7 @@ def _flock(file: int) -> bool:
 
 
 def _effective(path: pathlib.Path) -> bool:
-    """Whether flock keeps a second one out, once a first has the file."""
+    """Whether flock has an effect here: a second lock on a locked file is refused."""
     file = os.open(path, os.O_RDWR)
     try:
         return not _flock(file)
@@ -233,9 +234,9 @@ def _effective(path: pathlib.Path) -> bool:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-    """The record in a lock's file; None if there is none."""
+    """The record in the lock's file; None if there is none."""
     try:
-        found = json.loads(path.read_text())
+        record = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return record if isinstance(record, dict) else None

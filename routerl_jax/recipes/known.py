@@ -1,4 +1,4 @@
-"""All recipes that come with the package; importing this registers their grammars, reward terms and agents."""
+"""All recipes of the package. Importing this registers their grammars, reward terms and agents."""
 
 from __future__ import annotations
 

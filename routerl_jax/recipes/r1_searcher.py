@@ -1,8 +1,9 @@
 """R1-Searcher (arXiv 2503.05592): searching while thinking, taught in two stages.
 
-Agent: one growing text. The prompt ends with `<think>`; a query between its marks stops the policy, documents follow between
-theirs, and it goes on; `</think>` and `<answer>` end it. Reward: stage 1 that it searches and keeps the format, stage 2 the
-answer, less a penalty for any violation. Both look at what the policy wrote and never at what was retrieved.
+The agent writes one growing text. The prompt ends with `<think>`. A query between its marks stops the policy, documents follow
+between theirs, and the policy continues. `</think>` and `<answer>` end the text. Stage 1 rewards searching and the right
+format; stage 2 rewards the answer, less a penalty for any violation. Both judge only what the policy wrote, never what was
+retrieved.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"
 BEGIN_DOCUMENTS, END_DOCUMENTS = "<|begin_of_documents|>", "<|end_of_documents|>"
 TAGS = (BEGIN_QUERY, END_QUERY, BEGIN_DOCUMENTS, END_DOCUMENTS)
 
-MAX_SEARCHES = 8  # the ninth stretch of the released rollout is its last: it may answer, its query is not searched
+MAX_SEARCHES = (
+    8  # the ninth segment of the released rollout is the last: it may answer, but a query in it gets no search
+)
 TRAIN_K, EVALUATION_K = 3, 5  # documents per search
-PROMPT_SUFFIX = "<think>"  # fed, so that the policy writes no <think> of its own
+PROMPT_SUFFIX = "<think>"  # fed, so the policy must not write <think> itself
 
 RECIPES.register("r1_searcher")(search_recipe("r1_searcher", headline=("cover_em",)))  # ACC_R
 
@@ -35,10 +38,10 @@ RECIPES.register("r1_searcher")(search_recipe("r1_searcher", headline=("cover_em
 @GRAMMARS.register("r1_searcher")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1SearcherGrammar(Grammar):
-    """Queries between marks in running text, documents injected right after, reasoning until </think>, then the answer.
+    """Queries between marks in running text, documents right after them, reasoning until </think>, then the answer.
 
-    The prompt ends with `<think>`. One knowledge base, as a query names none. When the budget is spent the policy writes one
-    more turn of its own, in which a query leads nowhere, as in the released code.
+    The prompt ends with `<think>`. There is one knowledge base, because a query names none. When the budget is spent, the
+    policy writes one more turn, in which a query gets no reply, as in the released code.
     """
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ class R1SearcherGrammar(Grammar):
 
     def well_formed(self, text: str) -> bool:
         if BEGIN_DOCUMENTS in text or END_DOCUMENTS in text:
-            return False  # documents are written by the retriever alone
+            return False  # only the retriever may write documents
         content = r"(?:(?!<\||<answer>|</answer>|</think>|<think>).)*"
         query = rf"{re.escape(BEGIN_QUERY)}{content}{re.escape(END_QUERY)}"
         return bool(
@@ -106,9 +109,9 @@ class R1SearcherGrammar(Grammar):
 @GRAMMARS.register("r1_searcher_answer")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1SearcherOpenedAnswer(R1SearcherGrammar):
-    """As "r1_searcher", but when the budget is spent the answer is begun for the policy: a small one would search on.
+    """Like "r1_searcher", but the answer is begun for the policy when the budget is spent; a small policy would search on.
 
-    The tags are not the policy's then, so such an answer counts in evaluation and earns nothing from R1-Searcher's rewards.
+    The policy has not written the tags then. So such an answer counts in evaluation, but R1-Searcher's rewards give it nothing.
     """
 
     @property
@@ -125,7 +128,7 @@ INSTRUCTIONS = (
     "<answer> and </answer>, in a few words."
 )
 
-# Base models (config.agent.prompt): the same as plain text. A base model's tokenizer may have a chat template all the same.
+# Base models (config.agent.prompt) get the same as plain text. The tokenizer of a base model may have a chat template anyway.
 BASE_PROMPT = INSTRUCTIONS + "\n\nUser: {question}\nAssistant: "
 
 
@@ -133,17 +136,17 @@ BASE_PROMPT = INSTRUCTIONS + "\n\nUser: {question}\nAssistant: "
 
 
 def own_text(episode: Episode) -> str:
-    """All that the policy wrote: no documents, no reminders, no opening that was forced on it."""
+    """All text that the policy wrote, without documents, reminders and forced openings."""
     return "\n".join(turn.text for turn in episode.turns)
 
 
 def own_answer(episode: Episode) -> str | None:
-    """What stands between answer tags that the policy wrote itself; None without such tags."""
+    """The text between answer tags that the policy wrote itself; None without such tags."""
     return between(own_text(episode), "<answer>", "</answer>")
 
 
 def _query_tags(episode: Episode) -> bool:
-    """Query marks are unpaired, or a query was not searched: an empty one, or two in one turn."""
+    """Query marks are unpaired, or a query was not searched (it is empty, or the second one in a turn)."""
     text = own_text(episode)
     return not text.count(BEGIN_QUERY) == text.count(END_QUERY) == len(episode.calls)
 
@@ -154,29 +157,29 @@ def _documents(episode: Episode) -> bool:
 
 
 def _assistant(episode: Episode) -> bool:
-    """The word "assistant" anywhere, in a right answer ("assistant professor") too."""
+    """The word "assistant" occurs anywhere, even in a right answer ("assistant professor")."""
     return any(word in own_text(episode) for word in ("Assistant", "assistant"))
 
 
-# How another role's turn begins: in the prompt of base models and in their dialogues, and in chat templates.
+# Beginnings of another role's turn: in dialogues of base models, and in chat templates.
 _ROLE = re.compile(
     r"^[ \t]*(?:User|Human|Assistant)[ \t]*:|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|\[INST\]", re.M
 )
 
 
 def _another_role(episode: Episode) -> bool:
-    """The policy went on with the dialogue: a line that begins with User:, Human: or Assistant:, or a chat template's mark."""
+    """The policy continued the dialogue: a line begins with User:, Human: or Assistant:, or has a chat template's mark."""
     return _ROLE.search(own_text(episode)) is not None
 
 
 def _think_tags(episode: Episode) -> bool:
-    """Not exactly one </think>, or a <think> beside the prompt's."""
+    """There is not exactly one </think>, or there is a <think> besides that of the prompt."""
     text = own_text(episode)
     return text.count("<think>") != 0 or text.count("</think>") != 1
 
 
 def _answer_tags(episode: Episode) -> bool:
-    """Not exactly one <answer> and one </answer>; so also an answer that was begun for the policy."""
+    """There are not exactly one <answer> and one </answer>. This includes an answer that was begun for the policy."""
     text = own_text(episode)
     return text.count("<answer>") != 1 or text.count("</answer>") != 1
 
@@ -192,12 +195,12 @@ def _long_answer(episode: Episode) -> bool:
 
 
 def _chinese(episode: Episode) -> bool:
-    """Chinese characters: what Qwen2.5 writes when it goes astray."""
+    """There are Chinese characters, which Qwen2.5 writes when it collapses."""
     return re.search(r"[\u4e00-\u9fff]", own_text(episode)) is not None
 
 
 def _garbled(episode: Episode) -> bool:
-    """Text that can't be read in any script."""
+    """There is text that is unreadable in any script."""
     return garbled(own_text(episode))
 
 
@@ -225,7 +228,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 
 
 def violations(episode: Episode, rules: str = "paper") -> list[str]:
-    """The names of the rules that an episode violates, of a set of `RULES`; empty if it is fine.
+    """The names of the rules of a set in `RULES` that an episode violates; [] if there are none.
 
     Raises:
       ValueError: there is no such set.
@@ -249,11 +252,11 @@ def violation(episode: Episode, rules: str = "paper") -> float:
 
 @REWARD_TERMS.register("r1_searcher.answer")
 def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalizer: str = "r1_searcher") -> float:
-    """The answer's score (eq. 4), 0 if the policy did not write the tags itself.
+    """The answer's score (eq. 4); 0 if the policy did not write the tags itself.
 
     Args:
       metric: a name in `rewards.metrics.ANSWER_METRICS`; the paper's ablation has f1, cover_em and em.
-      signed: from -1 to 1 instead of from 0 to 1 (eq. 5; the Llama server's stage 1).
+      signed: scale the score to [-1, 1] instead of [0, 1] (eq. 5; the Llama server's stage 1).
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
@@ -264,7 +267,7 @@ def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalize
 
 @REWARD_TERMS.register("r1_searcher.calls")
 def calls_in_order(episode: Episode) -> float:
-    """1 if there is at least one search and every query mark belongs to one (the Llama server's stage 1)."""
+    """1 if there is at least one search and every query mark belongs to a search (the Llama server's stage 1)."""
     return float(bool(episode.calls) and not _query_tags(episode) and not _documents(episode))
 
 
@@ -286,7 +289,7 @@ RELEASED_STAGE_2: Reward = {
     "r1_searcher.violation": {"weight": -2.0, "rules": "released"},
 }
 
-# What the released scripts reward Llama for: an answer in stage 1 too, and a milder penalty.
+# The rewards of the released scripts for Llama: the answer also counts in stage 1, and the penalty is milder.
 LLAMA_STAGE_1: Reward = {
     "r1_searcher.answer": {"metric": "cover_em", "signed": True},
     "r1_searcher.calls": 0.5,
@@ -299,8 +302,7 @@ LLAMA_STAGE_2: Reward = {
 
 
 def stage_2(metric: str) -> Reward:
-    """Stage 2 with another metric of the answer: table 5 compares f1, cover_em and em, of which the last two are 1 or -1
-    (eq. 5).
+    """Stage 2 with another metric of the answer. Table 5 compares f1, cover_em and em; the last two are 1 or -1 (eq. 5).
 
     Raises:
       ValueError: there is no such metric.

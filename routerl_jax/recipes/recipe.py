@@ -1,4 +1,4 @@
-"""What a recipe is: how the policy works on a question, and what it is rewarded for, stage by stage."""
+"""Recipes: an agent, which says how the policy works on a question, and rewards for each stage of training."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode
 
-# (the episodes of a step) -> for each its named terms and their sum as `total`
+# (episodes of a step) -> for each episode, its reward terms by name and their sum as `total`
 Reward = Callable[[Sequence[Episode]], list[dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stretch of training from step `start` on."""
+    """A stage of training, which begins at step `start`."""
 
     name: str
     start: int
@@ -29,8 +29,8 @@ class Recipe:
     """An agent and its stages, in order of their start.
 
     Attributes:
-      headline: the metrics by which its paper judges.
-      reward: what its paper pays, for attempts that no run's stages judge (launch.score).
+      headline: the main metrics of its paper.
+      reward: the paper's reward, for attempts outside of a run with stages (launch.score).
     """
 
     agent: Agent
@@ -44,14 +44,14 @@ RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")
 
 
 def check_own_protocol(agent: AgentConfig, recipe: str, prompt: str, instead_of_on_invalid: str) -> None:
-    """That nothing is set which a recipe with a protocol of its own decides.
+    """Checks that no setting is changed which a recipe decides with its own protocol.
 
     Args:
       prompt: where the recipe's prompt comes from, for the error.
-      instead_of_on_invalid: what says what follows a turn that can't be read, for the error.
+      instead_of_on_invalid: what decides what follows a turn that can't be read, for the error.
 
     Raises:
-      ValueError: a grammar, a prompt, or another `on_invalid` than the default.
+      ValueError: a grammar or a prompt is set, or `on_invalid` is not the default.
     """
     if agent.grammar:
         raise ValueError(

@@ -1,4 +1,5 @@
-"""RouteRAG (arXiv 2512.09487): passages, a graph, or both? Taught in two stages, to be right and then to be right cheaply."""
+"""RouteRAG (arXiv 2512.09487): the policy learns to search passages, a graph, or both. Stage 1 rewards right answers, stage 2
+also low costs."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
 
-TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the others' rankings (knowledge.hybrid)
+TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the rankings of the other two (knowledge.hybrid)
 
 # Rewards of the stages (equations 2 and 3), for StageConfig.reward.
 STAGE_1 = {"em": 1.0}
@@ -45,9 +46,9 @@ RECIPES.register("routerag")(search_recipe("routerag", headline=("em", "f1")))
 class RouteRAGGrammar(Grammar):
     """RouteRAG's tags (Algorithm 1, appendix B.2): a thought, then a search that begins with its modes, or the answer.
 
-    Modes are `[passage]` and `[graph]` in any order; both together ask the knowledge base `graph_passage`, none asks
-    `passage`. When the budget is spent the policy writes one more turn of its own, in which a search leads nowhere, as in
-    the released code (the paper's algorithm ends without it). Observations are the same in training and evaluation.
+    The modes are `[passage]` and `[graph]`, in any order. Both together search the knowledge base `graph_passage`; no mode
+    means `passage`. When the budget is spent, the policy writes one more turn, in which a search gets no reply, as in the
+    released code (the paper's algorithm ends without it). Observations are the same in training and evaluation.
     """
 
     def __post_init__(self) -> None:
@@ -73,18 +74,18 @@ class RouteRAGGrammar(Grammar):
         return RouteChoices(opening="<search>", stop="</search>", names=names)
 
     def parse(self, text: str) -> Action:
-        before, found = text, _ACTION.search(text)
-        if found:
-            before = text[: found.start()]
+        before, match = text, _ACTION.search(text)
+        if match:
+            before = text[: match.start()]
         thought = before.replace("<think>", "").replace("</think>", "").strip()
-        if found is None:
+        if match is None:
             error = "there is neither a complete <search> nor an <answer>"
             return Action(kind="invalid", thought=thought, error=error)
-        if found[1] == "answer":
-            return Action(kind="answer", answer=found[2].strip(), thought=thought)
-        modes = set(_MODE.findall(found[2]))
+        if match[1] == "answer":
+            return Action(kind="answer", answer=match[2].strip(), thought=thought)
+        modes = set(_MODE.findall(match[2]))
         tool = "_".join(sorted(modes)) or "passage"
-        query = " ".join(_MODE.sub(" ", found[2]).split())
+        query = " ".join(_MODE.sub(" ", match[2]).split())
         if not query:
             return Action(kind="invalid", thought=thought, error="the query is empty")
         if tool not in self.tools:
@@ -145,7 +146,7 @@ class RouteRAGGrammar(Grammar):
 @GRAMMARS.register("routerag_answer")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenedAnswer(RouteRAGGrammar):
-    """As "routerag", but when the budget is spent `<answer>` is written for the policy: a small one would search on."""
+    """Like "routerag", but `<answer>` is begun for the policy when the budget is spent; a small policy would search on."""
 
     @property
     def forces_answer(self) -> bool:
@@ -153,12 +154,12 @@ class OpenedAnswer(RouteRAGGrammar):
 
 
 def _written(tool: str) -> str:
-    """A knowledge base's mode as the policy writes it: `graph_passage` is [graph][passage]."""
+    """A knowledge base's modes as the policy writes them: `graph_passage` is [graph][passage]."""
     return "".join(f"[{mode}]" for mode in tool.split("_"))
 
 
 def retrieval_cost(episode: Episode, by: str = "cost") -> float:
-    """What an episode's searches cost together: `cost` of their knowledge bases, or the `seconds` that they took.
+    """The total cost of an episode's searches: the `cost` of their knowledge bases, or the `seconds` that they took.
 
     Raises:
       ValueError: `by` is neither.
@@ -169,11 +170,11 @@ def retrieval_cost(episode: Episode, by: str = "cost") -> float:
 
 
 def scaled_costs(costs: Float[np.ndarray, " N"], scale: float | str = "p95") -> Float[np.ndarray, " N"]:
-    """s = min(t / T, 1/2): costs brought into [0, 1/2] for equation 4, where the paper says no more of T than that.
+    """s = min(t / T, 1/2): costs scaled to [0, 1/2] for equation 4. The paper does not specify T.
 
     Args:
-      scale: T, or "p95" for twice the 95th percentile of these costs, as in the released code. Where that is 0, since
-        hardly any episode has searched, those that have get 1/2.
+      scale: T, or "p95" for twice the 95th percentile of these costs, as in the released code. If that is 0 because hardly any
+        episode has searched, those that have get 1/2.
 
     Raises:
       ValueError: T is not positive.
@@ -191,14 +192,14 @@ def scaled_costs(costs: Float[np.ndarray, " N"], scale: float | str = "p95") -> 
 def efficiency(
     episodes: Sequence[Episode], by: str = "cost", scale: float | str = "p95", normalizer: str = "search_r1"
 ) -> list[float]:
-    """mean_j(s_j) - s_i for the episodes with the right answer, 0 for others (equations 3, 4 and 7). In (-1/2, 1/2).
+    """mean_j(s_j) - s_i for episodes with the right answer, 0 for others (equations 3, 4 and 7). In (-1/2, 1/2).
 
-    The mean is over all episodes of the step, wrong ones included. Costs are read from each episode itself, so nothing
-    depends on their order.
+    The mean is over all episodes of the step, wrong ones included. Costs are read from each episode itself, so their order
+    does not matter.
 
     Args:
-      by: "cost", the same in every run, or "seconds", as the paper has it: `Call.seconds`, what a query takes
-        whatever else is in its batch.
+      by: "cost", which is the same in every run, or "seconds", as in the paper: `Call.seconds`, the time of a query without the
+        other queries of its batch.
       scale: T of equation 4, see `scaled_costs`.
     """
     scaled = scaled_costs(np.asarray([retrieval_cost(episode, by) for episode in episodes], np.float64), scale)

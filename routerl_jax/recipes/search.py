@@ -1,7 +1,7 @@
-"""The search recipe: one agent, one growing conversation, a weighted sum of outcome rewards per stage.
+"""The search recipe: one agent, one growing conversation, and a weighted sum of outcome rewards per stage.
 
-Search-R1, R1-Searcher and RouteRAG are this recipe, each with a grammar and a headline of its own; budget and reward terms come
-from the configuration.
+Search-R1, R1-Searcher and RouteRAG are this recipe, each with its own grammar and headline metrics. Budget and reward terms
+come from the configuration.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from routerl_jax.rewards.terms import RewardFunction
 
 
 class StageSettings(Protocol):
-    """What a recipe reads of one of the run configuration's `stages`."""
+    """The part of a stage in the run's configuration that a recipe reads."""
 
     @property
     def start(self) -> int: ...
@@ -30,12 +30,12 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
     """The search recipe of a paper.
 
     Args:
-      own_grammar: used where config.agent.grammar is empty.
-      headline: the metrics by which the paper judges (evaluation.metrics.ANSWER), which lead tables.
+      own_grammar: used if config.agent.grammar is empty.
+      headline: the paper's main metrics (evaluation.metrics.ANSWER), which lead tables.
 
     Returns:
-      What RECIPES holds. It raises ValueError for an unknown grammar or reward term, a prompt without `{question}`, or `sees`,
-      which is another recipe's.
+      An entry for RECIPES. It raises ValueError for an unknown grammar or reward term, a prompt without `{question}`, or a
+      setting of `sees`, which other recipes have.
     """
 
     def build(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
@@ -68,15 +68,15 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
     return build
 
 
-# No paper's: R1-Router's tags in one growing conversation. With config.agent.grammar, any protocol of one's own.
+# Not from a paper: R1-Router's tags in one growing conversation. With config.agent.grammar, any protocol of your own.
 RECIPES.register("search")(search_recipe("r1_router"))
 
 
 def stages_of(stages: Mapping[str, StageSettings], normalizer: str) -> list[Stage]:
     """The stages with their rewards, in order of their start. Raises ValueError for an unknown reward term."""
-    made = []
+    result = []
     for name, stage in stages.items():
         with naming(f"config.stages.{name}.reward"):
             reward = RewardFunction(dict(stage.reward), normalizer)
-        made.append(Stage(name=name, start=stage.start, reward=reward))
-    return sorted(made, key=lambda stage: stage.start)
+        result.append(Stage(name=name, start=stage.start, reward=reward))
+    return sorted(result, key=lambda stage: stage.start)

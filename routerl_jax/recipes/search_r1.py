@@ -1,7 +1,7 @@
-"""Search-R1 (arXiv 2503.09516): a model learns to search while it reasons, from whether its answer is right.
+"""Search-R1 (arXiv 2503.09516): a model learns to search while it reasons. Only right answers are rewarded.
 
-The common ancestor of RouteRAG's and VRAG's loops. Its agent is the SearchAgent with this grammar, its reward exact match
-alone, its algorithm GRPO without a critic. Where paper and released code differ: docs/search_r1.md.
+RouteRAG's and VRAG's loops derive from it. Its agent is SearchAgent with this grammar, its reward is exact match alone, and its
+algorithm is GRPO without a critic. docs/search_r1.md lists differences between paper and released code.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ RECIPES.register("search_r1")(search_recipe("search_r1"))
 @GRAMMARS.register("search_r1")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchR1Grammar(Grammar):
-    """`<think>` a thought, `<search>` a query; what is found follows in `<information>`, in the same turn; then `<answer>`.
+    """A thought in `<think>`, a query in `<search>`, the results in `<information>` right after it, and at last `<answer>`.
 
-    One knowledge base, which the tags don't name.
+    There is one knowledge base, which the tags don't name.
     """
 
     def __post_init__(self) -> None:
@@ -48,17 +48,17 @@ class SearchR1Grammar(Grammar):
 
     def parse(self, text: str) -> Action:
         """The first complete pair of `<search>` or `<answer>` tags decides, as in the released code."""
-        found = re.search(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
-        before = text[: found.start()] if found else text
+        match = re.search(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
+        before = text[: match.start()] if match else text
         thought = re.sub(r"</?think>", " ", before).strip()
-        if found is None:
+        if match is None:
             return Action(
                 kind="invalid",
                 thought=thought,
                 error="there is neither a query in <search> nor an answer in <answer>",
             )
-        content = found[2].strip()
-        if found[1] == "answer":
+        content = match[2].strip()
+        if match[1] == "answer":
             return Action(kind="answer", answer=content, thought=thought)
         query = " ".join(content.split())
         if not query:
@@ -85,7 +85,7 @@ class SearchR1Grammar(Grammar):
         return f"\n\n<information>{body}</information>\n\n"
 
     def reminder(self, error: str) -> str:
-        """Not in `<information>` tags, as the released code has it: nothing was retrieved."""
+        """The reminder is not in `<information>` tags, as in the released code, because nothing was retrieved."""
         return (
             f"\nThat step could not be carried out: {error}. A query belongs between <search> and </search>, the final answer "
             "between <answer> and </answer>. Once more.\n"

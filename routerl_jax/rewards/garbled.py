@@ -1,4 +1,4 @@
-"""Whether text can be read at all, in whatever script: what a policy writes when it goes astray, or a wrong encoding makes."""
+"""Detects unreadable text, in any script: written by a policy that has collapsed, or the result of a wrong encoding."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import re
 import unicodedata
 
 _REPLACED = re.compile("\ufffd|锟斤拷")  # replacement characters, and what two of them are when read as GBK
-_UNREADABLE = ("Cc", "Cs", "Co")  # controls, surrogates, characters of nobody's script
+_UNREADABLE = ("Cc", "Cs", "Co")  # Unicode categories: control, surrogate and private-use characters
 _LAYOUT = "\n\r\t"
 _RUN = re.compile(r"[^\x00-\x7f]{2,}")
-# UTF-8 that was read as Western: é, ü, .. are Ã and a sign, quotation marks â€ and a sign. («, » and · may follow an Ã.)
+# UTF-8 that was decoded as a Western encoding: é, ü, .. become Ã and a sign, quotation marks become â€ and a sign. («, » and ·
+# may also follow a real Ã.)
 _WESTERN = re.compile("[ÃÂ][¡-ª¬-¶¸-º¼-¿€ƒˆ†‡‰ŠŒŽ˜™šœžŸ]|â€")
 _FEWEST = {
     "cp1252": 2,
     "cp1251": 3,
-}  # so many characters that a run would be in UTF-8 are no chance: "ТІНІ" would be two
+}  # fewest characters that the decoded run must have, because shorter ones arise by chance: "ТІНІ" would be two
 
 
 def garbled(text: str) -> bool:
-    """True if text holds what no reader could make out: replacement, control or private characters, or UTF-8 that was read
-    in another encoding ("SÃ£o"). Letters of any script are fine ("São", "北京", "Київ").
+    """True if a text has unreadable parts: replacement, control or private-use characters, or UTF-8 that was decoded with
+    another encoding ("SÃ£o"). Letters of any script are fine ("São", "北京", "Київ").
     """
     if _REPLACED.search(text) or _WESTERN.search(text):
         return True
@@ -29,7 +30,7 @@ def garbled(text: str) -> bool:
 
 
 def _misread(run: str) -> bool:
-    """Whether characters beyond ASCII are the bytes of fewer in UTF-8."""
+    """Whether characters beyond ASCII are really the UTF-8 bytes of fewer characters."""
     for encoding, fewest in _FEWEST.items():
         try:
             meant = run.encode(encoding).decode("utf-8")

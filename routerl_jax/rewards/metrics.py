@@ -1,9 +1,9 @@
 """Answer metrics: pure functions of a prediction and its accepted answers, each a float in [0, 1].
 
-All take the gold answers as one string or a sequence of strings, and a normaliser's name; the best gold answer counts.
-A prediction of None (no answer) scores 0. A text that a normaliser would erase ("The", "A") is compared by its
-lower-cased words, so that an empty prediction never matches and not every prediction covers such a gold answer. No gold
-answer at all, or an unknown normaliser, is a ValueError.
+All take the gold answers (one string or a sequence of strings) and the name of a normaliser. The best gold answer counts. A
+prediction of None (no answer) scores 0. A text that a normaliser would erase ("The", "A") is compared by its lower-cased words.
+So an empty prediction never matches, and not every prediction covers such a gold answer. No gold answer at all, or an unknown
+normaliser, is a ValueError.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from routerl_jax.rewards.normalize import NORMALIZERS, r1_searcher
 Golds = str | Sequence[str]
 Words = tuple[str, ...]
 
-_MOST_EDITED = 0.5  # ANLS: share of the longer text, from which on two texts have nothing in common
-# R1-Searcher (and HotpotQA): one of these answers shares no credit with a different text.
+_MOST_EDITED = 0.5  # ANLS: share of edited characters of the longer text from which on the score is 0
+# R1-Searcher (and HotpotQA): one of these answers gets no partial credit against a different text.
 _CLOSED_ANSWERS: frozenset[Words] = frozenset({("yes",), ("no",), ("noanswer",)})
 
 
@@ -76,17 +76,17 @@ def accuracy(prediction: str | None, golds: Golds, normalizer: str = "search_r1"
 
 
 def anls(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
-    """Average normalised Levenshtein similarity, of one answer (ST-VQA, arXiv 1905.13648, section 5): 1 less the share of the
-    longer text's characters that must be edited, and 0 from a half on. The best over gold answers, in [0, 1].
+    """Average normalised Levenshtein similarity of one answer (ST-VQA, arXiv 1905.13648, section 5), in [0, 1].
 
-    Lower-cased texts with single spaces are compared, whichever the normaliser, so that values are those of other papers.
+    1 less the share of the longer text's characters that must be edited; 0 if that share is a half or more. The best gold
+    answer counts. Texts are compared in lower case with single spaces, whatever the normaliser, as in other papers.
     """
     NORMALIZERS.get(normalizer)
     predicted = " ".join((prediction or "").lower().split())
     return max(_similarity(predicted, " ".join(gold.lower().split())) for gold in _as_tuple(golds))
 
 
-# What `launch.score` reports and recipes reward, by its short name.
+# The metrics that `launch.score` reports and recipes reward, by short name.
 ANSWER_METRICS: Mapping[str, Callable[[str | None, Golds, str], float]] = {
     "em": exact_match,
     "cover_em": cover_em,
@@ -134,20 +134,20 @@ def _overlap(predicted: Words, gold: Words, guarded: bool) -> tuple[float, float
 
 def _similarity(predicted: str, gold: str) -> float:
     longer, shorter = max(len(predicted), len(gold)), min(len(predicted), len(gold))
-    if not shorter or longer - shorter >= _MOST_EDITED * longer:  # so many characters are missing anyway
+    if not shorter or longer - shorter >= _MOST_EDITED * longer:  # at least that many characters are missing
         return 0.0
     edited = _levenshtein(predicted, gold) / longer
     return 1 - edited if edited < _MOST_EDITED else 0.0
 
 
 def _levenshtein(first: str, second: str) -> int:
-    """Fewest insertions, deletions and replacements of characters that make one text of the other."""
+    """Smallest number of insertions, deletions and replacements of characters that turn one text into the other."""
     letters = np.frombuffer(second.encode("utf-32-le", "surrogatepass"), np.uint32)
-    places = np.arange(len(second) + 1)
-    row = places
+    columns = np.arange(len(second) + 1)
+    row = columns
     for number, letter in enumerate(first, 1):
         new = np.empty_like(row)
         new[0] = number
         new[1:] = np.minimum(row[1:] + 1, row[:-1] + (letters != ord(letter)))
-        row = np.minimum.accumulate(new - places) + places  # insertions, one after the other
+        row = np.minimum.accumulate(new - columns) + columns  # insertions, one after the other
     return int(row[-1])

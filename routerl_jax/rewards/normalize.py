@@ -1,4 +1,4 @@
-"""The three answer normalisers of the field. They are not interchangeable: results move by points between them."""
+"""The three common answer normalisers. They are not interchangeable: results differ by points between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def search_r1(text: str) -> str:
 
 @NORMALIZERS.register("r1_searcher")
 def r1_searcher(text: str) -> str:
-    """HotpotQA style as R1-Searcher has it: punctuation becomes a space before articles go, so "a.k.a." is "k".
+    """HotpotQA style as in R1-Searcher: punctuation becomes a space before articles are removed, so "a.k.a." is "k".
 
     A text that is exactly `True` or `False` becomes yes or no first.
     """
@@ -63,7 +63,7 @@ _CONTRACTIONS = frozenset(_CONTRACTION_TABLE.split())
 
 
 def _without_apostrophes(word: str) -> Iterator[str]:
-    """The spellings of a contraction that lack one or more of its apostrophes."""
+    """The spellings of a contraction without one or more of its apostrophes."""
     first, *rest = word.split("'")
     for marks in itertools.product(("", "'"), repeat=len(rest)):
         if not all(marks):
@@ -75,11 +75,11 @@ _RESTORED = {bare: word for word in _CONTRACTIONS for bare in _without_apostroph
 
 @NORMALIZERS.register("vqa")
 def vqa(text: str) -> str:
-    """VQA / OK-VQA style as R1-Router has it: zero..ten become digits, an/the go, "a" stays, "dont" becomes "don't".
+    """VQA / OK-VQA style as in R1-Router: zero..ten become digits, an/the are removed, "a" stays, "dont" becomes "don't".
 
-    A mark is deleted throughout the text if it touches a space somewhere or a comma stands between digits, else it
-    becomes a space. Unlike the released scorer, "none" is not 0, the number table doesn't grow and periods are removed
-    beyond the 32nd; and words split at spaces (colons and outer quotes dropped) instead of by NLTK.
+    A punctuation mark is deleted throughout the text if it touches a space anywhere or the text has a comma between digits;
+    otherwise it becomes a space. Differences from the released scorer: "none" is not 0, the table of numbers does not grow,
+    periods beyond the 32nd are removed too, and words are split at spaces (without colons and outer quotes) instead of by NLTK.
     """
     text = re.sub(r"\s", " ", text).strip()
     has_digit_comma = _DIGIT_COMMA.search(text) is not None

@@ -1,4 +1,4 @@
-"""Answers that are numbers within a range, as InfoSeek accepts them."""
+"""Numerical answers within a range, as InfoSeek accepts them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 
 from routerl_jax.core.types import Example
 
-_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")  # the hyphen of "18-28" is no sign
+_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:,\d{3})*(?:\.\d+)?")  # the hyphen of "18-28" is no minus sign
 
 
 def accepted_answers(example: Example, prediction: str | None) -> tuple[str, ...]:
-    """An example's accepted answers to a prediction: its own, and those numbers in the prediction that lie in one of the ranges
-    `[low, high]` of `metadata["answer_ranges"]`, ends included, as they are written there.
+    """The accepted answers for a prediction: the example's own, and the numbers in the prediction that lie in one of the ranges
+    `[low, high]` of `metadata["answer_ranges"]` (ends included), as the prediction writes them.
 
-    So every metric counts such a number as it would count the exact one. InfoSeek's scorer lists the numbers of a range, to so
-    many digits, instead.
+    So every metric treats such a number like an exact answer. InfoSeek's scorer lists all numbers of a range, up to a number of
+    digits, instead.
     """
     ranges = example.metadata.get("answer_ranges") or ()
     numbers = _NUMBER.findall(prediction or "") if ranges else ()

@@ -1,4 +1,4 @@
-"""How good what an episode's searches showed was: the gold passages among it, how many of them, how early."""
+"""Quality of an episode's searches: how many gold passages they showed, and how early."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from routerl_jax.data.gold_paths import GoldHop, gold_path
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retrieval:
-    """What the searches of an episode showed, beside the gold passages of its question.
+    """The passages that the searches of an episode showed, and the gold passages of its question.
 
     Attributes:
-      searches: of each turn with a search the passages that the policy was shown, in order.
+      searches: for each turn with a search, the passages that the policy was shown, in order.
       gold: the gold passages, each once; at least one.
     """
 
@@ -23,7 +23,7 @@ class Retrieval:
 
     def recall(self) -> float:
         """Share of the gold passages that were shown, in [0, 1]."""
-        return self._share(tuple(one for shown in self.searches for one in shown))
+        return self._share(tuple(passage for shown in self.searches for passage in shown))
 
     def recall_at_first(self) -> float:
         """Share of the gold passages that the first search showed, in [0, 1]; 0 without a search."""
@@ -33,20 +33,20 @@ class Retrieval:
         """Normalised discounted cumulative gain of all that was shown, in the order of the searches (VRAG-RL, arXiv 2505.22019,
         equations 7 to 9).
 
-        A gold passage gains 1 / log2(i + 1) at place i, any other 0. The ideal shows all gold passages first, also where that
-        takes more searches than there are; so fewer searches than gold passages give less than 1.
+        A gold passage at rank i gains 1 / log2(i + 1), any other 0. The ideal order shows all gold passages first, even if that
+        would need more searches than were made. So fewer searches than gold passages give less than 1.
 
         Args:
-          repeats: a passage that is shown again has a place of its own, and a gold one gains again, as in VRAG-RL's code
-            (the sum may exceed 1); else each has the place at which it was shown first.
+          repeats: a passage that is shown again gets a rank of its own, and a gold one gains again, as in VRAG-RL's code (the
+            result may exceed 1). Otherwise each passage only has the rank at which it was shown first.
         """
         shown = [one for found in self.searches for one in found]
         shown = shown if repeats else list({one.id: one for one in reversed(shown)}.values())[::-1]
         gain, missing = 0.0, list(self.gold)
-        for place, one in enumerate(shown, 1):
-            found = [hop for hop in (self.gold if repeats else missing) if hop.found_in((one,))]
-            gain += bool(found) / math.log2(place + 1)
-            missing = [hop for hop in missing if hop not in found]
+        for rank, passage in enumerate(shown, 1):
+            hits = [hop for hop in (self.gold if repeats else missing) if hop.found_in((passage,))]
+            gain += bool(hits) / math.log2(rank + 1)
+            missing = [hop for hop in missing if hop not in hits]
         return gain / sum(1 / math.log2(place + 1) for place in range(1, len(self.gold) + 1))
 
     def _share(self, shown: tuple[Passage, ...]) -> float:
@@ -54,15 +54,15 @@ class Retrieval:
 
 
 def retrieval(episode: Episode) -> Retrieval | None:
-    """What the searches of an episode showed; None if no gold passage of its question is known.
+    """The passages that the searches of an episode showed; None if no gold passage of its question is known.
 
-    Parts of pictures and pictures that could not be shown are not counted. Where nothing was ever observed, all that was found
-    is taken to stand in the prompt.
+    Crops, and pictures that could not be shown, are not counted. If the episode has no observations at all, all passages that
+    were found are assumed to be in the prompt.
     """
     gold = gold_passages_of(episode.example)
     if not gold:
         return None
-    found = {passage.id: passage for call in episode.calls for passage in call.passages}
+    passages = {passage.id: passage for call in episode.calls for passage in call.passages}
     in_prompt = not any(turn.observation for turn in episode.turns)
     searches = []
     for turn in episode.turns:
@@ -71,12 +71,12 @@ def retrieval(episode: Episode) -> Retrieval | None:
         if in_prompt:
             searches.append(tuple(passage for call in turn.calls for passage in call.passages))
             continue
-        whole = [item for item in turn.shown if item.passage and not (item.parent or item.box or item.error)]
-        searches.append(tuple(found.get(one.passage, Passage(id=one.passage, title="", text="")) for one in whole))
+        shown = [item for item in turn.shown if item.passage and not (item.parent or item.box or item.error)]
+        searches.append(tuple(passages.get(one.passage, Passage(id=one.passage, title="", text="")) for one in shown))
     return Retrieval(searches=tuple(searches), gold=gold)
 
 
 def gold_passages_of(example: Example) -> tuple[GoldHop, ...]:
-    """The hops of an example's gold path that name a passage, by id or title; one of each passage."""
+    """The hops of an example's gold path that name a passage, by id or title; one hop per passage."""
     named = {hop.passage_id or hop.title: hop for hop in reversed(gold_path(example) or ())}
     return tuple(hop for name, hop in reversed(named.items()) if name)

@@ -1,4 +1,4 @@
-"""Scores a file of predictions, whoever made them: reads rows, applies every answer metric, bootstraps intervals."""
+"""Scores a file of predictions of any system: reads rows, applies every answer metric, and bootstraps intervals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> lis
     A prediction may be null (no answer); golden_answers is a string or a list of strings.
 
     Raises:
-      ValueError: names the file, the line, the key and the fix. An id may come once, or once per group.
+      ValueError: a row is wrong, or an id occurs twice in a group; names the file, the line, the key and the fix.
     """
     predictions: list[Prediction] = []
     numbers: dict[tuple[str, ...], int] = {}

@@ -1,4 +1,4 @@
-"""Named reward terms, and their weighted sum. A recipe picks terms and weights in its config; nothing is implicit."""
+"""Named reward terms, and their weighted sum. A configuration chooses terms and weights; there are no implicit terms."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.verdicts import Judge, counts, judge_reward
 
-# A term is a pure function of an episode. A keyword `normalizer` is given the run's, a keyword `verdict` the judge's verdict on
-# the episode; others are options for the configuration.
+# A term is a pure function of an episode. If it has a keyword `normalizer`, it gets the run's; a keyword `verdict` gets the
+# judge's verdict on the episode. Other keywords are options for the configuration.
 RewardTerm = Callable[..., float]
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTerm:
-    """A term that compares the episodes of a step: `function(episodes, **options)` gives one number for each, in order.
+    """A term that compares the episodes of a step: `function(episodes, **options)` returns one number per episode, in order.
 
-    A keyword `verdicts` is given the judge's, one for each. `judges` says which episodes the term is about; the values of
-    others are left out of its mean in the metrics. None: all.
+    A keyword `verdicts` gets the judge's verdicts, one per episode. `judges` says to which episodes the term applies (None: to
+    all); the values of the others are left out of its mean in the metrics.
     """
 
     function: Callable[..., Sequence[float]]
@@ -39,10 +39,10 @@ class StepTerm:
 
 @dataclasses.dataclass(frozen=True)
 class TurnTerm:
-    """A term that judges each turn: `function(episodes, **options)` gives, for each episode, one number per turn, in order.
+    """A term that judges each turn: `function(episodes, **options)` returns, per episode, one number per turn, in order.
 
-    An episode's value is their sum; with config.learner.credit="turn" each number is its own turn's. `verdicts` as of
-    `StepTerm`.
+    The value of an episode is the sum of these. With config.learner.credit="turn", each number belongs to its own turn.
+    `verdicts`: see `StepTerm`.
     """
 
     function: Callable[..., Sequence[Sequence[float]]]
@@ -97,12 +97,12 @@ def search_failures(episode: Episode) -> float:
 
 @REWARD_TERMS.register("invalid_actions")
 def invalid_actions(episode: Episode) -> float:
-    """Number of turns that held no executable action, or one that ought not to have come."""
+    """Number of turns without an executable action, or with one that the protocol did not allow."""
     return float(episode.invalid_actions)
 
 
 REWARD_TERMS.register("judge")(StepTerm(judge_reward, judges=counts))
-_GIVEN = {"normalizer", "verdict", "verdicts"}  # arguments of terms that no configuration sets
+_GIVEN = {"normalizer", "verdict", "verdicts"}  # arguments of terms that the run passes, not the configuration
 _Bound = Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[float]]
 
 
@@ -111,10 +111,11 @@ class RewardFunction:
     """A weighted sum of named terms.
 
     Attributes:
-      terms: by its name in `REWARD_TERMS` or its dotted path, the weight of each term (a penalty's is negative), or a mapping
-        of its options with the weight among them (`weight`, 1 by default).
-      normalizer: how the answer metrics normalise, a name in `NORMALIZERS`.
-      judge: whose verdicts terms with a keyword `verdict` or `verdicts` are given; asked once a step, if there are such terms.
+      terms: maps the name of a term in `REWARD_TERMS`, or its dotted path, to its weight (negative for a penalty), or to a
+        mapping of its options, which may have its `weight` (default 1).
+      normalizer: normaliser of the answer metrics, a name in `NORMALIZERS`.
+      judge: gives the verdicts for terms with a keyword `verdict` or `verdicts`. If there are such terms, it is asked once per
+        step.
 
     Raises:
       ValueError: for an unknown term, option or normaliser, with the known ones.
@@ -131,11 +132,11 @@ class RewardFunction:
     def __call__(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
         """For each episode of a step, the weighted terms by name, and their sum as `total`.
 
-        Terms of turns are also left where they belong, in `Turn.rewards`, and verdicts in `Episode.verdict`.
+        Terms of turns are also stored in `Turn.rewards`, and verdicts in `Episode.verdict`.
 
         Raises:
-          ValueError: a term gave something else than numbers, or another number of them than there are episodes, or a term of
-            turns than an episode has turns; or a term needs a judge, and there is none.
+          ValueError: a term did not return one number per episode, or a term of turns one number per turn; or a term needs a
+            judge, and there is none.
         """
         verdicts = self._verdicts(episodes) if self.asks else []
         columns = {
@@ -185,14 +186,14 @@ class RewardFunction:
 
 
 def _of_step(term: Callable[..., Any], options: Mapping[str, Any], judged: bool) -> Callable[..., Any]:
-    """A term of a whole step, which is given the verdicts if it is `judged`."""
+    """A term as a function of a step's episodes and verdicts. It passes the verdicts on only if the term is `judged`."""
     if judged:
         return lambda episodes, verdicts: term(episodes, verdicts=verdicts, **options)
     return lambda episodes, _: term(episodes, **options)
 
 
 def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]:
-    """What a term gave for the episodes of a step. Raises ValueError for anything but one number for each."""
+    """A term's values for the episodes of a step, as numbers. Raises ValueError unless there is one number per episode."""
     return [_number(name, value, episode) for value, episode in zip(_one_for_each(name, values, episodes), episodes)]
 
 
@@ -201,10 +202,10 @@ def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[A
         raise ValueError(
             f"reward term {name!r} gave {_said(values)} for the episodes of a step: it must give a list, one for each"
         )
-    found = list(values)
-    if len(found) != len(episodes):
-        raise ValueError(f"reward term {name!r} gave {len(found)} values for {len(episodes)} episodes")
-    return found
+    numbers = list(values)
+    if len(numbers) != len(episodes):
+        raise ValueError(f"reward term {name!r} gave {len(numbers)} values for {len(episodes)} episodes")
+    return numbers
 
 
 def _number(name: str, value: Any, episode: Episode) -> float:
@@ -228,7 +229,7 @@ def _of_turns(
     episodes: Sequence[Episode],
     verdicts: Sequence[Verdict],
 ) -> list[float]:
-    """Leaves a term's weighted values at their turns; their unweighted sum per episode."""
+    """Stores a term's weighted values in their turns. Returns their unweighted sum per episode."""
     sums = []
     for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes, verdicts), episodes)):
         if not isinstance(of_turns, Collection) or len(of_turns) != len(episode.turns):
@@ -245,7 +246,7 @@ def _of_turns(
 
 
 def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:
-    """The episodes that the reward term of this name is about."""
+    """The episodes to which the reward term of this name applies."""
     term = REWARD_TERMS.get(name) if name in REWARD_TERMS or ":" in name else None
     if not isinstance(term, StepTerm) or term.judges is None:
         return list(episodes)
@@ -253,6 +254,6 @@ def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:
 
 
 def _options(term: RewardTerm | StepTerm | TurnTerm) -> set[str]:
-    """What a term takes beside its episode, or episodes."""
+    """The names of a term's arguments besides its episode or episodes."""
     function = term.function if isinstance(term, StepTerm | TurnTerm) else term
     return set(list(inspect.signature(function).parameters)[1:])

@@ -1,4 +1,4 @@
-"""What a judge's verdicts are worth: who gives them, and the reward that they are."""
+"""The interface of judges, and the reward that their verdicts give."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from routerl_jax.core.types import Episode, Verdict
 
 
 class Judge(Protocol):
-    """Says of each episode's answer whether it is right (`llms.judge.ModelJudge` asks a language model)."""
+    """Decides for each episode whether its answer is right (`llms.judge.ModelJudge` asks a language model)."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict per episode, in order, the same on every process (a collective call)."""
@@ -19,11 +19,11 @@ class Judge(Protocol):
 
 
 def judge_reward(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
-    """1 for an answer that the judge finds right, else 0; what a verdict that failed counts is the judge's to say.
+    """1 for an answer that the judge finds right, else 0. The judge decides what a failed verdict counts.
 
-    An episode whose verdict does not count (`Verdict.counts` is None) has the mean of those that do at its question, 0 where
-    there are none. So it moves no other attempt's advantage but by the group's standard deviation; itself it is left out of
-    the loss (learning.masks.unjudged).
+    An episode whose verdict does not count (`Verdict.counts` is None) gets the mean of the counting ones at its question, or 0
+    if there are none. So it only changes the advantages of other attempts through the group's standard deviation. It is itself
+    left out of the loss (learning.masks.unjudged).
     """
     known: dict[str, list[float]] = {}
     for episode, verdict in zip(episodes, verdicts, strict=True):
@@ -37,5 +37,5 @@ def judge_reward(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> li
 
 
 def counts(episode: Episode) -> bool:
-    """Whether an episode is one of those that a judge decided on: none was asked, or its verdict counts."""
+    """Whether an episode counts in the means of a judged term: no judge was asked, or its verdict counts."""
     return episode.verdict is None or episode.verdict.counts is not None

@@ -1,1 +1,1 @@
-"""Whole runs: from a configuration to a workdir with checkpoints, metrics, figures and results."""
+"""Training runs: from a configuration to a workdir with checkpoints, metrics, figures and results."""

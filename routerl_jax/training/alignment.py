@@ -1,4 +1,5 @@
-"""The vision tower alone learns the decoder's language: a figure's feature is to point where its token's embedding does."""
+"""Aligns the vision tower with the decoder: trains the tower alone, so that a figure's feature points in the direction of its
+token's embedding."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 
-_SHEETS = 16  # of an update: 256 figures
+_SHEETS = 16  # sheets per update: 256 figures
 _SHARPNESS = 12.0  # logits are this times the cosine
 _OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99)
 
 
 def align_tower(model: Decoder, updates: int, seed: int) -> float:
-    """Trains the tower of a policy in place, on sheets of figures; every device computes all of it.
+    """Trains the tower of a policy in place, on sheets of figures. Every device computes the whole update.
 
     Returns:
       The share of the last update's figures whose feature is nearest to their own embedding.
 
     Raises:
-      ValueError: the model sees nothing, or a figure is more than one of its tokens.
+      ValueError: the model sees no images, or a figure takes more than one of its tokens.
     """
     if not isinstance(model, VisionLanguageModel):
         raise ValueError("config.warm_start.align is for a policy that sees: give config.model.sight, or another path")
@@ -56,7 +57,7 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
         return optax.apply_updates(params, step), state, right
 
     mesh = model.visual.patch[...].sharding.mesh
-    # beside its parameters from the start, or the second update would be compiled anew
+    # placed like the parameters from the start; otherwise the second update would be compiled again
     begin = jax.jit(optimizer.init, out_shardings=optimizer_homes(optimizer, params, mesh))
     state, right = begin(params), jnp.zeros(())
     for number in tqdm(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
@@ -70,19 +71,19 @@ def figure_embeddings(model: VisionLanguageModel) -> Float[Array, "10 D"]:
     """The embeddings of the ten figures."""
     assert model.tokenizer is not None
     ids = [model.tokenizer.encode(figure) for figure in FIGURES]
-    if not all(len(one) == 1 for one in ids):
+    if not all(len(tokens) == 1 for tokens in ids):
         raise ValueError("config.warm_start.align: the policy's tokenizer has no token for each figure")
     return model.embedding[...][jnp.asarray(np.ravel(ids))]
 
 
 def cosines(features: Float[Array, "N D"], targets: Float[Array, "C D"]) -> Float[Array, "N C"]:
-    """Between all features and all targets."""
+    """Cosine of the angle between every feature and every target."""
     unit = [x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-6) for x in (features, targets)]
     return unit[0] @ unit[1].T
 
 
 def sheets(model: VisionLanguageModel, seed: list[int]) -> tuple[VisionInputs, Int[Array, " N"], Int[Array, " N"]]:
-    """What the tower takes of some sheets of figures, where each figure's feature is, and which figure it is."""
+    """The tower's inputs for some sheets of figures, the index of each figure's feature, and which figure it is."""
     rng = np.random.default_rng(seed)
     drawn = [sheet_of_figures(rng) for _ in range(_SHEETS)]
     images = [model.image_processor(picture) for picture, _ in drawn]

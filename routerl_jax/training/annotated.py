@@ -1,8 +1,8 @@
-"""Worked examples of questions whose gold passages are known: the searches that find them, made in a run's knowledge bases.
+"""Demonstrations from questions whose gold passages are known, with real searches in the run's knowledge bases.
 
-No teacher writes them. A data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue); what is to
-be searched for follows from that, and what comes back is what the run's own retriever returns. They show a protocol and how to
-read; which knowledge base is asked is drawn, as in Atlas's demonstrations.
+No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue).
+The queries follow from that, and the run's own retriever answers them. The demonstrations teach the protocol and how to read.
+The knowledge base of each search is drawn at random, as in Atlas's demonstrations.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class _Draft:
 
     example: Example
     missing: dict[str, str]  # gold passages that no search has found: title by id
-    known: str  # all that the policy has read
+    known: str  # all text that the policy has read
     steps: list[DemonstrationStep] = dataclasses.field(default_factory=list)
-    thought: str = ""  # what the last search taught
-    lost: bool = False  # a search did not find what it was for
+    thought: str = ""  # what the last search showed
+    lost: bool = False  # a search missed its gold passage
 
 
 def worked_examples(
@@ -46,22 +46,23 @@ def worked_examples(
     seed: int,
     timeout: float = 60.0,
 ) -> list[Demonstration]:
-    """Those of the examples whose gold passages are all found in so many searches, in their order.
+    """Demonstrations for the examples whose gold passages are all found within `max_searches` searches, in order.
 
-    With several processes every one must call this, on the same examples: they share the searches, and what was found.
+    With several processes this is a collective call on the same examples: the processes share the searches and their results.
 
-    A query says only what can be known by then: a sub-question (where the data set gives them with the passage that answers
-    each), else the title of a gold passage if the question or a passage read before names it, else the question as it is.
+    A query uses only what is known at that point. It is a sub-question, if the data set has them with the passage that answers
+    each; else the title of a gold passage, if the question or a passage read before names it; else the question itself.
 
     Args:
-      examples: with gold passages in their metadata (`data.gold_paths.gold_passages`); others are left out.
+      examples: questions with gold passages in their metadata (`data.gold_paths.gold_passages`); others are left out.
       k: passages per search.
-      max_searches: at most, per question; the agent's, so that where a rollout would force the answer, it is marked so.
-      seed: of the choice of knowledge bases.
-      timeout: seconds for a batch of searches, of which there are `_BATCH` in one.
+      max_searches: most searches per question. Pass the agent's own limit: an answer that a rollout would force is then marked
+        as forced.
+      seed: seed for the choice of knowledge bases.
+      timeout: seconds for a batch of `_BATCH` searches.
 
     Raises:
-      RuntimeError: a search failed. Without what it was to find, a run that resumes would learn from other examples.
+      RuntimeError: a search failed. Its example is not just left out, or a resumed run would train on other examples.
     """
     drafts = [
         _Draft(example=example, missing=gold, known=example.question)
@@ -71,17 +72,17 @@ def worked_examples(
     rng = np.random.default_rng([3, seed])
     for _ in range(max_searches):
         open_ones = [draft for draft in drafts if draft.missing and not draft.lost]
-        asked = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
+        queries = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
         calls: list[Call] = []
-        for start in range(0, len(asked), _BATCH):
-            requests = [Request(tool, query, k) for tool, query, _ in asked[start : start + _BATCH]]
+        for start in range(0, len(queries), _BATCH):
+            requests = [Request(tool, query, k) for tool, query, _ in queries[start : start + _BATCH]]
             calls += run_to_end(calls_of_all(tools, requests, timeout))
         if failed := [call for call in calls if call.error is not None]:
             raise RuntimeError(
                 f"{len(failed)} of {len(calls)} searches for demonstrations failed, the first one, of {failed[0].tool} for "
                 f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
             )
-        for draft, (_, _, purpose), call in zip(open_ones, asked, calls, strict=True):
+        for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
             _note(draft, purpose, call)
     return [
         Demonstration(
@@ -97,14 +98,14 @@ def worked_examples(
 
 
 def _next_query(draft: _Draft) -> tuple[str, str]:
-    """What to search for, and why, in words."""
+    """The next query, and its purpose in words."""
     for hop in sub_questions(draft.example.metadata):
         if hop.passage_id in draft.missing:
             return hop.query, f"I need to know: {hop.query}"
     named = {
-        found.start(): name
+        mention.start(): name
         for title in draft.missing.values()
-        if (name := without_aside(title)) and (found := _mention(name).search(draft.known))
+        if (name := without_aside(title)) and (mention := _mention(name).search(draft.known))
     }
     if named:
         name = named[min(named)]
@@ -118,19 +119,19 @@ def _mention(name: str) -> re.Pattern[str]:
 
 
 def _note(draft: _Draft, purpose: str, call: Call) -> None:
-    """Writes down a search, what it found, and what that says."""
-    found = [passage for passage in call.passages if passage.id in draft.missing]
+    """Adds a search to the draft, with its passages and what they say."""
+    gold = [passage for passage in call.passages if passage.id in draft.missing]
     thought = f"{draft.thought} {purpose}".strip()
     draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))
-    draft.lost = not found
-    for passage in found:
+    draft.lost = not gold
+    for passage in gold:
         del draft.missing[passage.id]
     draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
-    draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in found)
+    draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in gold)
 
 
 def _evidence(passage: Passage, wanted: Sequence[str]) -> str:
-    """The sentence of a passage that has the first of these names that it has, or else its first sentence."""
+    """The sentence of a passage that contains the first of these names to occur in it; its first sentence if none occurs."""
     sentences = _SENTENCE_END.split(" ".join(passage.text.split()))
     names = [_mention(name) for text in wanted if (name := without_aside(text))]
     chosen = next((s for name in names for s in sentences if name.search(s)), sentences[0])

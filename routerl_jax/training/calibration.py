@@ -1,4 +1,4 @@
-"""Whether a price on searches can decide anything: what the start knows, and what it finds."""
+"""Checks that a price on searches can matter: compares what the untrained policy knows with what it finds by searching."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from routerl_jax.training.sections import CalibrationConfig
 
 
 def calibration(table: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> dict[str, dict[str, Any]]:
-    """By kind of question: `closed_book` and `open_book`, the untrained policy's EM without a search and with all of them, and
-    `n`. {} where it is not asked for, or was not measured.
+    """By kind of question: `closed_book` and `open_book` (EM of the untrained policy without a search and with all searches),
+    and `n`, the number of questions. {} if the configuration does not ask for this, or it was not measured.
 
     Args:
       table: the untrained policy's rows, by `before_agents`' names.
@@ -26,10 +26,11 @@ def calibration(table: Mapping[str, Mapping[str, Any]], config: CalibrationConfi
 
 
 def check_calibration(found: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> None:
-    """Complains about a start from which no price on searches could teach anything.
+    """Refuses a start at which a price on searches could teach nothing.
 
     Raises:
-      ValueError: there are no questions of the kind, or they are not answered nearly, but not quite, as well without a search.
+      ValueError: there are no questions of the kind. Or accuracy without a search is not slightly below that with searches: a
+        search then always pays, or never does.
     """
     if not config.kind:
         return
@@ -41,10 +42,10 @@ def check_calibration(found: Mapping[str, Mapping[str, Any]], config: Calibratio
     if (1 - config.penalty) * opened < closed < opened:
         return
     lacks = closed <= (1 - config.penalty) * opened
-    what = "so every search pays" if lacks else "so that no search pays, with or without the price"
+    outcome = "so every search pays" if lacks else "so that no search pays, with or without the price"
     mend = "teach it what it shall know" if lacks else "teach it to read, or less by heart"
     raise ValueError(
         f"{where}: of the {config.kind} questions the untrained policy answers {100 * closed:.1f} % without a search and "
-        f"{100 * opened:.1f} % with all searches, {what} (searches cost {100 * config.penalty:.0f} % of a right answer); "
+        f"{100 * opened:.1f} % with all searches, {outcome} (searches cost {100 * config.penalty:.0f} % of a right answer); "
         f"{mend} (config.warm_start), or set {where}.kind='' to train all the same"
     )

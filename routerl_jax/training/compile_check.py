@@ -1,6 +1,6 @@
-"""What a run's programs need on a TPU slice that isn't here: memory, kernels and collectives, from the TPU compiler.
+"""The memory, kernels and collectives of a run's programs on a TPU slice, from the TPU compiler and without a TPU.
 
-The programs are the learner's and the engine's own, lowered from shapes: no weights, no TPU.
+The programs are those of the learner and the engine, lowered from shapes, so no weights are needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from routerl_jax.parallel.topology import hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import random_architecture
 
-PROGRAMS = ("update", "encode", "prefill", "decode")  # encode: of models that see
+PROGRAMS = ("update", "encode", "prefill", "decode")  # encode: only for models that see images
 _GIB = 2**30
 _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
@@ -44,12 +44,12 @@ _COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "col
 class ProgramReport:
     """One compiled program, per chip; memory in GiB."""
 
-    hbm_gib_per_chip: float  # all below together: what must be free for it to run
+    hbm_gib_per_chip: float  # sum of all below: the memory that must be free to run it
     arguments_gib: float = 0.0
-    outputs_gib: float = 0.0  # those that do not take an argument's place
+    outputs_gib: float = 0.0  # outputs that do not reuse an argument's memory
     temporaries_gib: float = 0.0
     code_gib: float = 0.0
-    resident_gib: float = 0.0  # what the run keeps meanwhile for its other programs
+    resident_gib: float = 0.0  # memory that the run keeps meanwhile for its other programs
     fits: bool = True
     compile_s: float = 0.0
     kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)  # custom kernels in the compiled text
@@ -66,7 +66,7 @@ class Report:
     device: str
     devices: int
     mesh: Mapping[str, int]
-    hbm_gib: float  # that programs can use on a chip
+    hbm_gib: float  # memory of a chip that programs can use
     programs: Mapping[str, ProgramReport]
 
 
@@ -76,7 +76,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
     Raises:
-      ValueError: an unknown slice, model or program, a mesh that the slice can't form, or a run that trains an adapter.
+      ValueError: the slice, the model or a program is unknown, the slice can't form the mesh, or the run trains an adapter.
     """
     if config.model.lora.rank:
         raise ValueError(
@@ -107,7 +107,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
 
 
 def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
-    """The run's policy as `build_policy` places it, as shapes with shardings; its architecture may be a published one's."""
+    """The run's policy as shapes with the shardings of `build_policy`. A published architecture may replace missing files."""
     architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
     family = FAMILIES.get(architecture.model_type)
     if family.role != "decoder":
@@ -118,19 +118,19 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     }
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     params = nnx.state(model, nnx.Param)
-    homes = shardings(params, mesh, config.mesh.layout)
+    placements = shardings(params, mesh, config.mesh.layout)
 
     def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
 
-    nnx.update(model, jax.tree.map(place, params, homes))
+    nnx.update(model, jax.tree.map(place, params, placements))
     return model
 
 
 def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, jax.stages.Lowered], dict[str, int]]:
-    """Programs by name, and how many bytes per chip the run keeps beside each one's arguments.
+    """Programs by name, and the bytes per chip that the run keeps besides each program's arguments.
 
-    Stages that learn otherwise than the first one have an update of their own, `update/STAGE`.
+    A stage whose update differs from that of the first stage has its own program, `update/STAGE`.
     """
     settings, rl = config.learner, config.kind == "rl"
     optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
@@ -139,7 +139,7 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     _, trained, frozen = nnx.split(model, trainable, ...)
     state = abstract_state(trained, optimizer, mesh)
     stages = [config.in_stage(name) for name in config.stages] if rl else [config]
-    kept = _bytes(trained) if rl and any(_has_reference(stage) for stage in stages) else 0
+    reference_bytes = _bytes(trained) if rl and any(_has_reference(stage) for stage in stages) else 0
     layout = BatchLayout(
         mesh,
         settings.length_buckets or (config.engine.max_length,),
@@ -163,7 +163,7 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
         batch = layout.abstract(_sequences(stage), config.engine.max_length)
         exact = trained if loss.exact_kl else None
         lowered[name] = jitted.update.lower(state=state, frozen=frozen, reference=exact, batch=batch)
-        beside[name] = 0 if exact is not None else kept  # an argument of the update is weighed with it
+        beside[name] = 0 if exact is not None else reference_bytes  # a reference that is an argument is counted there
     if not rl:
         return lowered, beside
     engine = config.engine
@@ -183,26 +183,28 @@ def _lower(config: TrainConfig, model: Decoder, mesh: Mesh) -> tuple[dict[str, j
     cache = cache_kind(model.config, mesh, model.compute_dtype).abstract(
         model.config, mesh, shards, -(-engine.rows // shards), engine.max_length, model.compute_dtype
     )
-    learner = _bytes(state) + _bytes(frozen) + kept - (0 if copied else _bytes(params))  # shared with the engine
+    learner = (
+        _bytes(state) + _bytes(frozen) + reference_bytes - (0 if copied else _bytes(params))
+    )  # shared with the engine
     beside |= dict.fromkeys(("encode", "prefill", "decode"), learner)
     beside["encode"] += _bytes(cache)
     return lowered, beside  # the engine rests during the update
 
 
 def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
-    """The different updates of a run, and settings with which each is: the first stage's, and those that are unlike it."""
+    """Settings of the run's different updates, by name: that of the first stage, and those that differ from it."""
     if config.kind != "rl":
         return {"update": config}
-    found: dict[str, TrainConfig] = {}
+    updates: dict[str, TrainConfig] = {}
     for name in sorted(config.stages, key=lambda name: (bool(config.stages[name].after), config.stages[name].start)):
         stage = config.in_stage(name)
-        if not any(_compiled(stage) == _compiled(other) for other in found.values()):
-            found[f"update/{name}" if found else "update"] = stage
-    return found
+        if not any(_compiled(stage) == _compiled(update) for update in updates.values()):
+            updates[f"update/{name}" if updates else "update"] = stage
+    return updates
 
 
 def _compiled(stage: TrainConfig) -> tuple[Any, ...]:
-    """What an update's program depends on, of what stages may change."""
+    """The settings that stages may change and on which an update's program depends."""
     return stage.learner.loss, stage.rollout.temperature, _sequences(stage)
 
 
@@ -210,8 +212,8 @@ def _sequences(stage: TrainConfig) -> int:
     """Sequences of an update."""
     if stage.kind != "rl":
         return stage.warm_start.examples
-    ways = len(stage.knowledge) ** stage.rollout.forks
-    return -(-stage.rollout.examples * stage.rollout.samples * ways // stage.learner.minibatches)
+    branches = len(stage.knowledge) ** stage.rollout.forks
+    return -(-stage.rollout.examples * stage.rollout.samples * branches // stage.learner.minibatches)
 
 
 def _has_reference(stage: TrainConfig) -> bool:
@@ -219,14 +221,14 @@ def _has_reference(stage: TrainConfig) -> bool:
 
 
 def _bytes(tree: Any) -> int:
-    """What one device holds of abstract arrays with shardings."""
+    """Bytes of abstract arrays with shardings on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _compile(
     name: str, lowered: jax.stages.Lowered, resident: float, available: float, weights: set[tuple[int, ...]]
 ) -> ProgramReport:
-    """Compiles and weighs one program. `weights`: what a gathered weight would look like; empty where that is as it should."""
+    """Compiles one program and measures it. `weights`: shapes of gathered weights to report; empty if gathering is expected."""
     started = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory() as dump:
@@ -279,21 +281,21 @@ def _text(compiled: jax.stages.Compiled, dump: pathlib.Path) -> str:
 
 
 def _kernels(text: str) -> dict[str, int]:
-    """Custom kernels in compiled text, by name: how many calls."""
+    """Number of calls of each custom kernel in compiled text, by name."""
     lines = [line for line in text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
     names = [re.sub(r"[.\d]+$", "", line.split(" = ")[0].split()[-1].lstrip("%")) for line in lines]
     return {name: names.count(name) for name in sorted(set(names))}
 
 
 def _results(text: str, kind: str) -> list[tuple[int, ...]]:
-    """Shapes of what the collectives of a kind give, asynchronous ones too; a combined one counts once for each array."""
-    found = []
+    """Shapes of the results of all collectives of a kind, asynchronous ones too. A combined one gives one shape per array."""
+    results = []
     for match in re.finditer(rf" = (\S.*?) {kind}(-start)?\(", text):
         shapes = re.findall(r"\w+\[([\d,]*)\]", match.group(1))
         if match.group(2):  # the operands come first
             shapes = shapes[len(shapes) // 2 :]
-        found += [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
-    return found
+        results += [tuple(int(size) for size in shape.split(",") if size) for shape in shapes]
+    return results
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -301,7 +303,7 @@ def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _weight_shapes(model: Decoder, mesh: Mesh) -> set[tuple[int, ...]]:
-    """Sorted shapes that the matrices can have when some axes are gathered, stacked or by layer, heads merged or apart."""
+    """Sorted shapes that the matrices can have when some axes are gathered: stacked or by layer, heads merged or separate."""
     shapes = set()
     for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         axes, shape = variable.get_metadata()["axes"], variable.get_value().shape
@@ -319,9 +321,9 @@ def _weight_shapes(model: Decoder, mesh: Mesh) -> set[tuple[int, ...]]:
 
 def _parts(sizes: list[int], mesh: Mesh) -> set[tuple[int, ...]]:
     """Sorted shapes of an array with each axis whole, or split over `tensor`."""
-    ways = mesh.shape["tensor"]
-    found = {tuple(sorted(size for size in sizes if size > 1))}
+    shards = mesh.shape["tensor"]
+    shapes = {tuple(sorted(size for size in sizes if size > 1))}
     for i, size in enumerate(sizes):
-        if size % ways == 0:
-            found.add(_squeezed((*sizes[:i], size // ways, *sizes[i + 1 :])))
-    return found
+        if size % shards == 0:
+            shapes.add(_squeezed((*sizes[:i], size // shards, *sizes[i + 1 :])))
+    return shapes

@@ -1,4 +1,4 @@
-"""The configuration of a run: sections (sections.py, learner_config.py), stages, controls, and what of them goes together."""
+"""The configuration of a run: sections (sections.py, learner_config.py), stages, controls, and checks that they fit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ __all__ = [
     "WebSnapshotConfig",
 ]
 
-# What a stage may change, by section.
+# Settings that a stage may change, by section.
 STAGED = {
     "data": ("train", "train_range", "epochs"),
     "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout", "forks"),
@@ -70,24 +70,24 @@ STAGED = {
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changed settings with tuples for lists: what JSON makes of a configuration is equal to it."""
+    """Changed settings with tuples instead of lists, so that a configuration read back from JSON equals the original."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class StageConfig:
-    """A stretch of training with its own reward and, where they are given, settings that replace the run's.
+    """A phase of training with its own reward and, if given, its own settings.
 
-    `data`, `rollout` and `learner` hold such settings by their names in these sections, `learner.loss` too:
-    `learner={"advantage": "reinforce_pp_baseline", "loss": {"kl_coef": 0.0}}`. What a stage does not name is the run's,
-    whatever the stage before had. Of `data` the training questions may change; `learner.optimizer` and the shapes of batches
-    may not (`STAGED`).
+    `data`, `rollout` and `learner` hold settings by their names in these sections, `learner.loss` included:
+    `learner={"advantage": "reinforce_pp_baseline", "loss": {"kl_coef": 0.0}}`. A setting that a stage does not name is that of
+    the run, not that of the stage before. Within `data`, a stage may change the training questions. It may not change
+    `learner.optimizer` or the shapes of batches (`STAGED`).
     """
 
     start: Count = 0  # first step
-    after: str = ""  # the stage with data.epochs at whose end it begins, in the place of `start`
-    # the optimiser and its schedule begin anew, and a KL is to the policy that the stage starts from
+    after: str = ""  # instead of `start`: begin at the end of this stage, which has data.epochs
+    # restart the optimiser and its schedule, and measure a KL to the policy at the stage's start
     restart: bool = False
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -102,16 +102,20 @@ class StageConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ControlConfig:
-    """A second run for comparison, from the policy that the main one started from: without one of its stages, from the step at
-    which that begins (its steps are the stage's before it, those of the first the second's); over all steps with other stages,
-    other training questions, or both; or with supervised learning in the place of all of them."""
+    """A second run for comparison with the main run, of one of three kinds:
+
+    - `without` a stage: it starts where that stage began. The stage before it takes over its steps; those of the first stage go
+      to the second.
+    - with other `stages`, other training questions (`data`), or both: it repeats all steps from the main run's initial policy.
+    - `supervised`: supervised learning instead of all steps, from the main run's initial policy.
+    """
 
     without: str = ""  # the stage's name
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=dict)  # in the place of the run's
     data: Mapping[str, Any] = dataclasses.field(
         default_factory=dict
-    )  # in the place of config.data's: train, train_range
-    supervised: WarmStartConfig = WarmStartConfig()  # where `steps` > 0
+    )  # replace those of config.data: train, train_range
+    supervised: WarmStartConfig = WarmStartConfig()  # used if its `steps` > 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", _plain(self.data))
@@ -135,23 +139,21 @@ class TrainConfig:
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
-    # runs that follow the main one, in workdir/controls/NAME; their scores stand beside its own
+    # comparison runs after the main one, in workdir/controls/NAME; their scores are listed beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
-    chat_model: PolicyModelConfig = (
-        PolicyModelConfig()
-    )  # the policy of launch.evaluate and launch.ask in a model's place
+    chat_model: PolicyModelConfig = PolicyModelConfig()  # policy of launch.evaluate and launch.ask instead of a model
     judge: JudgeConfig = JudgeConfig()  # asked by reward terms such as `judge`, and for config.evaluation.judge
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     log_episodes: Count = 16  # episodes per step that are written to workdir/episodes
-    log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
+    log: tuple[str, ...] = ()  # loggers besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
     def uncounted(self) -> list[str]:
-        """Stages that last as long as their passes over the questions, whose steps are not counted yet (training.passes)."""
+        """Stages whose length is given in passes over the questions and not yet counted in steps (training.passes)."""
         stages = self.stages if self.kind == "rl" else {}
         return [name for name, stage in stages.items() if stage.data.get("epochs", self.data.epochs)]
 
@@ -166,7 +168,7 @@ class TrainConfig:
             self.in_stage(name)
 
     def _check_sections(self) -> None:
-        """What goes together."""
+        """Checks that the sections fit each other."""
         grouped = advantage_named(self.learner.advantage).grouped
         comparable = self.kind == "sft" or self.rollout.samples > 1 or not grouped
         buckets = self.learner.length_buckets
@@ -243,7 +245,7 @@ class TrainConfig:
                 raise ValueError(message)
 
     def _check_passes(self) -> None:
-        """Where passes say how long a run is, nothing else does. A supervised run has no stages."""
+        """Checks that a run whose length is given in passes has no other length, and that a supervised run has no stages."""
         if self.kind == "sft":
             return
         for name, stage in self.stages.items():
@@ -263,7 +265,7 @@ class TrainConfig:
             )
 
     def _check_watch(self) -> None:
-        """What is watched is measured."""
+        """Checks that the run measures the metrics that are watched."""
         watched = {*self.watch.least, *self.watch.most, *self.watch.falls, *self.watch.drops}
         for prefix, kind, settings in (
             ("validation/", "rl", ("every",)),
@@ -280,15 +282,15 @@ class TrainConfig:
                 )
 
     def _check_controls(self) -> None:
-        """Controls differ from the run in what they say, and in nothing else."""
+        """Checks that each control is of exactly one kind, and that its settings fit."""
         for name, control in self.controls.items():
-            ways = [control.without, control.stages or control.data, control.supervised.steps]
-            if sum(map(bool, ways)) != 1:
+            kinds = [control.without, control.stages or control.data, control.supervised.steps]
+            if sum(map(bool, kinds)) != 1:
                 raise ValueError(
                     f"config.controls.{name}: give one of `without`, a stage; `stages` or `data`, or both; `supervised` with "
                     "steps above 0"
                 )
-            if ways[1]:
+            if kinds[1]:
                 self.otherwise(name)
             if not control.without:
                 continue
@@ -301,7 +303,7 @@ class TrainConfig:
                     f"config.controls.{name}: {control.without!r} is the only stage, and nothing would be left without it"
                 )
             if self.uncounted:
-                continue  # where stages begin is known, and looked at, once their steps are counted
+                continue  # checked later, when the steps of its stages are counted
             if self.stages[control.without].start >= self.steps:
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} must begin before the run's end, "
@@ -316,10 +318,10 @@ class TrainConfig:
                 )
 
     def otherwise(self, name: str) -> TrainConfig:
-        """The run with a control's stages and training questions in the place of its own.
+        """The run with a control's stages and training questions instead of its own.
 
         Raises:
-          ValueError: it changes what a control may not change, or to what doesn't go together.
+          ValueError: the control changes a setting that it may not change, or its settings don't fit together.
         """
         control, path = self.controls[name], f"config.controls.{name}"
         for key in control.data:
@@ -335,22 +337,22 @@ class TrainConfig:
             return dataclasses.replace(self, controls={}, data=data, stages=control.stages or self.stages)
 
     def neighbour(self, name: str) -> str:
-        """The stage that has the steps of another in a run without it: the one before it, of the first one the second."""
+        """The stage that takes over another's steps in a run without it: the one before it, or the second for the first."""
         order = sorted(self.stages, key=lambda stage: self.stages[stage].start)
-        place = order.index(name)
-        return order[place - 1] if place else order[1]
+        index = order.index(name)
+        return order[index - 1] if index else order[1]
 
     def _has_updates_of_its_own(self, name: str) -> bool:
-        """Whether a schedule would span another number of updates without a stage, its neighbour in its place."""
+        """Whether a schedule would span another number of updates if a stage's neighbour replaced it."""
         pair = sorted((name, self.neighbour(name)), key=lambda stage: self.stages[stage].start)
         minibatches = [self.in_stage(stage).learner.minibatches for stage in pair]
         return self.stages[pair[1]].restart or minibatches[0] != minibatches[1]
 
     def _check_names(self) -> None:
-        """Whatever results.json tells of has a name of its own."""
-        for section, taken in (("stages", ()), ("controls", self.stages)):
+        """Checks that all entries of results.json have different names."""
+        for section, reserved in (("stages", ()), ("controls", self.stages)):
             if name := next(
-                (name for name in getattr(self, section) if name in ("warm_start", "trained", *taken)), None
+                (name for name in getattr(self, section) if name in ("warm_start", "trained", *reserved)), None
             ):
                 raise ValueError(
                     f"config.{section}.{name}: call it something else; results.json has another policy so named"
@@ -362,10 +364,10 @@ class TrainConfig:
             )
 
     def in_stage(self, name: str) -> TrainConfig:
-        """The settings of a stage, as those of a run that is all of this stage.
+        """The settings of a run that consists of this stage alone.
 
         Raises:
-          ValueError: it changes what no stage may change, or to what doesn't go together.
+          ValueError: the stage changes a setting that no stage may change, or its settings don't fit together.
         """
         stage, path = self.stages[name], f"config.stages.{name}"
         if len(self.stages) == 1 and not (stage.start or stage.data or stage.rollout or stage.learner):

@@ -1,4 +1,4 @@
-"""What a run does about evaluation questions that it trains on."""
+"""Checks whether a run trains on its own evaluation questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import MADE, shown_questions
 from routerl_jax.training.setup import evaluation_examples, open_examples
 
-_NEAR = 0.8  # above launch.check_data's: templates of small data sets, Atlas's say, reach 0.6 with other names in them
+_NEAR = 0.8  # above the default of launch.check_data: templates of small data sets (Atlas) reach 0.6 with other names
 
 # of the evaluation questions, whose names may be as alike as "Congo" and "Democratic Republic of the Congo"
 _FEW = 0.01
@@ -24,7 +24,7 @@ def check_overlap(config: TrainConfig) -> None:
     More than a few near-duplicates are logged; questions with equal words are logged or refused.
 
     Raises:
-      ValueError: there are such and `overlap` is "error".
+      ValueError: there are questions with equal words, and `overlap` is "error".
     """
     if config.data.overlap == "ignore":
         return
@@ -55,11 +55,11 @@ def check_overlap(config: TrainConfig) -> None:
 
 
 def _trained_on(config: TrainConfig) -> Iterator[Example]:
-    """The training questions of every stage, of controls too, and of what is shown before or instead; shared ones once."""
+    """The training questions of every stage, of controls, and of demonstrations. Sources used twice come once."""
     supervised = (config.warm_start, *(control.supervised for control in config.controls.values()))
     shown = dict.fromkeys(settings.demonstrations for settings in supervised if settings.steps)
     for source in shown:
-        # invented questions, those of config.data, and what is made is up to its maker
+        # left out: invented questions, those of config.data (added below), and those that a function makes
         if source not in ("atlas", "annotated") and not source.startswith(MADE):
             yield from shown_questions(source)
     runs = [
@@ -74,6 +74,6 @@ def _trained_on(config: TrainConfig) -> Iterator[Example]:
 
 
 def _evaluated(config: TrainConfig) -> list[Example]:
-    """The validation and test questions that the run will look at."""
+    """The validation and test questions that the run uses."""
     test = evaluation_examples(config, "test")
     return test + evaluation_examples(config, "validation") if config.evaluation.every else test

@@ -1,9 +1,9 @@
-"""Controls: what would have become of the run without a stage, with other rewards or questions, or with supervised learning?
+"""Controls: comparison runs without a stage, with other rewards or questions, or with supervised learning.
 
-A control is a run of its own in `workdir/controls/NAME`. Without a stage it is the same steps again, from where that stage
-began: it resumes from the state that the main run left there, and data and seeds are the main run's, so that only the stage
-tells the two apart. All others (without the first stage, with stages or questions of its own, supervised) begin where the main
-run began. All are evaluated as that is.
+A control is a run of its own in `workdir/controls/NAME`. A control without a stage repeats the steps from where that stage
+began. It resumes from the state that the main run saved there, with the same data and seeds, so that only the stage differs.
+All other controls (without the first stage, with stages or questions of their own, supervised) start from the main run's
+initial policy. All controls are evaluated like the main run.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from routerl_jax.training.warm_start import started
 
 
 def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:
-    """The workdir of a run's control."""
+    """The workdir of a control."""
     return workdir / "controls" / name
 
 
 def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
-    """Raises ValueError if a control's own stages, names, questions or demonstrations can't be used, as long as the main run
-    has not begun."""
+    """Raises ValueError if a control's own stages, names, questions or demonstrations can't be used.
+
+    Called before the main run starts.
+    """
     for name, control in config.controls.items():
         path = f"config.controls.{name}"
         if name in control.stages:
@@ -56,12 +58,12 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
 
 
 def fork(run: Run, done: int, **extra: Any) -> None:
-    """Leaves the run's state after `done` steps to the controls that begin there; `extra` as in a checkpoint of the run."""
+    """Saves the run's state after `done` steps for the controls that start there. `extra`: as in `Run.save`."""
     for name, control in run.config.controls.items():
         if not control.without or run.config.stages[control.without].start != done:
             continue
         checkpoints = Checkpoints(control_directory(run.workdir, name) / "checkpoints", run.config.checkpoint.keep)
-        if checkpoints.latest() is None:  # else an earlier sitting, killed before its own next checkpoint, has left it
+        if checkpoints.latest() is None:  # else an earlier session saved it and was killed before its next checkpoint
             run.save(done, into=checkpoints, **extra)
         checkpoints.close()
 
@@ -69,26 +71,28 @@ def fork(run: Run, done: int, **extra: Any) -> None:
 def run_controls(
     config: TrainConfig, workdir: pathlib.Path, results: dict[str, Any], train: Callable[..., dict[str, Any]]
 ) -> dict[str, Any]:
-    """Runs the controls that are not finished, and puts all of them into the results of the main run, which is.
+    """Runs the unfinished controls of a finished main run, and adds all controls to its results.
 
     Args:
-      results: of the main run.
+      results: the results of the main run.
       train: trains a configuration in a directory: (config, workdir, resume=..) -> its results.
 
     Returns:
-      The results with `agents.NAME`, the control's policy on the test questions, and `comparisons.NAME`, in what the main
-      run's policy differs from it (evaluation.paired).
+      The results with `agents.NAME`, the scores of the control's policy on the test questions, and `comparisons.NAME`, the
+      paired comparison of the main run's policy with it (evaluation.paired).
     """
     comparisons = {}
     for name in config.controls:
         directory = control_directory(workdir, name)
-        gc.collect()  # the run before this one is in reference cycles; its memory is needed now
+        gc.collect()  # reference cycles still hold the previous run; its memory is needed now
         with alone_as_job(directory), naming(f"config.controls.{name}"):
-            found = train(control_config(config, workdir, name), directory, resume=True)
-        results["agents"][name] = found["agents"][name]
-        results["seconds"][f"controls/{name}"] = found["seconds"]["total"]
-        results["seconds"]["total"] += found["seconds"]["total"]
-        records = [read_records(place / "evaluation" / "trained.jsonl") for place in (workdir, directory)]
+            control_results = train(control_config(config, workdir, name), directory, resume=True)
+        results["agents"][name] = control_results["agents"][name]
+        results["seconds"][f"controls/{name}"] = control_results["seconds"]["total"]
+        results["seconds"]["total"] += control_results["seconds"]["total"]
+        records = [
+            read_records(run_directory / "evaluation" / "trained.jsonl") for run_directory in (workdir, directory)
+        ]
         if multihost.is_main():
             comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)
     if multihost.is_main():
@@ -99,10 +103,10 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without the stage, with other stages or questions, or with a supervised
-    phase alone, from the policy that the main run started from."""
+    """The configuration of a control: the main run's without a stage, with other stages or questions, or as a supervised run,
+    with the main run's initial policy."""
     control = config.controls[name]
-    found = dataclasses.replace(
+    control_run = dataclasses.replace(
         config.otherwise(name),
         model=started(config, workdir.resolve()).model,
         snapshot=shared_snapshot(config, workdir),
@@ -118,11 +122,11 @@ def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> Tra
         ),
     )
     if control.supervised.steps:
-        return dataclasses.replace(found, steps=0)
+        return dataclasses.replace(control_run, steps=0)
     if not control.without:
-        return found
+        return control_run
     stages = {key: stage for key, stage in config.stages.items() if key != control.without}
     if not config.stages[control.without].start:
         heir = config.neighbour(control.without)
         stages[heir] = dataclasses.replace(stages[heir], start=0, restart=False)
-    return dataclasses.replace(found, stages=stages)
+    return dataclasses.replace(control_run, stages=stages)

@@ -1,4 +1,4 @@
-"""The stream of training examples: shuffled by grain, with a position that is part of the checkpoint."""
+"""The stream of training examples, shuffled by grain. Its position is part of the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from routerl_jax.data.readers import ExampleSource
 
 
 class ExampleStream:
-    """Endless shuffled batches of distinct examples, pass after pass: each pass has every example once, in an order of its own.
+    """Endless shuffled batches of distinct examples. Each pass has every example once, in its own order.
 
-    A batch that a pass has not enough for is filled from the next one. What would be in it twice is put off to the batch
-    after it, so that it is in every pass once all the same. Batches may differ in size.
+    If a pass ends within a batch, the batch is filled from the next pass. An example that would then be in the batch twice is
+    deferred to the batch after it, so that it still comes once per pass. Batches may differ in size.
 
     Args:
-      source: random access.
-      seed: of the shuffle.
+      source: examples with random access.
+      seed: seed of the shuffle.
     """
 
     def __init__(self, source: ExampleSource, seed: int) -> None:
         self._source = source
         self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
         self._position = 0
-        self._put_off: list[int] = []  # of the present pass, before the position
+        self._put_off: list[int] = []  # deferred examples of the present pass
 
     def check(self, count: int) -> None:
-        """Complains if there can't be a batch of so many.
+        """Checks that a batch of this size is possible.
 
         Raises:
           ValueError: the source has fewer examples.
@@ -47,7 +47,7 @@ class ExampleStream:
         """
         self.check(count)
         chosen, self._put_off = self._put_off[:count], self._put_off[count:]
-        order = cast(Sequence[int], self._order)  # grain's elements may be None, but where nothing is filtered out
+        order = cast(Sequence[int], self._order)  # grain's elements are only None where something is filtered out
         while len(chosen) < count:
             index = order[self._position]
             self._position += 1
@@ -55,15 +55,15 @@ class ExampleStream:
         return [self._source[index] for index in chosen]
 
     def first(self, count: int) -> Iterator[Example]:
-        """The source's first examples, at most so many, whatever the position."""
+        """The first examples of the source, at most `count`, whatever the position."""
         return (self._source[i] for i in range(min(count, len(self._source))))
 
     def state(self) -> dict[str, Any]:
-        """Where the stream is, as JSON-serialisable data."""
+        """The position, as JSON-serialisable data."""
         return {"position": self._position, "put_off": self._put_off}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to a saved place."""
+        """Moves to a saved position."""
         if "position" not in state:
             raise ValueError(
                 "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
@@ -72,7 +72,7 @@ class ExampleStream:
 
 
 class _Indices:
-    """0, 1, 2, ...: grain shuffles positions, examples are fetched when their batch is due."""
+    """0, 1, 2, ...: grain shuffles indices, and examples are fetched when their batch is due."""
 
     def __init__(self, size: int) -> None:
         self._size = size

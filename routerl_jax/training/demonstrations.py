@@ -1,5 +1,4 @@
-"""What a supervised run learns from: Atlas's worked examples, those of annotated questions, or the good ones among the episodes
-that were written to files."""
+"""Demonstrations for supervised runs: Atlas's, those made from annotated questions, or good episodes from files."""
 
 from __future__ import annotations
 
@@ -40,14 +39,14 @@ from routerl_jax.training.annotated import worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
 from routerl_jax.training.setup import open_examples, open_knowledge
 
-_HELD_OUT_SHARE = 0.05  # of the questions, where their number is given
-_PORTION = 1024  # annotated questions that are worked out at a time
+_HELD_OUT_SHARE = 0.05  # share of the questions that is held out, for sources of fixed size
+_PORTION = 1024  # annotated questions that are searched for at a time
 
 
 class Worked(NamedTuple):
-    """A question and what followed it: text and pictures, and whether the policy is to write them.
+    """A question and the pieces that follow it: texts and pictures, each with whether the policy writes it.
 
-    A `bare` one has no agent's prompt: its pictures, then its question.
+    A `bare` one does not have the agent's prompt; it begins with its pictures and its question.
     """
 
     example: Example
@@ -55,12 +54,12 @@ class Worked(NamedTuple):
     bare: bool = False
 
     def sequence(self, agent: Agent, model: Decoder, room: int | None = None) -> TokenSequence:
-        """As the agent's rollout would have recorded it with this model in `room` tokens, its prompt and pictures included.
+        """The token sequence that a rollout of the agent would have recorded with this model, prompt and pictures included.
 
-        It may be longer than that: only documents in its prompt are left out.
+        Documents in the prompt that don't fit `room` tokens are left out. Nothing else is, so the sequence may be longer.
 
         Raises:
-          ValueError: the example has a picture, and the model sees none; names it.
+          ValueError: the example has a picture, and the model sees none; names the example.
         """
         assert model.tokenizer is not None
         host = model.image_tokens if isinstance(model, VisionLanguageModel) else None
@@ -88,7 +87,7 @@ class Worked(NamedTuple):
 
 
 class Demonstrations(Protocol):
-    """An endless, reproducible stream of worked examples, by index; `len` of it are different ones."""
+    """An endless, reproducible stream of demonstrations, by index. `len` is the number of different ones."""
 
     def __getitem__(self, index: int) -> Worked: ...
 
@@ -97,7 +96,7 @@ class Demonstrations(Protocol):
 
 MADE = "made:"  # before the dotted path of a function that makes demonstrations
 MESSAGES = "messages:"  # before a file of conversations (data.messages)
-_PICTURES = "[pictures]"  # after it: those whose pictures can be read
+_PICTURES = "[pictures]"  # after the file: skip conversations whose pictures can't be read
 _MAKERS: Registry[Callable[[TrainConfig, Agent], tuple[Demonstrations, Demonstrations]]] = Registry(
     "maker of demonstrations"
 )
@@ -106,15 +105,15 @@ _MAKERS: Registry[Callable[[TrainConfig, Agent], tuple[Demonstrations, Demonstra
 def open_demonstrations(
     config: TrainConfig, agent: Agent, workdir: pathlib.Path | None = None
 ) -> tuple[Demonstrations, Demonstrations]:
-    """Those to learn from and those that are held out, of the source that `config.warm_start.demonstrations` names.
+    """The demonstrations to train on and the held-out ones, from the source `config.warm_start.demonstrations`.
 
-    That is `atlas`, `annotated` (config.data.train, with config.knowledge), a file or directory of episodes, `messages:FILE`
-    (data.messages), or `made:package.module:function`, which makes both of (config, agent); for agents that learn from golden
-    steps also a data set of them, `trajectories:FILE`, but neither episodes nor messages.
+    The source is `atlas`; `annotated` (config.data.train, with config.knowledge); a file or directory of episodes;
+    `messages:FILE` (data.messages); or `made:package.module:function`, called with (config, agent), which returns both. For
+    agents that learn from golden steps it may also be a data set of them, `trajectories:FILE`, but not episodes or messages.
 
     Raises:
-      ValueError: there is no such file, a row is no episode, too few are good enough, or the agent learns from others or can't
-        be shown anything.
+      ValueError: the file does not exist, a row is no episode, too few episodes are good enough, or the agent learns from
+        another kind of demonstrations or from none.
     """
     check_demonstrations(config, agent)
     settings = config.warm_start
@@ -128,23 +127,23 @@ def open_demonstrations(
     if agent.learns_from == "golden_steps":
         return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations == "annotated":
-        worked, told = _of_annotated_questions(config, agent, workdir)
+        worked, description = _of_annotated_questions(config, agent, workdir)
     elif settings.demonstrations.startswith(MESSAGES):
-        worked, told = _of_messages(settings.demonstrations, agent)
+        worked, description = _of_messages(settings.demonstrations, agent)
     else:
-        worked, told = _of_good_episodes(settings, config.evaluation.normalizer)
-    return _kept(worked, told, source, config.seed)
+        worked, description = _of_good_episodes(settings, config.evaluation.normalizer)
+    return _kept(worked, description, source, config.seed)
 
 
 def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "config.warm_start") -> None:
-    """Complains about what is wrong with the demonstrations and shows without reading them.
+    """Checks the settings of the demonstrations without reading these.
 
     Args:
-      section: where config.warm_start's settings stand in the run's configuration.
+      section: name of the section with the settings of config.warm_start, for messages.
 
     Raises:
-      ValueError: names the key: there is no such file or reward term, or the agent learns from others or can't be shown
-        anything.
+      ValueError: a file or a reward term does not exist, or the agent learns from another kind of demonstrations or from none;
+        names the key.
     """
     settings = config.warm_start
     source = f"{section}.demonstrations={settings.demonstrations!r}"
@@ -187,7 +186,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
 
 
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
-    """Atlas's, in the form in which the agent learns; another `stream` has others."""
+    """Atlas's demonstrations in the form from which the agent learns. Each `stream` has different ones."""
     settings = config.warm_start
     drawn: dict[str, Any] = {
         "size": config.steps * settings.examples,
@@ -216,18 +215,18 @@ class _OfAtlas:
 
 
 def sight_demonstrations(seed: int, shares: Mapping[str, float] | None = None) -> Demonstrations:
-    """Pictures and questions with what the packaged policy that sees was taught to write after them.
+    """Pictures and questions with the texts that the packaged vision policy was trained to write after them.
 
     Args:
-      shares: how often each kind is drawn (`SightSource`); by default as often as there.
+      shares: how often each kind is drawn; default: as in `SightSource`.
     """
     source = SightSource(seed=seed, shares=shares) if shares else SightSource(seed=seed)
     return _OfAtlas(source, lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True))
 
 
 class Mixed:
-    """A stream in which every `every`-th demonstration is the next of `others`, from the first on; those of `main` whose places
-    they take are left out."""
+    """A stream whose every `every`-th demonstration, from the first on, is the next of `others`. They replace those of `main`
+    at the same indices."""
 
     def __init__(self, main: Demonstrations, others: Demonstrations, every: int) -> None:
         self._main, self._others, self._every = main, others, every
@@ -240,7 +239,7 @@ class Mixed:
 
 
 class Shuffled:
-    """A list, in a new order every epoch."""
+    """A list of demonstrations, in a new order every epoch."""
 
     def __init__(self, worked: Sequence[Worked], seed: int) -> None:
         self._worked = worked
@@ -248,8 +247,8 @@ class Shuffled:
         self._order = functools.lru_cache(maxsize=2)(self._permutation)
 
     def __getitem__(self, index: int) -> Worked:
-        epoch, place = divmod(index, len(self._worked))
-        return self._worked[self._order(epoch)[place]]
+        epoch, position = divmod(index, len(self._worked))
+        return self._worked[self._order(epoch)[position]]
 
     def __len__(self) -> int:
         return len(self._worked)
@@ -261,8 +260,8 @@ class Shuffled:
 def _pieces(episode: Episode) -> Pieces:
     pieces: Pieces = []
     for turn in episode.turns:
-        seen = tuple(item for item in turn.shown if item.digest)
-        observation = Rendered(text=turn.observation, shown=seen) if seen else turn.observation
+        pictures = tuple(item for item in turn.shown if item.digest)
+        observation = Rendered(text=turn.observation, shown=pictures) if pictures else turn.observation
         pieces += [(turn.forced, False), (turn.text, True), (observation, False)]
     return [(piece, learnt) for piece, learnt in pieces if piece]
 
@@ -270,19 +269,21 @@ def _pieces(episode: Episode) -> Pieces:
 def _of_annotated_questions(
     config: TrainConfig, agent: Agent, workdir: pathlib.Path | None
 ) -> tuple[list[Worked], str]:
-    """Training questions whose gold passages the run's knowledge bases find, worked out: as many as the run learns from, or
-    all. Which, where there are more, is drawn; a portion of them is searched for at a time."""
+    """Demonstrations for training questions whose gold passages the run's knowledge bases find, and a text with their number.
+
+    As many as the run trains on, drawn at random, or all if there are fewer. They are searched for in portions.
+    """
     source = open_examples(config.data.train, config.data.train_range, "train")
     needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
     order = np.random.default_rng([4, config.seed]).permutation(len(source))
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
-    annotated, looked, found = False, 0, []
+    annotated, looked, demonstrations = False, 0, []
     with tqdm(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
             annotated = annotated or any("supporting" in example.metadata for example in examples)
             looked += len(examples)
-            made = worked_examples(
+            portion = worked_examples(
                 examples,
                 tools,
                 k=config.agent.k,
@@ -290,9 +291,9 @@ def _of_annotated_questions(
                 seed=config.seed + start,
                 timeout=config.rollout.tool_timeout,
             )
-            found += made
-            bar.update(len(made))
-            if len(found) >= needed:
+            demonstrations += portion
+            bar.update(len(portion))
+            if len(demonstrations) >= needed:
                 break
     if not annotated:
         raise ValueError(
@@ -300,13 +301,13 @@ def _of_annotated_questions(
             "passages ('supporting', docs/data.md); give questions that do, or other demonstrations"
         )
     return (
-        [Worked(one.example, agent.pieces(one)) for one in found],
-        f"of {looked} questions of config.data.train {len(found)} have gold passages that config.knowledge finds",
+        [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in demonstrations],
+        f"of {looked} questions of config.data.train {len(demonstrations)} have gold passages that config.knowledge finds",
     )
 
 
 def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[list[Worked], str]:
-    """All steps of golden trajectories, but for empty answers, which can't be written in the form."""
+    """All steps of golden trajectories, except those with empty answers, which the protocol can't express."""
     steps = open_examples(config.warm_start.demonstrations, (), "train")
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
@@ -317,29 +318,28 @@ def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[li
 
 
 def _of_messages(name: str, agent: Agent) -> tuple[list[Worked], str]:
-    """The conversations of a file, each begun with the agent's own prompt."""
+    """The conversations of a file, each with the agent's own prompt at its beginning."""
     path, pictures = _messages_file(name)
-    found = []
-    for place, one in read_messages(path, pictures=pictures):
+    worked = []
+    for place, recorded in read_messages(path, pictures=pictures):
         try:
-            found.append(Worked(one.example, agent.recorded_pieces(one)))
+            worked.append(Worked(recorded.example, agent.recorded_pieces(recorded)))
         except ValueError as error:
             raise place.error(f"key 'messages': {error}") from error
-    return found, f"{path} holds {len(found)} conversations"
+    return worked, f"{path} holds {len(worked)} conversations"
 
 
 def _messages_file(name: str) -> tuple[str, bool]:
-    """The file of `messages:FILE`, and whether `[pictures]` follows it."""
+    """The file named by `messages:FILE`, and whether `[pictures]` follows it."""
     path = name.removeprefix(MESSAGES)
     return path.removesuffix(_PICTURES), path.endswith(_PICTURES)
 
 
 def shown_questions(name: str) -> Iterator[Example]:
-    """The questions of a source of demonstrations: of golden steps, of messages, or of episodes, whether or not they are good
-    enough."""
+    """The questions of a source of demonstrations: golden steps, messages, or episodes (bad ones included)."""
     if name.startswith(MESSAGES):
         path, pictures = _messages_file(name)
-        yield from (one.example for _, one in read_messages(path, pictures=pictures))
+        yield from (recorded.example for _, recorded in read_messages(path, pictures=pictures))
         return
     if not pathlib.Path(name).expanduser().exists():
         steps = open_examples(name, (), "train")
@@ -350,7 +350,7 @@ def shown_questions(name: str) -> Iterator[Example]:
 
 
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
-    """The episodes of a file, or of all .jsonl files under a directory, whose reward is enough."""
+    """The episodes of a file, or of all .jsonl files under a directory, whose reward is at least the configured one."""
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
     files = _episode_files(settings.demonstrations, source)
     reward = RewardFunction(dict(settings.select), normalizer)
@@ -370,12 +370,12 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
 
 
 def _pictures(episode: Episode) -> list[Any]:
-    """Those of the question and of what was shown; "" for one that has no file."""
+    """The pictures of an episode's question and observations; "" for one without a file."""
     return [*episode.example.images, *(item.image for turn in episode.turns for item in turn.shown if item.digest)]
 
 
 def _episode_files(name: str, source: str) -> list[pathlib.Path]:
-    """The files of a file or directory; `source`: its key and value, for the message."""
+    """The .jsonl files of a file or directory. `source`: its key and value, for error messages."""
     path = pathlib.Path(name).expanduser()
     files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
@@ -388,17 +388,17 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
 
 
 def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[Shuffled, Shuffled]:
-    """Those to learn from, and those of a twentieth of the questions, at least of one, which are held out."""
+    """The demonstrations to train on, and the held-out ones: those of a twentieth of the questions, at least of one."""
 
     def question(one: Worked) -> str:
         if golden_step(one.example) is None:
             return one.example.id
         return "\n".join([one.example.question, *map(str, one.example.images)])  # one question, many pictures
 
-    names = sorted({question(one) for one in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
+    names = sorted({question(item) for item in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
         raise ValueError(f"{source}: {told}; two questions are needed, one to learn from and one to hold out")
     kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
-    training = [one for one in worked if question(one) not in kept_out]
-    held_out = [one for one in worked if question(one) in kept_out]
+    training = [item for item in worked if question(item) not in kept_out]
+    held_out = [item for item in worked if question(item) in kept_out]
     return Shuffled(training, seed), Shuffled(held_out, seed)

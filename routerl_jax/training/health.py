@@ -1,4 +1,4 @@
-"""Health of a step: what the rollouts were like, and how far sampler and learner agree."""
+"""Health metrics of a step: behaviour in the rollouts, and agreement of sampler and learner."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from routerl_jax.rewards.terms import judged
 def rollout_metrics(
     episodes: Sequence[Episode], groups: np.ndarray, normalizer: str, tools: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """Answer quality, behaviour, rewards and group statistics of the sampled episodes. The mean of a reward term is over the
-    episodes that it judges.
+    """Answer quality, behaviour, rewards and group statistics of the sampled episodes.
+
+    The mean of a reward term is over the episodes that have it.
 
     Args:
-      tools: as of `evaluation.metrics.averages`.
+      tools: see `evaluation.metrics.averages`.
     """
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
     found = averages(episodes, normalizer, tools)
@@ -42,15 +43,15 @@ def rollout_metrics(
     thoughts = [turn.action.thought for episode in episodes for turn in episode.turns if turn.action]
     metrics["rollout/thought_words"] = float(np.mean([len(thought.split()) for thought in thoughts] or [0]))
     metrics |= _searches_by_kind(episodes)
-    # -log p of what was sampled, averaged: an unbiased estimate of the policy's entropy per token.
+    # The mean of -log p of the sampled tokens is an unbiased estimate of the policy's entropy per token.
     sampled = np.concatenate([np.zeros(0), *(s.logprobs[s.loss_mask] for e in episodes for s in e.sequences)])
     metrics["rollout/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
     return metrics
 
 
 def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Searches per question of each `type` in the metadata (bridge, comparison, ...): a policy that collapses searches equally
-    often for all of them."""
+    """Searches per question, by the metadata's `type` (bridge, comparison, ...). A policy that has collapsed searches equally
+    often for all types."""
     counts: dict[str, list[int]] = {}
     for episode in episodes:
         if kind := episode.example.metadata.get("type"):
@@ -59,7 +60,7 @@ def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) -> dict[str, float]:
-    """|sampler log-prob - learner log-prob| of the same tokens under the same weights; near zero if numerics agree."""
+    """Statistics of |sampler log-prob - learner log-prob|, same tokens and weights; near zero if the numerics agree."""
     if not any(len(logprobs) for logprobs in sampler):
         return {}
     gap = np.abs(np.concatenate(list(sampler)) - np.concatenate(list(learner)))
@@ -71,7 +72,7 @@ def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) ->
 
 
 def ratio_metrics(behaviour: Sequence[np.ndarray], current: Sequence[np.ndarray]) -> dict[str, float]:
-    """Importance ratios over a step's mini-batches: how far the policy moved from the one that sampled."""
+    """Importance ratios over a step's mini-batches: how far the policy moved from the policy that sampled."""
     log_ratio = np.concatenate(list(current)) - np.concatenate(list(behaviour))
     if not len(log_ratio):
         return {}
@@ -88,14 +89,16 @@ def ratio_metrics(behaviour: Sequence[np.ndarray], current: Sequence[np.ndarray]
 
 
 def promoted_metrics(logprobs: Sequence[np.ndarray]) -> dict[str, float]:
-    """Mean log-probability, before each update, of the tokens with a positive advantage. Where it falls though they are
-    reinforced, likelihood is being displaced, which comes before a collapse (Search-R1's issue 186)."""
+    """Mean log-probability, before each update, of the tokens with a positive advantage.
+
+    If it falls although these tokens are reinforced, likelihood is displaced. That precedes a collapse (Search-R1's issue 186).
+    """
     promoted = np.concatenate(list(logprobs))
     return {"actor/promoted_logprob": float(promoted.mean())} if len(promoted) else {}
 
 
 def memory_metrics() -> dict[str, float]:
-    """Peak memory of this process and, where the backend tells, of the first device, in GiB."""
+    """Peak memory of this process and, if the backend reports it, of the first device, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     metrics = {"memory/host_peak_gib": peak / (2**30 if sys.platform == "darwin" else 2**20)}
     stats = jax.local_devices()[0].memory_stats() or {}

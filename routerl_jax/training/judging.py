@@ -1,4 +1,4 @@
-"""What a run is judged on: its questions, the names of what is scored, and tables that wait for its end."""
+"""The evaluation of a run: its questions, the names of scored agents, and tables that are kept until the end of the run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from routerl_jax.training.setup import evaluation_examples
 
 
 def judging_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
-    """For validation, and for the final table.
+    """The questions for validation and for the final table.
 
     Raises:
-      ValueError: there are golden steps among them with retrievers that the run lacks, or that the canary can't be tried on.
+      ValueError: golden steps among them use retrievers that the run lacks, or rule out the canary.
     """
     validation, test = evaluation_examples(config, "validation"), evaluation_examples(config, "test")
     for part, examples in (("validation", validation), ("test", test)):
@@ -39,7 +39,7 @@ def judging_questions(config: TrainConfig) -> tuple[list[Example], list[Example]
 
 
 def check_names(config: TrainConfig, judged: Agent) -> None:
-    """Complains about two agents of one name, and about config.evaluation.names of agents that are not scored."""
+    """Raises ValueError if two agents have the same name, or config.evaluation.names names an agent that is not scored."""
     baselines = judged.baselines(tuple(config.knowledge))
     for section in ("stages", "controls"):
         if both := next((name for name in getattr(config, section) if name in baselines), None):
@@ -51,8 +51,8 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
             raise ValueError(unknown_key("config.evaluation.before_baselines", name, baselines))
     before = before_agents(config, judged)
     scored = (*before, "trained", *config.stages, *baselines)
-    if taken := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
-        raise ValueError(f"config.evaluation.names: {taken[0]!r} is another agent's name; take one that nobody has")
+    if clashes := [name for key, name in config.evaluation.names.items() if name in scored and name != key]:
+        raise ValueError(f"config.evaluation.names: {clashes[0]!r} is another agent's name; take one that nobody has")
     if unknown := [name for name in config.evaluation.names if name not in scored]:
         close = difflib.get_close_matches(unknown[0], scored, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(scored)}"
@@ -60,7 +60,7 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
 
 
 def before_agents(config: TrainConfig, judged: Agent) -> dict[str, Agent]:
-    """As what the untrained policy is scored, by the names that its rows have."""
+    """The agents as which the untrained policy is scored, by the names of their rows."""
     baselines = judged.baselines(tuple(config.knowledge)) if config.evaluation.before_baselines else {}
     return {"warm_start": judged} | {
         f"warm_start_{name}": baselines[name] for name in config.evaluation.before_baselines
@@ -68,26 +68,26 @@ def before_agents(config: TrainConfig, judged: Agent) -> dict[str, Agent]:
 
 
 def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Keeps a table that was measured on the way for the end of the run, whichever sitting that is in; `asked`: with which
-    settings, that may be others by then."""
+    """Saves a table measured during the run for its final table, possibly in a later session. `asked`: the settings with which
+    it was measured, because these may have changed by then."""
     if multihost.is_main():
         path = workdir / "evaluation" / f"{name}.json"
         write_whole(path, json.dumps({"asked": asked, "agents": table}))
 
 
 def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The kept tables; those of other settings are left out, with a warning.
+    """The saved tables. Those measured with other settings are left out, with a warning.
 
     Raises:
-      ValueError: one is damaged.
+      ValueError: a table's file is damaged.
     """
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for path in (workdir / "evaluation" / f"{name}.json" for name in names):
         if not path.is_file():
             continue
-        kept = read_json(path, "remove it, and the run goes on without these rows of its table")
-        if kept["asked"] == asked:
-            found |= kept["agents"]
+        saved = read_json(path, "remove it, and the run goes on without these rows of its table")
+        if saved["asked"] == asked:
+            tables |= saved["agents"]
         else:
-            logging.warning("%s was measured with %s, and now it is %s: it is left out", path, kept["asked"], asked)
-    return found
+            logging.warning("%s was measured with %s, and now it is %s: it is left out", path, saved["asked"], asked)
+    return tables

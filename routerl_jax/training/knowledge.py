@@ -1,5 +1,5 @@
-"""The knowledge bases of a run: opened where they are, built where they are not, joined where one is made of others; and tools
-of one's own, made by the function that a configuration names."""
+"""The knowledge bases of a run: existing ones are opened, missing ones are built, and hybrid ones join others. Also users' own
+tools, which a function named in the configuration makes."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ def open_knowledge(
     """Loads the knowledge bases by name, in the order of the configuration, building those that do not exist yet.
 
     Args:
-      workdir: the run's, where its snapshot of the web lies (config.snapshot).
+      workdir: the run's directory, with its snapshot of the web (config.snapshot).
 
     Raises:
-      ValueError: names the section of config.knowledge that is at fault, or config.snapshot.
+      ValueError: a knowledge base can't be opened or built; names its section of config.knowledge, or config.snapshot.
     """
     return open_knowledge_bases(config.knowledge, snapshots(config, workdir), progress=progress)
 
 
 def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
-    """A run's configuration with other knowledge bases in the place of its own.
+    """A run's configuration with some of its knowledge bases replaced.
 
     Args:
-      places: `NAME=PLACE`, of a knowledge base of the run and the directory or URL of another one, or what such a one is built
-        from in the way of the run's: a file, or a directory of PDFs and page images.
+      places: pairs `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another one; or a file,
+        or a directory of PDFs and page images, from which one is built with the settings of the run's.
 
     Raises:
-      ValueError: names the pair.
+      ValueError: a pair can't be used; names it.
     """
     knowledge = dict(config.knowledge)
     for pair in places:
@@ -92,35 +92,37 @@ def open_knowledge_bases(
     *,
     progress: bool = True,
 ) -> dict[str, SearchTool]:
-    """`open_knowledge` without the rest of a run; `frozen` are the snapshots of its web knowledge bases, by name."""
+    """`open_knowledge` without the rest of a run. `frozen`: the snapshots of web knowledge bases, by name."""
     check_knowledge(knowledge)
-    found: dict[str, SearchTool] = {}
+    opened: dict[str, SearchTool] = {}
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _open(name, spec, progress, frozen)
-    alone = dict(found)
+                opened[name] = _open(name, spec, progress, frozen)
+    alone = dict(opened)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                found[name] = _join(name, spec, alone, frozen)
-    return {name: found[name] for name in knowledge}
+                opened[name] = _join(name, spec, alone, frozen)
+    return {name: opened[name] for name in knowledge}
 
 
 def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
-    """Complains about what can't be opened or built as the configuration says; opens and builds nothing, which may take long.
+    """Checks the configuration of knowledge bases before any is opened or built, because that may take long.
 
     Raises:
-      ValueError: a tool's source can't be imported or called with the settings, or keys are set that a tool does not have;
-        a kind is not known; what a knowledge base is to be built from is not there, or its settings are not the kind's; a
-        hybrid one joins others than there are.
+      ValueError: a tool's source can't be imported or called with the settings, or keys are set that tools do not have; a kind
+        is unknown; a knowledge base's source does not exist, or its settings do not belong to its kind; or a hybrid one has an
+        unknown member.
     """
     for name, spec in knowledge.items():
         with naming(f"config.knowledge.{name}"):
             if spec.kind == _TOOL:
                 _factory(name, spec)
             elif spec.kind == _HYBRID:
-                _check_members(name, spec, [other for other, one in knowledge.items() if one.kind != _HYBRID])
+                _check_members(
+                    name, spec, [other for other, other_spec in knowledge.items() if other_spec.kind != _HYBRID]
+                )
             else:
                 _check_kb(name, spec)
 
@@ -130,12 +132,12 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return
-    place = pathlib.Path(spec.directory).expanduser() if spec.directory else None
-    if place is not None and (place / MANIFEST).is_file():
+    folder = pathlib.Path(spec.directory).expanduser() if spec.directory else None
+    if folder is not None and (folder / MANIFEST).is_file():
         return
     if not spec.source:
         raise ValueError(
-            f"config.knowledge.{name}: there is no knowledge base in {place or 'the cache'} and no source to build it from; "
+            f"config.knowledge.{name}: there is no knowledge base in {folder or 'the cache'} and no source to build it from; "
             f"set config.knowledge.{name}.source"
         )
     if not spec.source.startswith(_ATLAS) and not pathlib.Path(spec.source).expanduser().exists():
@@ -159,14 +161,16 @@ def _factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
             f"{path}.source={spec.source!r} is a {type(factory).__name__}; name a function or class that makes one"
         )
     try:
-        taken = inspect.signature(factory).parameters.values()
-    except ValueError:  # one that is written in C may not say
+        parameters = inspect.signature(factory).parameters.values()
+    except ValueError:  # a function written in C may have no signature
         return factory
-    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken):
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         for key in spec.settings:
-            if key not in (known := [parameter.name for parameter in taken]):
+            if key not in (known := [parameter.name for parameter in parameters]):
                 raise ValueError(unknown_key(f"{path}.settings", key, known))
-    if missing := [p.name for p in taken if p.name not in spec.settings and p.default is p.empty and p.kind in _NAMED]:
+    if missing := [
+        p.name for p in parameters if p.name not in spec.settings and p.default is p.empty and p.kind in _NAMED
+    ]:
         raise ValueError(f"{path}.settings.{missing[0]} is missing: {spec.source} takes it")
     return factory
 
@@ -186,7 +190,7 @@ def _make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
 def _join(
     name: str, spec: KnowledgeConfig, others: Mapping[str, SearchTool], frozen: Mapping[str, SnapshotConfig]
 ) -> KnowledgeBase:
-    """Several of the run's knowledge bases as one, or the hybrid one that a directory describes."""
+    """A hybrid knowledge base that joins several of the run, as the configuration or a directory describes it."""
     from routerl_jax.knowledge.hybrid import HybridKB
 
     if spec.directory and not spec.members:
@@ -232,16 +236,16 @@ def _open_kb(
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
     directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
-    if not (directory / "kb.json").is_file():  # several processes of one host may get here; one builds, the others wait
+    if not (directory / "kb.json").is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
-    if spec.directory:  # in the cache the place depends on the keys
-        said = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
-        if not spec.source:  # then defaults say nothing: whatever is there is meant
-            said = {key: value for key, value in said.items() if value != getattr(KnowledgeConfig, key)}
+    if spec.directory:  # a directory in the cache depends on the keys, so it always fits
+        expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
+        if not spec.source:  # without a source, only keys that differ from the defaults are compared
+            expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
         passages = _atlas_passages(spec)
         if passages and not _from_memory(spec.kind):
-            said, passages = said | {"source": _written_passages(spec, passages, progress)}, None
-        check_kb(directory, said, f"config.knowledge.{name}", passages)
+            expected, passages = expected | {"source": _written_passages(spec, passages, progress)}, None
+        check_kb(directory, expected, f"config.knowledge.{name}", passages)
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
     kb = load_kb(str(directory))
@@ -254,7 +258,7 @@ def _open_kb(
 
 
 def _has(spec: KnowledgeConfig, key: str) -> bool:
-    """Whether a key means something to the kind, and to the `retriever` of one that has such (ocr)."""
+    """Whether the kind has this key, or the `retriever` of the kind does (ocr)."""
     fields = _fields(spec.kind)
     if "retriever" in fields and "retriever" in spec.settings:
         fields &= _fields(spec.settings["retriever"])
@@ -286,14 +290,14 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
 
 
 def _from_memory(kind: str) -> bool:
-    """Whether a kind is built from passages as they are, not from a file of them."""
+    """Whether a kind is built from passages in memory instead of a file."""
     from routerl_jax.knowledge.build import KINDS
 
     return kind == "graph" or kind in KINDS
 
 
 def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
-    """A corpus of a source's passages in the cache; pictures of Atlas's pages lie beside it, drawn once."""
+    """The path of a corpus file in the cache with a source's passages. Pictures of Atlas's pages are drawn once, beside it."""
     name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
     if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
         from routerl_jax.data.atlas.pages import all_pages, encoded
@@ -306,33 +310,39 @@ def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progre
 
 
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:
-    """The kind's own configuration of a knowledge base that is built from a source. Raises ValueError for an unknown kind, a
-    setting that it does not have, or a part of Atlas that there is not."""
+    """The configuration, of the kind's own class, for building a knowledge base from a source.
+
+    Raises:
+      ValueError: the kind is unknown or lacks a setting, or Atlas has no such part.
+    """
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
     passages = _atlas_passages(spec)
-    given: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
-    given |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
+    fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
+    fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
     if passages and spec.kind == "graph":
-        given |= _atlas_triples(spec)
+        fields |= _atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
     if _atlas_pages(spec):
         if spec.kind not in _PAGED:
             raise ValueError(
                 f"config.knowledge.{name}.kind={spec.kind!r} shows no pages; set it to {' or '.join(map(repr, _PAGED))}"
             )
-        settings["pages"] = {"text": "layer", **settings.get("pages", {})}  # their titles, and nothing that is on them
-    return from_config_dict(config, given | settings, f"config.knowledge.{name}.settings")
+        settings["pages"] = {
+            "text": "layer",
+            **settings.get("pages", {}),
+        }  # their titles, without the text on the pages
+    return from_config_dict(config, fields | settings, f"config.knowledge.{name}.settings")
 
 
 def _row(passage: Passage) -> dict[str, str]:
-    """A passage as corpora have it."""
+    """A passage as a row of a corpus."""
     row = {"id": passage.id, "title": passage.title, "text": passage.text}
     return row | {"image": passage.image} if passage.image else row
 
 
 def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
-    """The passages that a source `atlas/...` stands for; None for a file."""
+    """The passages of a source `atlas/...`; None for a file."""
     if not spec.source.startswith(_ATLAS):
         return None
     from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
@@ -343,20 +353,20 @@ def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
     if print_size := _atlas_pages(spec):
         return page_passages(print_size)
     name = spec.source.removeprefix(_ATLAS)
-    made = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
-    return made[name]() if name in made else passages_of(name)
+    makers = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
+    return makers[name]() if name in makers else passages_of(name)
 
 
 def _atlas_pages(spec: KnowledgeConfig) -> int:
-    """The print of the pages that a source `atlas/pages` or `atlas/pages/PIXELS` stands for; 0 for any other source."""
+    """The size of print of the pages of a source `atlas/pages` or `atlas/pages/PIXELS`, in pixels; 0 for any other source."""
     from routerl_jax.data.atlas.pages import PAGES, PRINT
 
-    found = re.fullmatch(rf"{_ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
-    return int(found[1] or PRINT) if found else 0
+    match = re.fullmatch(rf"{_ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
+    return int(match[1] or PRINT) if match else 0
 
 
 def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
-    """Atlas's own facts as the triples of a graph of its passages, unless the settings say where triples come from."""
+    """Settings that give a graph Atlas's own facts as triples; {} if the settings already name a source of triples."""
     if "extractor" in spec.settings:
         return {}
     from routerl_jax.data.atlas.world import triples_of
@@ -366,7 +376,7 @@ def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
 
 
 def _written(name: str, rows: list[dict[str, Any]]) -> str:
-    """A file of these rows in the cache, written once; its place depends on its content."""
+    """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
     path = _written_place(name, content := _lines(rows))
     if not path.is_file():
         write_whole(path, content, shared=True)
@@ -383,11 +393,11 @@ def _written_place(name: str, content: str) -> pathlib.Path:
 
 
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
-    """A cache directory that depends on what goes into the knowledge base."""
-    what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
-    if spec.index == AUTO:  # what was built before "auto" was there is found
-        what["index"] = "scann" if has_scann() else "exact"
-    what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
+    """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
+    key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found
+        key_fields["index"] = "scann" if has_scann() else "exact"
+    key_fields = {key: value for key, value in key_fields.items() if value or key not in ("members", "settings")}
     content = ""
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
@@ -396,15 +406,15 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())
-    digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
+    digest = hashlib.sha256((json.dumps(key_fields, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
 
 
 def _content(path: pathlib.Path) -> str:
-    """Digest of a source: of a file, of a knowledge base's manifest, of the files of a directory with their names."""
+    """Digest of a source: of a file, of a knowledge base's manifest, or of a directory's files with their names."""
     file = next((file for file in (path, path / MANIFEST) if file.is_file()), None)
     if file is not None:
         return file_sha256(file)
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    found = [[str(file.relative_to(path)), file_sha256(file)] for file in files]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else ""
+    digests = [[str(file.relative_to(path)), file_sha256(file)] for file in files]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if digests else ""

@@ -23,27 +23,27 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    # what a token answers for (training.credit.kinds.CREDITS). episode: its whole reward; turn: the outcome and the rewards of
-    # its turn and later ones; counterfactual: for the choice of a knowledge base what the others would have led to, of attempts
-    # with rollout.forks
+    # how the reward is shared among tokens (training.credit.kinds.CREDITS). episode: every token gets the whole reward; turn:
+    # the outcome and the rewards of its own and later turns; counterfactual: the choice of a knowledge base is compared with
+    # the other choices, which needs rollout.forks
     credit: str = "episode"
     turn: TurnCreditConfig = TurnCreditConfig()
     forks: ForkCreditConfig = ForkCreditConfig()
-    # least standard deviation of rewards that an advantage is divided by (grpo, batch_std)
+    # smallest standard deviation of rewards by which an advantage is divided (grpo, batch_std)
     std_floor: NonNegative = 0.0
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
-    leave_out: tuple[str, ...] = ()  # episodes that are not learned from (learning.masks): void_turns, overlong
+    leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.masks): void_turns, overlong
     minibatches: Size = 1  # updates per step
     aggregation: Aggregation = "token"
     loss: LossConfig = LossConfig()
-    reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, taken from the reward ..
-    # .. of the episode, or of each token (and so of those before it)
+    reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, subtracted from the reward ..
+    # .. of the episode, or of each token (and so from the return of the tokens before it)
     reward_kl: Literal["episode", "token"] = "episode"
     importance_cap: NonNegative = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
-    # prompts and histories that sequences have in common, pictures included, are computed once (learning.prefixes)
+    # compute shared prompts and histories of sequences once, pictures included (learning.prefixes)
     share_prefixes: bool = False
     remat: Remat = "none"
 
@@ -70,7 +70,7 @@ class LearnerConfig:
         self._check_ratio()
 
     def _check_ratio(self) -> None:
-        """The ratio of a whole sequence is one term of the loss, with one advantage."""
+        """Checks settings that exclude a ratio of whole sequences, which is one term of the loss with one advantage."""
         if self.loss.ratio != "sequence":
             return
         checks = [

@@ -1,4 +1,4 @@
-"""Opening what a run left: its configuration and its policy."""
+"""Opens a run's configuration and policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from routerl_jax.training.warm_start import started
 
 
 def load_config(workdir: pathlib.Path) -> TrainConfig:
-    """The configuration that a run was made with.
+    """The configuration of a run.
 
     Raises:
       ValueError: the directory holds no run.
@@ -44,13 +44,13 @@ def load_policy(
     step: int | None = None,
     adapter: bool = False,
 ) -> Decoder:
-    """The policy of a run: of a checkpointed step, or the finished one, or that of the newest checkpoint so far.
+    """The policy of a run: that of checkpoint `step` if given, else the finished policy, else that of the newest checkpoint.
 
     Args:
-      adapter: with the adapter unmerged, from a checkpoint (a finished policy has it merged).
+      adapter: load it from a checkpoint with the adapter unmerged (the finished policy has it merged).
 
     Raises:
-      ValueError: there is no such checkpoint, or nothing at all yet, or the run trained no adapter.
+      ValueError: there is no such checkpoint, the run has saved nothing yet, or the run trained no adapter.
     """
     if adapter and not config.model.lora.rank:
         raise ValueError(f"{workdir} trained all weights: there is no adapter (config.model.lora.rank is 0)")
@@ -83,10 +83,10 @@ def load_policy(
 
 
 def adapter_base(workdir: pathlib.Path, config: TrainConfig) -> str:
-    """What the adapter of a run in `workdir` was put on, as others can load it: a hub id, or a directory.
+    """The base model of a run's adapter, as other programs can load it: a hub id or a directory.
 
     Raises:
-      ValueError: random weights.
+      ValueError: the base has random weights.
     """
     path = started(config, workdir).model.path
     if not path:

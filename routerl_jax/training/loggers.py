@@ -1,6 +1,6 @@
-"""Where metrics go besides metrics.jsonl, by the names that config.log takes: TensorBoard, Weights & Biases, or one's own.
+"""Loggers of metrics besides metrics.jsonl, by the names that config.log takes: TensorBoard, Weights & Biases, or your own.
 
-metrics.jsonl is what holds: a logger that is opened for a resumed run is given the rows that stand there.
+metrics.jsonl is the authority: for a resumed run, a logger gets the rows that are in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.extras import needs
 from routerl_jax.core.registry import Registry
 
-PROJECT = "routerl_jax"  # at Weights & Biases, unless WANDB_PROJECT says another
+PROJECT = "routerl_jax"  # project at Weights & Biases, unless WANDB_PROJECT names another
 _FLUSH_SECONDS = 10.0
 
 
@@ -27,8 +27,8 @@ class Logger(abc.ABC):
 
     Args:
       workdir: the run's directory.
-      rows: of metrics.jsonl, those of a run that goes on: {"step": .., metric: number or None}.
-      config: the run's configuration, as config.json has it.
+      rows: the rows of metrics.jsonl if the run is resumed: {"step": .., metric: number or None}.
+      config: the run's configuration, in the form of config.json.
     """
 
     @abc.abstractmethod
@@ -36,22 +36,22 @@ class Logger(abc.ABC):
 
     @classmethod  # noqa: B027 - most need nothing
     def require(cls) -> None:
-        """Raises ValueError if this machine lacks what it needs; asked before anything takes long."""
+        """Raises ValueError if this machine lacks what the logger needs. Called before anything slow starts."""
 
     @abc.abstractmethod
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """One step's metrics, all of them finite."""
+        """Writes one step's metrics, all of them finite."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """After the last step."""
+        """Called after the last step."""
 
 
 LOGGERS: Registry[type[Logger]] = Registry("logger")
 
 
 def check_log(names: Sequence[str]) -> None:
-    """Raises ValueError, which names config.log, for a logger that is not known, or named twice."""
+    """Raises ValueError, which names config.log, if a logger is unknown or named twice."""
     if repeated := next((name for name in names if list(names).count(name) > 1), None):
         raise ValueError(f"config.log={tuple(names)} names {repeated!r} twice")
     for name in names:
@@ -60,7 +60,7 @@ def check_log(names: Sequence[str]) -> None:
 
 
 def require_log(names: Sequence[str]) -> None:
-    """Raises ValueError, which names config.log, for a logger that can't write from this machine."""
+    """Raises ValueError, which names config.log, if a logger can't write from this machine."""
     for name in names:
         with naming("config.log"):
             LOGGERS.get(name).require()
@@ -70,16 +70,16 @@ def require_log(names: Sequence[str]) -> None:
 class TensorBoard(Logger):
     """Event files in WORKDIR/tensorboard, through google-metrax's back end.
 
-    They are written anew from metrics.jsonl when a run goes on, so that no step is there twice.
+    When a run is resumed, they are written again from metrics.jsonl, so that no step comes twice.
     """
 
     def __init__(self, workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
         from metrax.logging import TensorboardBackend
 
-        place = workdir / "tensorboard"
-        for earlier in place.glob("events.out.tfevents.*"):
+        directory = workdir / "tensorboard"
+        for earlier in directory.glob("events.out.tfevents.*"):
             earlier.unlink()
-        self._backend = TensorboardBackend(str(place), flush_every_n_steps=1, flush_interval_s=_FLUSH_SECONDS)
+        self._backend = TensorboardBackend(str(directory), flush_every_n_steps=1, flush_interval_s=_FLUSH_SECONDS)
         for row in rows:
             self.write(row["step"], scalars_of(row))
 
@@ -100,10 +100,11 @@ class TensorBoard(Logger):
 class WeightsAndBiases(Logger):
     """A run at Weights & Biases, or in WORKDIR/wandb where WANDB_MODE=offline.
 
-    A run that goes on is the same run there, whose id is in WORKDIR/wandb_id; steps that it has already stay as they are. Its
-    service's variables apply (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, ..). No trouble with it ends a run that has begun.
+    A resumed run continues the same run there; its id is in WORKDIR/wandb_id, and steps logged before stay unchanged. The
+    variables of the service apply (WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE, ..). Once a run has begun, no error of the service
+    ends it.
 
-    metrax's back end is not taken: it logs in anonymously where nobody has, which publishes what is logged.
+    metrax's back end is not used: without a login it logs in anonymously, which publishes the metrics.
     """
 
     def __init__(self, workdir: pathlib.Path, rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> None:
@@ -120,7 +121,7 @@ class WeightsAndBiases(Logger):
                 dir=str(workdir),
                 config=dict(config),
                 resume="allow",
-                reinit="create_new",  # nothing is shared with what else this process logs
+                reinit="create_new",  # independent of other runs that this process logs
                 settings=wandb.Settings(console="off", disable_git=True, save_code=False),
             )
         except wandb.Error as error:
@@ -145,7 +146,7 @@ class WeightsAndBiases(Logger):
     def _forgiven(self) -> Any:
         try:
             yield
-        except Exception as error:  # whatever a network and its client come up with
+        except Exception as error:  # a network and its client raise many classes
             logging.warning("Weights & Biases: %s: %s", type(error).__name__, error)
 
 

@@ -1,4 +1,4 @@
-"""How many steps a run takes whose length is given as passes over its questions."""
+"""Counts the steps of a run whose length is given in passes over its questions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from routerl_jax.training.setup import open_examples
 
 
 def count_steps(config: TrainConfig) -> TrainConfig:
-    """The run with `steps`, and every stage's `start`, in the place of `data.epochs` and `after`.
+    """The run with `steps` instead of `data.epochs`, and with each stage's `start` instead of `after`.
 
-    A stage of E passes over N questions, n in a step, has E N / n steps, rounded up: the last step is filled with questions
-    of one pass more. Stages on the same questions go on with them where the one before stopped.
+    A stage of E passes over N questions, with n questions per step, has E N / n steps, rounded up: the last step is filled with
+    questions of a further pass. Stages on the same questions continue them where the stage before stopped.
 
     Raises:
-      ValueError: stages follow each other in a circle, the last one has no epochs, or a stage begins before the one before it
-        has made its passes, or later.
+      ValueError: stages follow each other in a circle, the last stage has no epochs, or a stage does not start exactly when the
+        passes of the stage before it end.
     """
     if not config.uncounted:
         return config
@@ -35,11 +35,11 @@ def count_steps(config: TrainConfig) -> TrainConfig:
         if name in config.uncounted:
             ends[name] = starts[name] + _steps(config, name)
     order = sorted(starts, key=lambda name: starts[name])
-    for one, other in itertools.pairwise(order):
-        if ends.get(one, starts[other]) != starts[other]:
+    for first, second in itertools.pairwise(order):
+        if ends.get(first, starts[second]) != starts[second]:
             raise ValueError(
-                f"config.stages.{other} begins at step {starts[other]}, and the passes of {one!r} before it end at "
-                f"{ends[one]}: give config.stages.{other}.after={one!r} in the place of start, or {one!r} data.epochs=0"
+                f"config.stages.{second} begins at step {starts[second]}, and the passes of {first!r} before it end at "
+                f"{ends[first]}: give config.stages.{second}.after={first!r} in the place of start, or {first!r} data.epochs=0"
             )
     if order[-1] not in ends:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Worked examples of searches by the picture and in words, planned by chance (data.atlas.plans), with what is really found."""
+"""Demonstrations of searches by picture and by text, from randomly drawn plans (data.atlas.plans), with real search results."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from routerl_jax.data.atlas.plans import Planned
 def searched(
     examples: Sequence[Planned], tools: Mapping[str, SearchTool], names: tuple[str, str], k: int, image_k: int
 ) -> list[Demonstration]:
-    """The plans carried out, one call of each knowledge base for all.
+    """Carries out the plans, with one call of each knowledge base for all of them.
 
     Args:
-      names: of the knowledge bases for pictures and for words.
-      k, image_k: passages per search in words and by the picture.
+      names: names of the knowledge bases for pictures and for text.
+      k, image_k: passages per search by text and by picture.
     """
-    pictured = [one for one in examples if "image" in one.plan]
-    worded = [one for one in examples if "text" in one.plan]
-    pictures = tools[names[0]].search([TextAndImage(image=one.example.images[0]) for one in pictured], image_k)
-    by_picture: dict[int, Sequence[Passage]] = {id(one): found for one, found in zip(pictured, pictures)}
-    queries = [one.query(one.named(by_picture.get(id(one)))) for one in worded]
-    in_words = {id(one): found for one, found in zip(worded, tools[names[1]].search(queries, k))}
-    return [one.demonstration(names, by_picture.get(id(one)), in_words.get(id(one))) for one in examples]
+    pictured = [plan for plan in examples if "image" in plan.plan]
+    worded = [plan for plan in examples if "text" in plan.plan]
+    pictures = tools[names[0]].search([TextAndImage(image=plan.example.images[0]) for plan in pictured], image_k)
+    by_picture: dict[int, Sequence[Passage]] = {id(plan): passages for plan, passages in zip(pictured, pictures)}
+    queries = [plan.query(plan.named(by_picture.get(id(plan)))) for plan in worded]
+    in_words = {id(plan): passages for plan, passages in zip(worded, tools[names[1]].search(queries, k))}
+    return [plan.demonstration(names, by_picture.get(id(plan)), in_words.get(id(plan))) for plan in examples]

@@ -1,4 +1,4 @@
-"""Reinforcement learning runs: generate, score, compare within groups, update; read top to bottom."""
+"""Reinforcement learning runs: generate, score, compare within groups, update. Read this file from top to bottom."""
 
 from __future__ import annotations
 
@@ -55,21 +55,22 @@ from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
 from routerl_jax.training.writer import read_metrics
 
-_ESTIMATED_AFTER = 10  # steps; the line on what is left of the run
-_TRIED = 64  # questions, to see whether a conversation has room
+_ESTIMATED_AFTER = 10  # steps before the remaining time is estimated
+_TRIED = 64  # questions for the check that prompts fit into a conversation
 
 
 def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
-    """Trains a policy with multi-turn tool calls and evaluates it, and its controls; leaves the run in `workdir`.
+    """Trains a policy with multi-turn tool calls, and evaluates it and its controls.
 
-    That is config.json, warm_start/ (a supervised run, if it begins with one), metrics.jsonl, checkpoints/, episodes/, policy/
-    (a Hugging Face directory), evaluation/, controls/, snapshot/ (config.snapshot), figures/ and results.json.
+    The run is written to `workdir`: config.json, warm_start/ (a supervised run, if there is a warm start), metrics.jsonl,
+    checkpoints/, episodes/, policy/ (a Hugging Face directory), evaluation/, controls/, snapshot/ (config.snapshot), figures/
+    and results.json.
 
     Returns:
       The content of results.json.
 
     Raises:
-      ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
+      ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
       RunStopped: the run went wrong (config.watch).
     """
     config = count_steps(config)
@@ -91,12 +92,12 @@ def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) 
 
 
 class _Training:
-    """A run from its preparation to its results. The constructor refuses what may be refused, before anything takes long."""
+    """A run from its preparation to its results. The constructor makes all checks, before anything slow starts."""
 
     def __init__(self, config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
         self.config, self.workdir = config, workdir
         self.started, self.clock = time.perf_counter(), Clock()
-        self.owed = False  # a checkpoint
+        self.owed = False  # whether a checkpoint that was due is still to be written
         with self.clock("setup"):
             check_workdir(config, workdir, resume)
             multihost.on_main(lambda: require_log(config.log))
@@ -120,31 +121,31 @@ class _Training:
             self._load(start, resume)
 
     def _load(self, start: TrainConfig, resume: bool) -> None:
-        """Policy, engine and knowledge bases, and where an earlier sitting stopped."""
+        """Loads policy, engine and knowledge bases, and the state of an earlier session."""
         config, first = self.config, self.stages.at(0)
         mesh = build_mesh(config.mesh)
         model = build_policy(start, mesh)
         check_context(config, model)
         self.engine = make_engine(config, model)
         _check_room(config, self.judged, first, self.engine)
-        self.engine.rest()  # a merged adapter's weights exist once
+        self.engine.rest()  # so that a merged adapter's weights exist only once
         self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         self.engine.update(self.run.served_params(), self.run.start)
-        self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # of sittings before this one
+        self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # seconds of earlier sessions
         self.counted_earlier: dict[str, Any] = self.run.restored.get("tools", {})
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
 
     def train(self) -> Alarm | None:
-        """All steps that are left; ends early, and says why, where something goes wrong."""
+        """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
         steps = self.config.steps
-        left = range(self.run.start, steps)
+        remaining = range(self.run.start, steps)
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
-        paces: list[float] = []  # seconds of this sitting's first steps
-        with tqdm(left, initial=self.run.start, **shown) as bar:
+        paces: list[float] = []  # seconds of the first steps of this session
+        with tqdm(remaining, initial=self.run.start, **shown) as bar:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
                 try:
@@ -163,7 +164,7 @@ class _Training:
         return None
 
     def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
-        """Validation, metrics, the watch's judgement, and a checkpoint if one is due and all is well."""
+        """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""
         evaluation = self.config.evaluation
         if evaluation.every and (done % evaluation.every == 0 or done == self.config.steps):
             with clock("validation"):
@@ -183,7 +184,7 @@ class _Training:
             return alarm
         extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
         self.owed = self.owed or self.run.due(done)
-        # before the checkpoint: a sitting that begins from that one comes too late for it
+        # before the checkpoint: a session that resumes from that checkpoint would be too late to fork
         fork(self.run, done, **extra)
         if self.owed and (done == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
@@ -195,12 +196,12 @@ class _Training:
         """Exports the policy, scores it and its baselines, and writes results.json.
 
         Raises:
-          RunStopped: there was an alarm; all that is left of the run is written all the same.
+          RunStopped: there was an alarm. Everything is written all the same.
         """
         config = self.config
         rows = read_metrics(self.workdir)
         stopped = _stop(self.run, self.engine, alarm) if alarm else {}
-        usable = not stopped or stopped["stopped"]["steps"] > 0  # else its weights are those of the trouble
+        usable = not stopped or stopped["stopped"]["steps"] > 0  # else no checkpoint from before the trouble is left
         self.run.finish(export=usable)
         agents = {"trained": self.judged}
         if config.evaluation.baselines and not any(golden_step(example) is not None for example in self.test):
@@ -215,7 +216,7 @@ class _Training:
             "devices": len(jax.devices()),
             "platform": jax.devices()[0].platform,
             "steps": config.steps,
-            **({"calibration": found} if (found := self.calibration()) else {}),
+            **({"calibration": calibrated} if (calibrated := self.calibration()) else {}),
             **({"tools": tool_results(counted)} if counted else {}),
             **stopped,
             "seed": config.seed,
@@ -226,22 +227,22 @@ class _Training:
             figures.training_figures(rows, self.workdir / "figures", tuple(config.knowledge))
             if table:
                 print_table(table, self.workdir, headline=headline(config, self.recipe))
-            if said := tool_table(counted):
-                print(said)
+            if tools_text := tool_table(counted):
+                print(tools_text)
         if alarm:
             raise RunStopped(stopped["stopped"]["message"])
         return results
 
     def keep(self, name: str, agents: Mapping[str, Agent] | None = None) -> None:
-        """Scores the policy as it is, for the table at the end of the run."""
+        """Scores the present policy, for the table at the end of the run."""
         keep_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._asked())
 
     def calibration(self) -> dict[str, Any]:
-        """What the untrained policy knows and what it finds, by kind of question."""
+        """`calibration.calibration` of the untrained policy's scores, by kind of question."""
         if not (settings := self.config.evaluation.calibration).kind:
             return {}
-        kept = kept_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
-        return calibration(multihost.exchange(kept)[0], settings)
+        tables = kept_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
+        return calibration(multihost.exchange(tables)[0], settings)
 
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}
@@ -249,23 +250,23 @@ class _Training:
             return compare(agents, self.test, self.engine, self.tools, **self._how(), **shown, judge=self.evaluating)
 
     def _seconds(self) -> dict[str, float]:
-        """What parts of the run took in all sittings; of earlier ones, until their last checkpoint."""
+        """Seconds of the parts of the run, over all sessions. Earlier sessions count up to their last checkpoint."""
         now = {**self.clock.seconds, "total": time.perf_counter() - self.started}
         return {name: self.earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**self.earlier, **now}}
 
     def _counted(self) -> dict[str, Any]:
-        """What tools were asked in all sittings, by all processes (a collective call)."""
+        """Counts of requests to the tools, over all sessions and processes (a collective call)."""
         return together(self.counted_earlier, of_all_processes(tool_counts(self.tools)))
 
     def _how(self) -> dict[str, Any]:
-        """How agents are scored."""
+        """Keyword arguments for scoring agents."""
         return {
             "normalizer": self.config.evaluation.normalizer,
             "tool_timeout": self.config.rollout.tool_timeout,
         }
 
     def _asked(self) -> dict[str, Any]:
-        """What tables must have in common to be put together."""
+        """The settings that tables must share to be combined."""
         judge = {"judge": dict(settings_that_count(self.config.judge))} if self.evaluating else {}
         return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
 
@@ -281,26 +282,26 @@ def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engi
 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
-    """Goes back to the last checkpoint from before the trouble, if there is one; for results.json, what happened."""
+    """Goes back to the last checkpoint from before the trouble, if there is one. Returns the entry for results.json."""
     engine.rest()
     done = run_.back_to_checkpoint()
     if done:
         engine.update(run_.served_params(), done)
-        left = (
+        remedy = (
             f"policy/ is that of {done} steps. Start another run from it with other settings "
             f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
         )
     else:
-        left = (
+        remedy = (
             "this was before the first checkpoint; no policy was written. Start again with other settings, or a smaller "
             "config.checkpoint.every"
         )
-    message = f"stopped after step {alarm.step + 1}: {alarm.complaint}; {left}"
+    message = f"stopped after step {alarm.step + 1}: {alarm.complaint}; {remedy}"
     return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
 
 
 def estimate(paces: Sequence[float], left: int) -> str:
-    """How long a run has still to go, from the seconds of its first steps; the first ones compile, so the median counts."""
+    """A text with the remaining time of a run, from the median seconds of its first steps (the very first ones compile)."""
     pace = float(np.median(paces))
     seconds = pace * left
     span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"

@@ -1,4 +1,4 @@
-"""What supervised and reinforcement runs share: the workdir, the learner, checkpoints and the saved policy."""
+"""The parts that supervised and reinforcement runs share: the workdir, the learner, checkpoints and the saved policy."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class Run:
     """A training run in its workdir.
 
     Args:
-      config: of the run; written to `config.json`.
-      workdir: made if missing; `check_workdir` has found nothing against it.
+      config: the run's configuration; written to `config.json`.
+      workdir: the run's directory, already checked by `check_workdir`; made if missing.
       model: the initial policy.
       mesh: its devices.
-      loss: objective to begin with.
-      updates: of the optimiser, which the schedule spans to begin with.
-      resume: go on from the newest checkpoint, if there is one.
+      loss: the first objective.
+      updates: number of optimiser updates that the first schedule spans.
+      resume: continue from the newest checkpoint, if there is one.
       keep_reference: keep the initial weights; default: if config.learner measures a KL to them.
 
     Raises:
-      ValueError: conversations may be longer than the model's context, or its checkpoint is of another architecture, adapter
-        or base, or of more steps than the run is to have.
+      ValueError: conversations may be longer than the model's context; or the checkpoint has another architecture, adapter or
+        base, or more steps than the run.
     """
 
     def __init__(
@@ -92,22 +92,22 @@ class Run:
             raise ValueError(
                 f"{workdir} has {self.start} steps already, more than config.steps={config.steps}: raise it"
             )
-        self.policy()  # the model lets go of the initial weights, or devices would hold them to the end
+        self.policy()  # makes the model drop the initial weights, which would stay on the devices otherwise
         self.writer = MetricWriter(
             workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
         )
         if multihost.is_main():
-            # Of an earlier sitting: checkpoints are newer from here on.
+            # A policy exported by an earlier session will be older than the checkpoints from here on.
             shutil.rmtree(workdir / "policy", ignore_errors=True)
-            # Last: what was refused above may be mended and started again.
+            # Written last, so that a run refused above can be started again with a corrected configuration.
             _write_config(config, workdir / "config.json")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
-        """Checkpoints after `step` steps, among the run's own or `into` others.
+        """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
 
         Raises:
-          NotFinite: some weights are not; nothing was written.
+          NotFinite: some weights are not finite; nothing was written.
         """
         self._check_weights()
         extra["model"] = model_fields(self.model.config)
@@ -123,14 +123,14 @@ class Run:
             raise NotFinite("actor/weights", "some weights of the policy are NaN or infinite")
 
     def back_to_checkpoint(self) -> int:
-        """Takes weights and optimiser from the newest checkpoint. Returns the steps done by then; 0 if there is none."""
+        """Restores weights and optimiser from the newest checkpoint. Returns its number of steps; 0 if there is none."""
         latest = self.checkpoints.latest()
         if latest is None:
             return 0
         self.checkpoints.wait()
         learner = self.learner
         learner.state, learner.reference = jax.tree.map(_shape, (learner.state, learner.reference))
-        self.policy()  # the model lets go of its weights, too: what is restored needs their room
+        self.policy()  # makes the model drop its weights: the restored ones need their memory
         learner.state, learner.reference, self.restored = self.checkpoints.restore(
             latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
         )
@@ -139,8 +139,8 @@ class Run:
         return latest
 
     def optimizer(self, updates: int) -> optax.GradientTransformation:
-        """The run's optimiser with a schedule over so many updates; equal ones are one object, for which programs are
-        compiled."""
+        """The run's optimiser with a schedule over this many updates. Equal optimisers are the same object, so that programs
+        are compiled once."""
         return self._optimizers(0 if self.config.learner.optimizer.schedule == "constant" else updates)
 
     def due(self, step: int) -> bool:
@@ -149,7 +149,7 @@ class Run:
         return step == self.config.steps or bool(every and step % every == 0)
 
     def served_params(self) -> nnx.State:
-        """The learner's current weights as the run's engine takes them: config.engine.lora."""
+        """The learner's current weights in the form for the run's engine (config.engine.lora)."""
         params = self.learner.params
         return merge_state(params, self.model.compute_dtype) if self.config.engine.lora == "merged" else params
 
@@ -159,11 +159,11 @@ class Run:
         return self.model
 
     def finish(self, *, export: bool = True) -> None:
-        """Waits for checkpoints and, if `export`, writes the policy, an adapter merged, as a Hugging Face directory,
-        `workdir/policy`.
+        """Waits for checkpoints. If `export`, writes the policy as a Hugging Face directory, `workdir/policy`; an adapter is
+        merged.
 
         Raises:
-          NotFinite: some weights are not; no policy was written.
+          NotFinite: some weights are not finite; no policy was written.
         """
         self.checkpoints.close()
         self.writer.close()
@@ -178,7 +178,7 @@ def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
-    """A table of the parameters: name, shape, dtype, number, and the mesh axes that split each; below, how many are trained.
+    """A table of the parameters (name, shape, dtype, number, and the mesh axes that split each), and how many are trained.
 
     Args:
       frozen: config.model.freeze.
@@ -204,21 +204,24 @@ def check_context(config: TrainConfig, model: Decoder) -> None:
 
 
 def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
-    """What a checkpoint says of the weights that config.model.freeze keeps out of it; "" if none, or with an adapter.
+    """Digest of the frozen weights, which a checkpoint does not contain; "" if none are frozen, or with an adapter.
 
     Every process must call this.
+
+    Args:
+      parts: config.model.freeze.
     """
-    if not parts or adapters(model):  # an adapter's checkpoint says more: lora_fields
+    if not parts or adapters(model):  # an adapter's checkpoint describes its base itself: lora_fields
         return ""
     _, _, frozen = nnx.split(model, trained_parameters(model, parts), ...)
     return digest(frozen)
 
 
 def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
-    """Refuses to mix runs. The main process looks, all learn what it found (a collective call).
+    """Refuses to mix runs in a workdir. The main process checks, and all get the result (a collective call).
 
     Raises:
-      ValueError: the workdir holds a run already and `resume` is False, or it holds one of another configuration.
+      ValueError: the workdir holds a run already and `resume` is False, or it holds a run with another configuration.
     """
     complaint = multihost.exchange(
         _complaint(config, workdir / "config.json", resume) if multihost.is_main() else None
@@ -235,12 +238,12 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = _saved(path), _as_json(config)
     saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sittings
+    free = {"steps", "log", "log_episodes", "checkpoint", "evaluation", "watch"}  # may change between sessions
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters
     if shown and shown != "annotated":
-        free.add("data")  # is not learnt from
+        free.add("data")  # not trained on
     before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
     if before != now and shown not in ("atlas", "annotated"):
         return (
@@ -258,7 +261,10 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
 
 
 def _judge_of(saved: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """A saved judge, with the current one's settings that change no verdict; where no reward asks one, all of them."""
+    """The saved judge section, with the current values of settings that may change.
+
+    These are the settings that change no verdict, or all settings if no reward asks the judge.
+    """
     rewarded = False
     for name, stage in config.stages.items() if config.kind == "rl" else ():
         with naming(f"config.stages.{name}.reward"):
@@ -268,17 +274,17 @@ def _judge_of(saved: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
 
 
 def _saved(path: pathlib.Path) -> dict[str, Any]:
-    """The configuration in a workdir; settings that are newer than it have their defaults."""
+    """The configuration in a workdir. Settings that did not exist yet have their defaults."""
     saved = read_json(path, "use another --workdir")
     try:
         return _as_json(from_config_dict(TrainConfig, saved))
-    except ValueError:  # as it is: what no longer is a configuration differs from any
+    except ValueError:  # no longer a valid configuration: returned unchanged, so that it differs from the current one
         return saved
 
 
 def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
-    """Knowledge bases of a saved configuration, under the index's current name where both are names of the default."""
-    default, result = ("auto", "scann"), {}  # "scann" was it before "auto"
+    """A saved configuration's knowledge bases, with the index's current name if both names stand for the default."""
+    default, result = ("auto", "scann"), {}  # "scann" was the default before "auto"
     for name, spec in saved.items():
         now = current.get(name, {}).get("index")
         result[name] = {**spec, "index": now} if now in default and spec.get("index") in default else spec
@@ -294,5 +300,5 @@ def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
 
 
 def step_seed(seed: int, step: int) -> int:
-    """The sampling seed of a training step: distinct for every (seed, step), so that a repeated question is drawn anew."""
+    """The sampling seed of a training step. It differs for every (seed, step), so that a repeated question gets new samples."""
     return int(jax.random.randint(jax.random.fold_in(jax.random.key(seed), step), (), 0, 2**31 - 1))

@@ -1,4 +1,4 @@
-"""What a finished run left that tells how its policy changed: episodes of its policies and workflows, metrics, calibration."""
+"""Reads the files of a finished run: episodes of its policies and of baselines, metrics and calibration."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ START, TRAINED = "warm_start", "trained"
 
 
 def policy_records(config: TrainConfig, workdir: pathlib.Path) -> dict[str, Records]:
-    """The episodes of the run's policies on its test questions: at its start, after its stages, at its end, of its controls.
+    """The episodes of the run's policies on its test questions: the start, the ends of stages, the end, and its controls.
 
     Raises:
       ValueError: the run is not finished.
     """
     stages = sorted(config.stages, key=lambda name: config.stages[name].start)
-    places = {name: _episodes(workdir, name) for name in (START, *stages, TRAINED)}
-    places |= {name: _episodes(control_directory(workdir, name), TRAINED) for name in config.controls}
-    if not places[TRAINED].is_file():
-        raise ValueError(f"{places[TRAINED]} is not there: the run is not finished. Continue it with --resume")
-    return {name: list(read_records(path)) for name, path in places.items() if path.is_file()}
+    paths = {name: _episodes(workdir, name) for name in (START, *stages, TRAINED)}
+    paths |= {name: _episodes(control_directory(workdir, name), TRAINED) for name in config.controls}
+    if not paths[TRAINED].is_file():
+        raise ValueError(f"{paths[TRAINED]} is not there: the run is not finished. Continue it with --resume")
+    return {name: list(read_records(path)) for name, path in paths.items() if path.is_file()}
 
 
 def workflow_records(config: TrainConfig, workdir: pathlib.Path) -> dict[str, dict[str, Records]]:
-    """The episodes of the baselines that the run was scored as, by baseline: of the start, and of the trained policy; those
-    that are there."""
-    found: dict[str, dict[str, Records]] = {}
+    """The recorded episodes of the start and of the trained policy as baselines, by baseline."""
+    records: dict[str, dict[str, Records]] = {}
     for name in search_budgets(config):
-        places = {START: _episodes(workdir, f"{START}_{name}"), TRAINED: _episodes(workdir, name)}
-        if name != TRAINED and any(path.is_file() for path in places.values()):
-            found[name] = {policy: list(read_records(path)) for policy, path in places.items() if path.is_file()}
-    return found
+        paths = {START: _episodes(workdir, f"{START}_{name}"), TRAINED: _episodes(workdir, name)}
+        if name != TRAINED and any(path.is_file() for path in paths.values()):
+            records[name] = {policy: list(read_records(path)) for policy, path in paths.items() if path.is_file()}
+    return records
 
 
 def search_budgets(config: TrainConfig) -> dict[str, int | None]:
-    """Searches that the run's policies, as `trained`, and each of its baselines may make on a question."""
+    """The largest number of searches on a question, of the run's policies (as `trained`) and of each baseline."""
     agent, tools = evaluated_agent(config, build_recipe(config)), tuple(config.knowledge)
     agents = {TRAINED: agent, **agent.baselines(tools), **agent.vanilla_rag(tools)}
     return {name: one.search_budget for name, one in agents.items()}
 
 
 def training_rows(config: TrainConfig, workdir: pathlib.Path) -> dict[str, Records]:
-    """The rows of metrics.jsonl of the run, as `trained`, and of its controls."""
-    places = {TRAINED: workdir} | {name: control_directory(workdir, name) for name in config.controls}
-    return {name: read_metrics(place) for name, place in places.items()}
+    """The rows of metrics.jsonl of the run (as `trained`) and of its controls."""
+    directories = {TRAINED: workdir} | {name: control_directory(workdir, name) for name in config.controls}
+    return {name: read_metrics(directory) for name, directory in directories.items()}
 
 
 def kept_calibration(workdir: pathlib.Path) -> dict[str, Any]:
-    """`calibration` of results.json; {} where there is none."""
+    """`calibration` of results.json; {} if there is none."""
     path = workdir / "results.json"
-    found = read_json(path, "remove it, and the calibration is left out") if path.is_file() else {}
-    return found.get("calibration", {})
+    results = read_json(path, "remove it, and the calibration is left out") if path.is_file() else {}
+    return results.get("calibration", {})
 
 
 def _episodes(workdir: pathlib.Path, name: str) -> pathlib.Path:

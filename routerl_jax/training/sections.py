@@ -28,7 +28,7 @@ from routerl_jax.parallel.sharding import Layout
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-_Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices of a mesh's axis; -1: those that are left
+_Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices along a mesh axis; -1: all remaining ones
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # least and most pixels of a picture after resizing, of a model that sees; 0: the model's own (preprocessor_config.json)
+    # least and most pixels of a picture after resizing (vision models); 0: the model's own (preprocessor_config.json)
     min_pixels: Count = 0
     max_pixels: Count = 0
     dtype: Dtype = "float32"  # of weights and optimiser state
@@ -53,7 +53,7 @@ class ModelConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class MeshConfig:
-    """Devices and how the weights lie on them."""
+    """Devices, and how the weights are sharded over them."""
 
     data: _Axis = -1  # replicas; -1: all devices that the other axes leave
     fsdp: _Axis = 1
@@ -71,33 +71,34 @@ class EngineConfig:
     max_length: Size = 512  # tokens of a conversation
     segment: Size = SEGMENT  # decode steps per device call
     leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
-    # of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the learner's arrays
+    # sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the engine uses the learner's arrays
     layout: Layout | Literal[""] = ""
-    # with an adapter: added to the weights after every update, or beside them
+    # with an adapter: merge it into the weights after every update, or apply it beside them
     lora: Literal["merged", "adapter"] = "merged"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class KnowledgeConfig:
-    """One knowledge base: built into `directory` on first use, loaded from there ever after."""
+    """One knowledge base. It is built into `directory` on first use, and loaded from there later."""
 
     # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
-    # are then the server's); empty: `directory` exists. Of kind "tool": what makes it, package.module:factory
+    # are then the server's); empty: `directory` exists. Kind "tool": the function that makes it, package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
-    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
-    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
+    members: tuple[str, ...] = ()  # kind "hybrid": names of the knowledge bases whose rankings it joins
+    # fields of the kind's own configuration (knowledge.kinds), as {"extractor": "given", "triples": FILE} of "graph"; or a
+    # tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WebSnapshotConfig:
-    """What the run sees of the web, frozen (docs/web.md): of every knowledge base of kind "web", in DIRECTORY/NAME."""
+    """Snapshot of what the run sees of the web (docs/web.md), for every knowledge base of kind "web", in DIRECTORY/NAME."""
 
     # record: a new one; auto: answer from it, and record what it lacks; replay: answer from it alone; empty: none
     mode: Literal["", "record", "auto", "replay"] = ""
@@ -115,16 +116,16 @@ class DataConfig:
     train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[Count, ...] = ()
     test_range: tuple[Count, ...] = ()
-    # passes over the training questions, in the place of config.steps, which is then 0, and of the next stage's start; 0: none
+    # passes over the training questions; they replace config.steps (set it to 0) and the next stage's start; 0: not used
     epochs: Count = 0
-    # when validation or test questions stand in training, word for word
+    # if validation or test questions occur in training, word for word
     overlap: Literal["error", "warn", "ignore"] = "error"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class RolloutConfig:
-    """What one step generates."""
+    """The rollouts of one step."""
 
     examples: Size = 16  # questions per step
     samples: Size = 8  # attempts per question (the group)
@@ -133,22 +134,22 @@ class RolloutConfig:
     top_k: Count = 0
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: Positive = USUAL  # seconds
-    # routing decisions of an attempt at which it goes every way (agents/forks.py); each way is an episode
+    # routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
     forks: Count = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CalibrationConfig:
-    """Whether a price on searches can decide anything: the start's EM without a search (closed book) and with every search
-    (open book), by kind of question, before training."""
+    """Checks before training that a price on searches can matter: EM of the start without a search (closed book) and with
+    every search (open book), by kind of question."""
 
-    # questions' metadata["kind"] for which (1 - penalty) x open book < closed book < open book, or the run is refused; empty:
-    # not measured
+    # metadata["kind"] of questions for which (1 - penalty) x open book < closed book < open book must hold, or the run is
+    # refused; empty: not measured
     kind: str = ""
     penalty: Fraction = 0.1  # the share of the reward that a search costs
     closed: str = "direct"  # the baseline that never searches
-    open: str = "rag_workflow"  # the one that always does
+    open: str = "rag_workflow"  # the baseline that always searches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +171,7 @@ class EvaluationConfig:
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
     # metrics that lead the printed table, of evaluation.metrics.ANSWER, or judge; empty: the paper's (Recipe.headline)
     headline: tuple[str, ...] = ()
-    # what results.json calls an agent, by the name that it has otherwise: {"warm_start": "prompt", "trained": "step_grpo"}
+    # names for agents in results.json, by their usual names: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -198,7 +199,7 @@ class EvaluationConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CheckpointConfig:
-    """When weights and the optimiser's state are saved; after the last step they always are."""
+    """When weights and the optimiser's state are saved. They are always saved after the last step."""
 
     every: Count = 20  # steps; 0: at the end alone
     keep: Size = 2  # the newest ones
@@ -207,15 +208,18 @@ class CheckpointConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WatchConfig:
-    """When a run that goes wrong is stopped, with the weights from before. Names are those of metrics.jsonl; validation/*,
-    canary/* and held_out/* count where they are measured, every config.evaluation.every steps."""
+    """When a run that goes wrong is stopped; it keeps the weights from before the trouble.
 
-    patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
+    Names are those of metrics.jsonl. validation/*, canary/* and held_out/* are checked only when they are measured, every
+    config.evaluation.every steps.
+    """
+
+    patience: Count = 5  # number of bad values of a metric in a row that stops the run; 0: never stop
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     most: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
     )
-    # Least share of its best in the stage (means of `patience` values) that may be left of a metric, if that is above 0.
+    # Least share of its best in the stage that a metric must keep (means of `patience` values; only if the best is above 0).
     falls: Mapping[str, Fraction] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
     # How far a metric of any sign may be below its best (as above), e.g. {"actor/promoted_logprob": 2.0}.
     drops: Mapping[str, NonNegative] = dataclasses.field(default_factory=dict)
@@ -224,27 +228,27 @@ class WatchConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WarmStartConfig:
-    """Supervised learning on demonstrations: a whole run (kind = "sft"), or what a run begins with (`steps` > 0)."""
+    """Supervised learning on demonstrations: a whole run (kind = "sft"), or the first phase of a run (`steps` > 0)."""
 
     steps: Count = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # of these steps; a run of kind "sft" has config.learner's
+    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # for these steps; a run of kind "sft" uses config.learner's
     # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated);
     # "made:package.module:function", which makes them of (config, agent); "messages:FILE", conversations with pictures
     # (data.messages); or a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate); with the recipe
     # r1_router, in the place of episodes, the steps of golden trajectories, trajectories:FILE ..
     demonstrations: str = "atlas"
-    # .. of which those are learnt whose rewards.terms.REWARD_TERMS, so weighted, ..
+    # .. those episodes are trained on whose rewards.terms.REWARD_TERMS, with these weights, ..
     select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(
         default_factory=lambda: {"em": 1.0, "format": 1.0}
     )
-    least: float = 2.0  # .. come to at least this
+    least: float = 2.0  # .. sum to at least this
     examples: Size = 64  # per step
     invented: Fraction = DemonstrationSource.invented  # atlas: share from invented worlds
     hit: Fraction = DemonstrationSource.hit  # atlas: chance that a demonstrated search finds what it looks for
     persistence: Fraction = DemonstrationSource.persistence  # atlas: chance to search again after a miss
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search; not of golden steps
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
-    observation_weight: NonNegative = 0.0  # weight of the language-model loss on what the policy did not write
-    # updates of the vision tower alone that come first: each figure's feature becomes its token's embedding (alignment)
+    observation_weight: NonNegative = 0.0  # weight of the language-model loss on tokens that the policy did not write
+    # updates of the vision tower alone before the others; they align a figure's feature with its token's embedding (alignment)
     align: Count = 0
     vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

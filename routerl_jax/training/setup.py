@@ -45,7 +45,7 @@ __all__ = [
     "take_examples",
 ]
 
-_LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # tell the adapter's and the tower's randomness from that of random weights
+_LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # make random keys of the adapter and the tower differ from that of random weights
 
 
 def build_mesh(config: MeshConfig) -> Mesh:
@@ -56,8 +56,8 @@ def build_mesh(config: MeshConfig) -> Mesh:
 def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     """The policy with its initial weights, sharded over the mesh, and with the adapter that config.model.lora describes.
 
-    A path of an adapter (a PEFT directory) gives its base with the adapter merged, or, where config.model.lora describes
-    the same one, with the adapter to be trained on.
+    If the path is an adapter (a PEFT directory), the policy is its base with the adapter merged. If config.model.lora describes
+    the same adapter, it is not merged, and training continues it.
 
     Raises:
       ValueError: the path holds an encoder or nothing usable, the architecture has unknown fields, or the adapter does not
@@ -95,17 +95,17 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
 
 
 def bound_pictures(config: ModelConfig, model: Decoder) -> None:
-    """Sets the sizes of the model's pictures. Raises ValueError where it sees none, or the least is above the most."""
-    given = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(config, name))}
-    if not given:
+    """Sets the least and most pixels of the model's pictures. Raises ValueError if it sees none, or least exceeds most."""
+    bounds = {name: value for name in ("min_pixels", "max_pixels") if (value := getattr(config, name))}
+    if not bounds:
         return
-    said = ", ".join(f"config.model.{name}={value}" for name, value in given.items())
+    settings = ", ".join(f"config.model.{name}={value}" for name, value in bounds.items())
     if not isinstance(model, VisionLanguageModel):
-        raise ValueError(f"{said}: a {model.config.model_type} model sees no pictures; set it to 0")
-    processor = dataclasses.replace(model.image_processor, **given)
+        raise ValueError(f"{settings}: a {model.config.model_type} model sees no pictures; set it to 0")
+    processor = dataclasses.replace(model.image_processor, **bounds)
     if processor.min_pixels > processor.max_pixels:
         raise ValueError(
-            f"{said}: pictures would have at least {processor.min_pixels} and at most {processor.max_pixels} pixels"
+            f"{settings}: pictures would have at least {processor.min_pixels} and at most {processor.max_pixels} pixels"
         )
     model.image_processor = processor
 
@@ -127,11 +127,11 @@ def random_architecture(config: ModelConfig) -> DecoderConfig:
 
 
 def build_recipe(config: TrainConfig) -> Recipe:
-    """The recipe with its agent, which has config.agent.settings, and stages.
+    """The recipe with its stages and its agent, to which config.agent.settings are applied.
 
     Raises:
-      ValueError: a setting is no field of the agent, or of another type, a reward asks a judge and there is none, or what
-        the recipe itself refuses.
+      ValueError: a setting is no field of the agent or has another type; a reward needs a judge and none is configured; or the
+        recipe itself refuses the configuration.
     """
     with naming("config.recipe"):
         build = RECIPES.get(config.recipe)
@@ -161,10 +161,10 @@ def _check_verdicts(config: TrainConfig, recipe: Recipe) -> None:
 
 
 def build_judge(config: TrainConfig, recipe: Recipe) -> ModelJudge | None:
-    """The run's judge, if a reward or the evaluation asks one; every process must call this.
+    """The run's judge, if a reward or the evaluation needs one; else None. Every process must call this.
 
     Raises:
-      ValueError: it can't be reached as config.judge says, or a variable is not set.
+      ValueError: the judge can't be reached with config.judge, or an environment variable is not set.
     """
     if not (config.evaluation.judge or any(map(_asks, recipe.stages))):
         return None
@@ -173,7 +173,7 @@ def build_judge(config: TrainConfig, recipe: Recipe) -> ModelJudge | None:
 
 
 def with_judge(recipe: Recipe, judge: ModelJudge | None) -> Recipe:
-    """The recipe with a judge for the rewards that ask one."""
+    """The recipe with the judge for its rewards that need one."""
     stages = [
         dataclasses.replace(stage, reward=dataclasses.replace(stage.reward, judge=judge))
         if isinstance(stage.reward, RewardFunction) and _asks(stage)
@@ -199,7 +199,7 @@ def _with_settings(agent: Agent, config: AgentConfig) -> Agent:
 
 
 def evaluated_agent(config: TrainConfig, recipe: Recipe) -> Agent:
-    """The recipe's agent as it is evaluated: with config.evaluation.k passages per search."""
+    """The recipe's agent for evaluation: with config.evaluation.k passages per search."""
     return recipe.agent.with_passages(config.evaluation.k) if config.evaluation.k else recipe.agent
 
 
@@ -214,7 +214,7 @@ def evaluation_examples(
     """The questions that a run is evaluated on.
 
     Args:
-      count: the first so many (0: all); default: what config.evaluation says.
+      count: take the first `count` questions (0: all); default: the number in config.evaluation.
     """
     data, evaluation = config.data, config.evaluation
     if part == "test":
@@ -225,13 +225,13 @@ def evaluation_examples(
 
 
 def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
-    """The first `count` examples of a dataset, or of a stretch of it (0: all)."""
+    """The first `count` examples of a data set, or of a range of it (0: all)."""
     source = open_examples(name, limits, key)
     return [source[i] for i in range(min(count, len(source)) if count else len(source))]
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:
-    """A dataset, or a stretch of it. `key` names the config section in errors."""
+    """A data set, or a range of it. `key` is the name in config.data, for errors."""
     source = open_dataset(name)
     if not limits:
         return source
@@ -241,7 +241,7 @@ def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource
 
 
 def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
-    """The run's engine, or one with fewer rows. It serves an adapter as config.engine.lora says."""
+    """The run's engine, or one with fewer rows. config.engine.lora says how it applies an adapter."""
     return Engine(
         merged(model, model.compute_dtype) if config.engine.lora == "merged" else model,
         rows=rows or config.engine.rows,

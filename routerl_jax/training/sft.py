@@ -1,4 +1,4 @@
-"""Supervised runs: a policy learns an agent's grammar, and to read, from demonstrations."""
+"""Supervised runs: a policy learns an agent's grammar, and how to read passages, from demonstrations."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ _HELD_OUT = 256
 
 
 def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, float]:
-    """Trains on demonstrations; leaves checkpoints, metrics and `workdir/policy` (a Hugging Face directory).
+    """Trains on demonstrations. Writes checkpoints, metrics and `workdir/policy` (a Hugging Face directory).
 
     Returns:
-      The last metrics, held-out negative log-likelihood per token included.
+      The last metrics, held-out negative log-likelihood per token (nats) included.
 
     Raises:
-      RunStopped: the run went wrong (config.watch); its checkpoints are from before.
-      ValueError: something is wrong with the configuration or its inputs, or `workdir` is another's: of another run, or in use.
+      RunStopped: the run went wrong (config.watch); its checkpoints are from before the trouble.
+      ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
     """
     with alone_as_job(workdir):
         return _train(config, workdir, resume)
 
 
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
-    check_workdir(config, workdir, resume)  # before anything takes long
+    check_workdir(config, workdir, resume)  # before anything slow starts
     multihost.on_main(lambda: require_log(config.log))
-    if config.warm_start.demonstrations == "annotated":  # of which searches are a part
+    if config.warm_start.demonstrations == "annotated":  # these contain real searches
         check_snapshot(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
@@ -68,7 +68,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
     resumed = resume and any(path.name.isdigit() for path in (workdir / "checkpoints").glob("*"))
-    if config.warm_start.align and not resumed:  # a checkpoint has what came of it
+    if config.warm_start.align and not resumed:  # a checkpoint contains the aligned tower
         align_tower(model, config.warm_start.align, config.seed)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
     watch, owed = Watch(config.watch), False
@@ -97,8 +97,10 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation, config.engine.max_length)
         if config.warm_start.observation_weight:
             fed = [~s.loss_mask for s in sequences]
-            others = token_weights(fed, config.learner.aggregation, config.engine.max_length)
-            weights = [w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, others)]
+            observation_weights = token_weights(fed, config.learner.aggregation, config.engine.max_length)
+            weights = [
+                w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, observation_weights)
+            ]
         batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
         learned, _ = run.learner.update(batch)
         metrics = {f"actor/{name}": value for name, value in learned.items()}
@@ -123,17 +125,17 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             raise RunStopped(_stopped(run, alarm))
     run.finish()
     if multihost.is_main():
-        metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
+        metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
         write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
 
 def _stopped(run: Run, alarm: Alarm) -> str:
     run.finish(export=False)
-    kept = run.checkpoints.latest()
-    left = "no checkpoint" if kept is None else f"the checkpoint of update {kept}"
+    newest = run.checkpoints.latest()
+    rest = "no checkpoint" if newest is None else f"the checkpoint of update {newest}"
     return (
-        f"stopped after update {alarm.step + 1}: {alarm.complaint}. {run.workdir} holds {left} and no policy: start again in "
+        f"stopped after update {alarm.step + 1}: {alarm.complaint}. {run.workdir} holds {rest} and no policy: start again in "
         "another --workdir with a smaller lr, or loosen config.watch and --resume"
     )
 
@@ -144,9 +146,12 @@ def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> Tokenizer:
-    """A tokenizer trained on demonstrations (of Atlas: invented ones and the training split's)."""
+    """A tokenizer trained on demonstrations (for Atlas: invented ones and those of the training split)."""
     worked = (source[i] for i in range(_VOCABULARY_EXAMPLES))
-    said = ([one.example.question, *(text for piece, _ in one.pieces for text in texts(piece))] for one in worked)
+    corpus = (
+        [example.example.question, *(text for piece, _ in example.pieces for text in texts(piece))]
+        for example in worked
+    )
     size = config.warm_start.vocabulary
     if size != config.model.architecture.get("vocab_size"):
         raise ValueError(
@@ -154,12 +159,12 @@ def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> To
             f"{config.model.architecture.get('vocab_size')}; make them equal"
         )
     return train_tokenizer(
-        itertools.chain.from_iterable(said), size, agent.special_tokens, context=config.engine.max_length
+        itertools.chain.from_iterable(corpus), size, agent.special_tokens, context=config.engine.max_length
     )
 
 
 class _Fitting:
-    """Demonstrations as sequences, but for those that are longer than the longest bucket: nothing is ever cut.
+    """Demonstrations as sequences. Those longer than the longest bucket are left out; nothing is ever cut.
 
     Attributes:
       longest: most tokens of a sequence.
@@ -174,8 +179,10 @@ class _Fitting:
 
     def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
         """The worked examples at these indices that fit."""
-        found = (source[i] for i in indices)
-        return self._those((one.example.id, one.sequence(self._agent, self._model, self._room)) for one in found)
+        examples = (source[i] for i in indices)
+        return self._those(
+            (example.example.id, example.sequence(self._agent, self._model, self._room)) for example in examples
+        )
 
     def drills(self, source: ReadingDrills, indices: Iterable[int]) -> list[Sequence]:
         """The drills at these indices that fit."""

@@ -1,4 +1,4 @@
-"""The web of a run, frozen: where each web knowledge base's snapshot lies, and which runs can't be recorded or replayed."""
+"""Snapshots of the web for a run: their directories, and checks that the run can be recorded or replayed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from routerl_jax.training.config import KnowledgeConfig, TrainConfig, WebSnapsho
 
 
 def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, SnapshotConfig]:
-    """The snapshot of every web knowledge base of a run, by name; {} where the run has none.
+    """The snapshot of every web knowledge base of a run, by name; {} if the run has no snapshot.
 
     Args:
-      workdir: the run's; None only where config.snapshot names a directory.
+      workdir: the run's directory; may be None if config.snapshot names a directory.
     """
-    mode, place = config.snapshot.mode, config.snapshot.directory
+    mode, directory = config.snapshot.mode, config.snapshot.directory
     if not mode:
-        if place:
+        if directory:
             raise ValueError(
-                f"config.snapshot.directory={place!r} without config.snapshot.mode: say record, auto or replay"
+                f"config.snapshot.directory={directory!r} without config.snapshot.mode: say record, auto or replay"
             )
         return {}
     names = _web_names(config.knowledge)
@@ -36,26 +36,26 @@ def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, Sn
             "leave it out"
         )
     root = _root(config, workdir)
-    # A run's record is begun once (check_snapshot) and gone on with by every process, sitting and evaluation.
+    # A run's snapshot is started once (check_snapshot); all later processes, sessions and evaluations continue it.
     how = "replay" if mode == "replay" else "auto"
     return {name: SnapshotConfig(directory=str(root / name), mode=how) for name in names}
 
 
 def check_snapshot(config: TrainConfig, workdir: pathlib.Path, *, resume: bool) -> None:
-    """Complains about what can't be recorded or replayed. The main process looks, all learn what it found (a collective call).
+    """Checks that the run can be recorded or replayed. The main process checks, and all get the result (a collective call).
 
     Args:
-      resume: go on with what was recorded.
+      resume: continue an existing snapshot.
 
     Raises:
-      ValueError: a directory without a mode; no web knowledge base in the run; nothing there to replay, or something there
-        already to record.
+      ValueError: a directory is given without a mode; the run has no web knowledge base; there is no snapshot to replay; or
+        there already is one where a new one is to be recorded.
     """
     multihost.on_main(lambda: _check(config, workdir, resume))
 
 
 def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotConfig:
-    """The section for a warm start or a control, which has a workdir of its own and sees the run's web."""
+    """config.snapshot for a warm start or a control, which has its own workdir but uses the run's snapshot."""
     if not config.snapshot.mode:
         return config.snapshot
     return dataclasses.replace(config.snapshot, directory=str(_root(config, workdir).resolve()))
@@ -77,7 +77,7 @@ def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
                     f"config.snapshot.mode='record': {directory} holds a snapshot already. Go on with it "
                     "(config.snapshot.mode='auto', or --resume), or use another --workdir"
                 )
-            shutil.rmtree(directory)  # of a run that was refused before it began, with other settings perhaps
+            shutil.rmtree(directory)  # left by a run that was refused before it began, perhaps with other settings
 
 
 def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
@@ -91,9 +91,9 @@ def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
 def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
     names = []
     for name, spec in knowledge.items():
-        place = pathlib.Path(spec.directory).expanduser()
-        if spec.directory and (place / MANIFEST).is_file():
+        directory = pathlib.Path(spec.directory).expanduser()
+        if spec.directory and (directory / MANIFEST).is_file():
             with naming(f"config.knowledge.{name}"):
-                if Manifest.read(place).kind == "web":
+                if Manifest.read(directory).kind == "web":
                     names.append(name)
     return names

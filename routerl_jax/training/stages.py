@@ -1,4 +1,4 @@
-"""The stretches of a run, each with its reward, its settings and its questions."""
+"""The stages of a run, each with its reward, its settings and its questions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from routerl_jax.training.setup import open_examples
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStage:
-    """One of them: steps from `start` on, settings as `TrainConfig.in_stage` gives them, whether it begins as a run of its
-    own would (`StageConfig.restart`), and how many updates the schedule spans: from one such beginning to the next."""
+    """A stage: its first step `start`, its settings (`TrainConfig.in_stage`), whether it restarts optimiser and schedule
+    (`StageConfig.restart`), and the number of updates that the schedule spans, from one restart to the next."""
 
     name: str
     start: int
@@ -27,16 +27,16 @@ class RunStage:
     stream: ExampleStream
 
     def examples(self) -> list[Example]:
-        """The next step's questions."""
+        """The questions of the next step."""
         return self.stream.next(self.config.rollout.examples)
 
 
 class Stages:
-    """All stages of a run. Those that train on the same questions go on with one stream of them.
+    """All stages of a run. Stages on the same questions share one stream of them.
 
     Raises:
-      ValueError: some stage's questions can't be read, are fewer than it takes in a step, or are golden steps of a knowledge
-        base that there is not.
+      ValueError: the questions of a stage can't be read, are fewer than one step needs, or are golden steps that use an unknown
+        knowledge base.
     """
 
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
@@ -74,30 +74,29 @@ class Stages:
         return [stage for stage in self._stages if stage.start <= step][-1]
 
     def ended(self, done: int) -> RunStage | None:
-        """The stage that is over, another one following, when so many steps are done."""
+        """The stage that ends after `done` steps with another stage following; None if there is none."""
         return self.at(done - 1) if 0 < done < self._steps and any(s.start == done for s in self._stages) else None
 
     @property
     def has_reference(self) -> bool:
-        """Some stage measures a KL to the initial policy."""
+        """Whether some stage measures a KL to the initial policy."""
         learners = [stage.config.learner for stage in self._stages]
         return any(learner.loss.kl_coef or learner.reward_kl_coef for learner in learners)
 
     def state(self) -> dict[str, Any]:
-        """Where the streams are, as JSON-serialisable data."""
+        """The positions of the streams, as JSON-serialisable data."""
         return {name: stream.state() for name, stream in self._streams.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes to saved positions. A stream that is not among them has not been read: in a control, that of a later stage
-        which shared it with the one that is left out."""
+        """Moves the streams to saved positions. A stream without one has not been read yet. That happens in a control, if a
+        later stage shared its stream with the stage that is left out."""
         for name, stream in self._streams.items():
             if name in state:
                 stream.restore(state[name])
 
 
 def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
-    """Optimiser updates from the last stage that began anew by this step, or the run's beginning, to the next that does, or
-    the run's end."""
+    """Optimiser updates of the schedule at a step: from the last restart (or the run's start) to the next (or its end)."""
     anew = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
     begin = max((start for start in anew if start <= step), default=0)
     end = min((start for start in anew if step < start < config.steps), default=config.steps)

@@ -45,7 +45,7 @@ def train_step(
     step: int,
     clock: Clock,
 ) -> dict[str, Any]:
-    """Samples attempts at the questions, learns from them, and gives the engine the new weights. Returns the step's metrics.
+    """Samples attempts at the questions, updates the policy, and gives the engine the new weights. Returns the step's metrics.
 
     Raises:
       NotFinite: a reward or an advantage is not finite.
@@ -62,11 +62,11 @@ def train_step(
         scored = stage.reward(episodes)
     for episode, rewards in zip(episodes, scored, strict=True):
         episode.rewards = rewards
-    place = {example.id: i for i, example in enumerate(examples)}
-    groups = np.asarray([place[episode.example.id] for episode in episodes])
-    seen = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
+    group_of = {example.id: i for i, example in enumerate(examples)}
+    groups = np.asarray([group_of[episode.example.id] for episode in episodes])
+    unforked = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
     metrics = rollout_metrics(
-        [episodes[i] for i in seen], groups[list(seen)], config.evaluation.normalizer, tuple(tools)
+        [episodes[i] for i in unforked], groups[list(unforked)], config.evaluation.normalizer, tuple(tools)
     )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
     metrics |= tool_metrics(tools, counted)
@@ -113,7 +113,7 @@ def _rollout(
 def _learn(
     stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
 ) -> dict[str, Any]:
-    """Credit, then an update per mini-batch. Returns their metrics."""
+    """Assigns credit, and makes one update per mini-batch. Returns their metrics."""
     settings, learner = stage.config.learner, run_.learner
     sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
@@ -157,7 +157,7 @@ def _update(
     updates: _Updates,
     clock: Clock,
 ) -> None:
-    """One update on some of the sequences; `learned` have the log-probabilities that ratios start from."""
+    """One update on some of the sequences. `learned` have the log-probabilities at which ratios are 1."""
     settings, learner = stage.config.learner, run_.learner
     chosen = [learned[i] for i in minibatch]
     with clock("update"):
@@ -178,7 +178,7 @@ def _update(
 
 
 class _Updates:
-    """What a step's updates came to."""
+    """Collects statistics of a step's updates."""
 
     def __init__(self) -> None:
         self.gap: dict[str, float] = {}
@@ -197,7 +197,7 @@ class _Updates:
         gains: list[np.ndarray],
         tokens: int,
     ) -> None:
-        """Takes in one update: per sequence, log-probabilities of its sampled tokens and whose advantage is positive."""
+        """Adds one update: per sequence, log-probabilities of its sampled tokens and whose advantage is positive."""
         if not self.gap:  # the first mini-batch was scored with the very weights that sampled it
             self.gap = gap_metrics(sampled, scored)
         self._behaviour += sampled
@@ -241,7 +241,7 @@ class Clock:
 
 
 def _log_episodes(workdir: pathlib.Path, step: int, episodes: Sequence[Episode], count: int) -> None:
-    """Writes a spread of the step's episodes, of a forked attempt all ways."""
+    """Writes episodes spread evenly over the step's; of a forked attempt, all branches."""
     if count and multihost.is_main():
         attempts: dict[tuple[str, int], list[Episode]] = {}
         for episode in episodes:

@@ -1,4 +1,4 @@
-"""What the stages of a run's tools were asked, in metrics and results: hit rates of caches, failures of services."""
+"""Counts of requests to the stages of a run's tools, for metrics and results: hit rates of caches, failures of services."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ToolCounts = Mapping[str, Counts]
 
 
 def tool_counts(tools: Mapping[str, SearchTool]) -> dict[str, Counts]:
-    """The counts of this process so far, of every tool that counts (`stage_counts`)."""
-    found = {name: counts() for name, tool in tools.items() if (counts := getattr(tool, "stage_counts", None))}
-    return {name: counts for name, counts in found.items() if counts}
+    """The counts of this process so far, for every tool that counts (`stage_counts`)."""
+    counts_of = {name: counts() for name, tool in tools.items() if (counts := getattr(tool, "stage_counts", None))}
+    return {name: counts for name, counts in counts_of.items() if counts}
 
 
 def of_all_processes(counts: ToolCounts) -> dict[str, Counts]:
-    """The sums over the processes (a collective call where there is anything to sum; tools are the same in all)."""
+    """The sums over all processes (a collective call if there are counts; all processes have the same tools)."""
     if not counts:
         return {}
     parts = multihost.exchange(counts)
@@ -27,22 +27,24 @@ def of_all_processes(counts: ToolCounts) -> dict[str, Counts]:
 
 
 def together(first: ToolCounts, second: ToolCounts) -> dict[str, Counts]:
-    """The sums of two sittings."""
+    """The sums of two sessions."""
     return {name: added(first.get(name, {}), second.get(name, {})) for name in {**first, **second}}
 
 
 def tool_metrics(tools: Mapping[str, SearchTool], before: ToolCounts) -> dict[str, float]:
-    """`tools/NAME/STAGE/asked`, `../failures` and, where anything was asked of a stage that keeps answers, `../hit_rate`, since
-    `before`, of all processes (a collective call)."""
+    """Metrics of the requests since `before`, of all processes (a collective call).
+
+    They are `tools/NAME/STAGE/asked`, `../failures` and, for a stage with a cache that was asked at all, `../hit_rate`.
+    """
     now = tool_counts(tools)
     counted = of_all_processes({name: difference(counts, before.get(name, {})) for name, counts in now.items()})
     metrics: dict[str, float] = {}
     for name, stages in counted.items():
         for stage, counts in stages.items():
-            place = f"tools/{name}/{stage}"
-            metrics |= {f"{place}/{ASKED}": counts[ASKED], f"{place}/{FAILURES}": counts[FAILURES]}
+            prefix = f"tools/{name}/{stage}"
+            metrics |= {f"{prefix}/{ASKED}": counts[ASKED], f"{prefix}/{FAILURES}": counts[FAILURES]}
             if HITS in counts and counts[ASKED]:
-                metrics[f"{place}/hit_rate"] = counts[HITS] / counts[ASKED]
+                metrics[f"{prefix}/hit_rate"] = counts[HITS] / counts[ASKED]
     return metrics
 
 
@@ -55,14 +57,14 @@ def tool_results(counted: ToolCounts) -> dict[str, Any]:
 
 
 def tool_table(counted: ToolCounts) -> str:
-    """Counts as lines of text, a stage each; stages that were never asked are left out."""
+    """Counts as text, one line per stage. Stages that were never asked are left out."""
     rows = [("tool", "stage", "asked", "from what is kept", "failed")]
     for name, stages in counted.items():
         for stage, counts in stages.items():
             if counts[ASKED]:
                 shares = _shares(counts)
-                kept = f"{shares['hit_rate']:.1%}" if "hit_rate" in shares else ""
-                rows.append((name, stage, f"{counts[ASKED]:,}", kept, f"{shares['failure_rate']:.2%}"))
+                hit_rate = f"{shares['hit_rate']:.1%}" if "hit_rate" in shares else ""
+                rows.append((name, stage, f"{counts[ASKED]:,}", hit_rate, f"{shares['failure_rate']:.2%}"))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = (
         "  ".join(
@@ -75,8 +77,8 @@ def tool_table(counted: ToolCounts) -> str:
 
 
 def _shares(counts: Mapping[str, int]) -> dict[str, float]:
-    asked = counts[ASKED]
-    if not asked:
+    requests = counts[ASKED]
+    if not requests:
         return {}
-    hits = {"hit_rate": counts[HITS] / asked} if HITS in counts else {}
-    return {**hits, "failure_rate": counts[FAILURES] / asked}
+    hits = {"hit_rate": counts[HITS] / requests} if HITS in counts else {}
+    return {**hits, "failure_rate": counts[FAILURES] / requests}

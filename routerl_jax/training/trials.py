@@ -1,4 +1,5 @@
-"""A finished run's policy under other conditions: one mode for every search, other numbers of passages, other retrievers."""
+"""Trials of a finished run's policy under other conditions: one mode for all searches, other numbers of passages, or other
+retrievers."""
 
 from __future__ import annotations
 
@@ -29,20 +30,20 @@ from routerl_jax.training.setup import (
     open_knowledge,
 )
 
-USUAL = "trained"  # the row of the policy as the run evaluated it, on a trial's questions
+USUAL = "trained"  # row of the policy as the run evaluated it, on the questions of a trial
 
 
 class Trials:
-    """Greedy trials on the first of a run's test questions; each gives `evaluation.analysis.behaviour` by name.
+    """Greedy trials on a run's first test questions. Each returns `evaluation.analysis.behaviour` by name.
 
     Args:
-      config: of the run.
-      workdir: where its policy lies; weights and knowledge bases are loaded when a trial needs them.
-      trained: the episode records of its final evaluation, the rows `USUAL`.
-      limit: questions; 0: all.
+      config: the run's configuration.
+      workdir: the run's directory. Weights and knowledge bases are loaded when a trial needs them.
+      trained: the episode records of its final evaluation, for the rows `USUAL`.
+      limit: number of questions; 0: all.
 
     Raises:
-      ValueError: the records are not of the run's test questions.
+      ValueError: the records do not belong to the run's test questions.
     """
 
     def __init__(self, config: TrainConfig, workdir: pathlib.Path, trained: Sequence[Record], limit: int) -> None:
@@ -60,7 +61,7 @@ class Trials:
         self._usual = [records[question.id] for question in self._questions]
 
     def single_modes(self) -> dict[str, Any]:
-        """Every search sent to one knowledge base, for each; none where there is only one."""
+        """For each knowledge base: all searches go to it. {} if there is only one."""
         baselines = self._agent.baselines(tuple(self._config.knowledge))
         agents = {name: agent for name, agent in baselines.items() if name.startswith("only_")}
         tried = {name: self._behaviour(agent, self._tools, name) for name, agent in agents.items()}
@@ -74,8 +75,8 @@ class Trials:
         """Other retrievers: see `with_retriever`."""
         configs = {name: with_retriever(self._config, name) for name in names}  # mistakes show before anything is tried
         tried = {
-            name: self._behaviour(self._agent, open_knowledge(other, self._workdir), name)
-            for name, other in configs.items()
+            name: self._behaviour(self._agent, open_knowledge(changed, self._workdir), name)
+            for name, changed in configs.items()
         }
         return {USUAL: self._usual_row, **tried} if tried else {}
 
@@ -105,14 +106,14 @@ class Trials:
 
 
 def with_retriever(config: TrainConfig, name: str) -> TrainConfig:
-    """The configuration with another retriever, its knowledge bases built anew from their sources.
+    """The configuration with another retriever. Its knowledge bases are built anew from their sources.
 
-    An encoder's name puts it in the place of every other, and dense passages in the place of BM25; `bm25` searches by words
-    what was searched by dense passages. What was built beforehand is built anew from its own passages, by its own settings,
-    a graph of its own triples: no language model is asked again. Prefixes are the new encoder's.
+    The name of an encoder replaces every other encoder, and BM25 by dense retrieval. `bm25` replaces dense retrieval by BM25. A
+    knowledge base that exists only as a directory is built anew from its own passages and settings, and a graph from its own
+    triples, so that no language model is asked again. Query and passage prefixes are those of the new encoder.
 
     Raises:
-      ValueError: a knowledge base is served, or is none of passages, or is not there; or nothing would change.
+      ValueError: a knowledge base is served, does not consist of passages, or does not exist; or nothing would change.
     """
     changed = {key: _with_retriever(key, spec, name) for key, spec in config.knowledge.items()}
     if changed == dict(config.knowledge):
@@ -125,12 +126,12 @@ def with_retriever(config: TrainConfig, name: str) -> TrainConfig:
 _REBUILT = ("dense_text", "bm25", "graph")  # kinds whose corpora are passages
 _OF_ENCODER = ("query_encoder", "query_prefix", "passage_prefix", "fact_prefix")
 _OF_EXTRACTION = ("extractor", "triples", "llm", "entities_first")
-_OF_CORPUS = ("passage_words", "least_words")  # how it was cut into passages
-_OF_KB = ("kind", "name", "encoder")  # what KnowledgeConfig says itself
+_OF_CORPUS = ("passage_words", "least_words")  # settings that say how a corpus is cut into passages
+_OF_KB = ("kind", "name", "encoder")  # keys of KnowledgeConfig itself
 
 
 def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
-    if spec.members or spec.kind == "tool":  # it joins others, which change; or it searches as it does
+    if spec.members or spec.kind == "tool":  # a hybrid changes with its members, and a tool has no retriever to change
         return spec
     if spec.source.startswith(("http://", "https://")):
         raise ValueError(
@@ -151,12 +152,12 @@ def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConf
 
 
 def _of_corpus(spec: KnowledgeConfig) -> dict[str, Any]:
-    """The settings that every kind of passages has: another one is of the same passages."""
+    """The settings of the passages, which all kinds share, so that another kind has the same passages."""
     return {setting: value for setting, value in spec.settings.items() if setting in _OF_CORPUS}
 
 
 def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
-    """The same with a source, and without a language model that would have to read it again."""
+    """The same knowledge base with a source to build it from, and without a language model that would read it again."""
     if spec.source:
         return _with_triples(spec, cache_place(key, spec)) if spec.settings.get("extractor") == "llm" else spec
     directory = pathlib.Path(spec.directory).expanduser()
@@ -178,7 +179,7 @@ def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
 
 
 def _with_triples(spec: KnowledgeConfig, built: pathlib.Path) -> KnowledgeConfig:
-    """A graph of the triples of one that is built already; as it is where none is there."""
+    """A graph with the triples of one that is already built; unchanged if none is built."""
     triples = pathlib.Path(spec.directory or built).expanduser() / TRIPLES
     if not triples.is_file():
         return spec

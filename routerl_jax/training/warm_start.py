@@ -1,4 +1,4 @@
-"""The supervised phase before reinforcement learning: one command, one workdir, resumable at any moment."""
+"""The supervised phase before reinforcement learning. It belongs to the same command and workdir, and can be resumed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DIRECTORY = "warm_start"
 def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> TrainConfig:
     """Runs the supervised phase that `config.warm_start.steps` asks for, unless it is finished.
 
-    It leaves a run of kind "sft" in `workdir/warm_start`.
+    The phase is a run of kind "sft" in `workdir/warm_start`.
 
     Args:
-      resume: go on with one that was interrupted.
+      resume: continue an interrupted phase.
 
     Returns:
       The configuration with the policy that reinforcement learning starts from: `started(config, workdir)`.
@@ -37,12 +37,12 @@ def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fal
         check_workdir(phase, directory, resume)
         if not _finished(phase, directory):
             train_sft(phase, directory, resume=resume)
-        gc.collect()  # the phase's optimiser state is in reference cycles; its memory is needed now
+        gc.collect()  # reference cycles still hold the phase's optimiser state; its memory is needed now
     return started(config, workdir)
 
 
 def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
-    """The configuration of a run in `workdir` with its warm start's policy, if it has one, as the model."""
+    """The configuration of a run in `workdir`. If it has a warm start, the model is the warm start's policy."""
     if not config.warm_start.steps:
         return config
     model = dataclasses.replace(config.model, path=str(workdir / _DIRECTORY / "policy"), sight={})
@@ -50,8 +50,11 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 
 def supervised(config: TrainConfig) -> TrainConfig:
-    """The supervised phase as a run of its own. What has no bearing on it is left out, and so may change before it resumes; but
-    launch.evaluate finds the run's questions and its normaliser there, and calls the policy by no name of another."""
+    """The configuration of the supervised phase as a run of its own.
+
+    Settings without effect on it are left out, so they may change before it resumes. The run's questions and its normaliser
+    stay, for launch.evaluate; names of other policies do not.
+    """
     shared = ("length_buckets", "micro_tokens", "aggregation", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
     return TrainConfig(
@@ -77,7 +80,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
 
 
 def _of_updates(watch: WatchConfig) -> WatchConfig:
-    """What config.watch says of updates; a supervised phase measures nothing else that a run's bounds are about."""
+    """The part of config.watch about updates. A supervised phase measures no other metrics of a run."""
 
     def kept(bounds: Mapping[str, float]) -> dict[str, float]:
         return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
@@ -87,7 +90,7 @@ def _of_updates(watch: WatchConfig) -> WatchConfig:
 
 
 def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:
-    """True if all steps are done and the policy lies there. The main process looks, all learn what it saw."""
+    """True if all steps are done and the policy is written. The main process checks, and all get the result."""
     return multihost.exchange(_complete(phase, directory) if multihost.is_main() else None)[0]
 
 

@@ -1,4 +1,4 @@
-"""Stops a run that goes wrong, before it has spent what is left of its time on nothing."""
+"""Stops a run that goes wrong, so that it does not waste the rest of its time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from absl import logging
 from routerl_jax.parallel import multihost
 from routerl_jax.training.sections import WatchConfig
 
-# Metrics that a step may lack for good reason: those of some stages, of some questions, ..
+# Metrics that a step may lack: those of some stages, of some questions, ..
 _SOMETIMES = (
     "actor/decision_share",
     "actor/entropy",
@@ -30,17 +30,17 @@ _SOMETIMES = (
     "validation/judge",
 )
 _MEASURED = ("validation/", "canary/", "held_out/")  # .. and those of steps that validate
-_LEARNED = "actor/loss"  # is of every step that has trained on a token
-_USUAL = WatchConfig()  # whose metrics there are, in one kind of run or the other
+_LEARNED = "actor/loss"  # every step that trained on a token has it
+_USUAL = WatchConfig()  # its metrics exist in some kind of run, so they are not awaited
 
 
 class RunStopped(RuntimeError):
-    """A run that went wrong was stopped; its policy is that of the last checkpoint from before the trouble, if there is one."""
+    """A run that went wrong was stopped. Its policy is that of the last checkpoint before the trouble, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """Why a run is stopped: which metric, and what was wrong with it."""
+    """Why a run is stopped: the metric, and what was wrong with it."""
 
     step: int
     metric: str
@@ -48,11 +48,11 @@ class Alarm:
 
 
 class Watch:
-    """Looks at the metrics of every step.
+    """Checks the metrics of every step.
 
-    A value of a metric is bad where it is out of its bounds or not finite, or where the metric has fallen too far below the
-    best that it was in this stage. So many bad values of one metric in a row are an alarm, however many steps without that
-    metric lie between them; a loss, gradient or reward that is not finite is one at once.
+    A value of a metric is bad if it is out of its bounds or not finite, or if the metric has fallen too far below its best in
+    this stage. `patience` bad values of one metric in a row raise an alarm; steps without that metric do not count. A loss,
+    gradient or reward that is not finite raises an alarm at once.
     """
 
     def __init__(self, config: WatchConfig) -> None:
@@ -61,30 +61,32 @@ class Watch:
         self._stage = ""
         self._recent: dict[str, list[float]] = {}
         self._best: dict[str, float] = {}
-        self._bad: dict[str, int] = {}  # of each metric, bad values since the last good one
+        self._bad: dict[str, int] = {}  # for each metric, bad values since the last good one
         usual = {*_USUAL.least, *_USUAL.most, *_USUAL.falls}
-        self._awaited = {*config.least, *config.most, *self._followed} - usual  # that no step has had
+        self._awaited = {*config.least, *config.most, *self._followed} - usual  # metrics that no step has had yet
 
     @property
     def worried(self) -> bool:
-        """Some metric's last value was bad: no time for a checkpoint, or none might be left from before the trouble."""
+        """Whether some metric's last value was bad. No checkpoint is written then, to keep those from before the trouble."""
         return any(self._bad.values())
 
     def see(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
-        """Takes note of a step's metrics. Those of the main process count on all (a collective call): times and memory differ,
-        and a process that stops alone leaves the others waiting.
+        """Checks a step's metrics; returns an alarm if the run must stop.
+
+        All processes use the metrics of the main process (a collective call): times and memory differ between processes, and a
+        process that stops alone would leave the others waiting.
 
         Raises:
-          ValueError: a bound is of a metric that does not exist.
+          ValueError: a bound names a metric that does not exist.
         """
         if not self._config.patience:
             return None
         metrics = multihost.exchange(dict(metrics))[0]
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
-            # One that is not of this stage may not come again; what is measured now and then will.
-            kept = {name for name in self._bad if name in metrics or name.startswith(_MEASURED)}
-            self._bad = {name: self._bad[name] for name in kept}
+            # A new stage may lack the metric; those that are only measured at times will come again.
+            still_measured = {name for name in self._bad if name in metrics or name.startswith(_MEASURED)}
+            self._bad = {name: self._bad[name] for name in still_measured}
         broken = _not_finite(metrics)
         if broken:
             return Alarm(step, broken, f"{broken} is {metrics[broken]}")
@@ -100,22 +102,22 @@ class Watch:
         return None
 
     def _check_names(self, metrics: Mapping[str, Any]) -> None:
-        """Complains about awaited metrics once there are others of their kind."""
+        """Raises ValueError for awaited metrics once others of their kind have come."""
         for name in sorted(self._awaited):
             kind = next((kind for kind in _MEASURED if name.startswith(kind)), None)
-            if not any(other.startswith(kind) for other in metrics) if kind else _LEARNED not in metrics:
+            if not any(metric.startswith(kind) for metric in metrics) if kind else _LEARNED not in metrics:
                 continue
             if name.startswith(_SOMETIMES):
                 self._awaited.remove(name)
                 logging.warning("config.watch bounds %s, which no step has had so far", name)
                 continue
-            known = sorted(other for other, value in metrics.items() if isinstance(value, int | float))
+            known = sorted(metric for metric, value in metrics.items() if isinstance(value, int | float))
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
             raise ValueError(f"config.watch bounds {name}, and there is no such metric; {hint}")
 
     def _wrong(self, metrics: Mapping[str, Any]) -> dict[str, str]:
-        """What is wrong with whichever of the watched metrics are bad."""
+        """The bad ones among the watched metrics, each with what is wrong."""
         config, wrong = self._config, {}
         finite = {}
         for name in (*config.least, *config.most, *self._followed):
@@ -145,16 +147,16 @@ class Watch:
         return f"{name} has fallen to {means[name]:.3g} from {self._best[name]:.3g}"
 
     def _mean(self, name: str, value: float) -> float:
-        """Of the last `patience` values."""
+        """The mean of the last `patience` values."""
         recent = self._recent[name] = [*self._recent.get(name, []), float(value)][-self._config.patience :]
         return sum(recent) / len(recent)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON-serialisable data."""
+        """The state for a checkpoint, as JSON-serialisable data."""
         return {"stage": self._stage, "recent": self._recent, "best": self._best, "bad": self._bad}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what a checkpoint kept; metrics that are watched since then begin anew."""
+        """Restores the state of a checkpoint. Metrics that were not watched then start without history."""
         self._stage = state["stage"]
         watched = {*self._config.least, *self._config.most, *self._followed}
         self._recent, self._best, self._bad = (

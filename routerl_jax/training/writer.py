@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON object a step, always, and what config.log names (loggers.py)."""
+"""Writes the metrics of a run: one JSON object per step, and to the loggers of config.log (loggers.py)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from routerl_jax.training.loggers import LOGGERS, Logger, scalars_of
 
 
 class MetricWriter:
-    """Appends to `workdir/metrics.jsonl`, and writes the same numbers wherever else they are wanted.
+    """Appends metrics to `workdir/metrics.jsonl`, and passes them to loggers.
 
     Args:
       workdir: the run's directory.
       resume_at: rows of this step and later are dropped first (a resumed run writes them again).
       enabled: False on processes that must not write.
       log: names of loggers (loggers.LOGGERS).
-      config: the run's configuration, for them.
+      config: the run's configuration, for the loggers.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class MetricWriter:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """All rows of a workdir's metrics.jsonl; a half-written last line (a killed run) is left out."""
+    """All rows of a workdir's metrics.jsonl. An incomplete last line (from a killed run) is left out."""
     path = workdir / "metrics.jsonl"
     if not path.is_file():
         return []

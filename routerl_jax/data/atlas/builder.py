@@ -19,8 +19,8 @@ from routerl_jax.data.atlas import extract, flags, visual, world
 from routerl_jax.data.atlas.questions import real_questions
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
-KINDS = ("none", "single", "multi")  # of questions, by the searches that they need
-ALL_KINDS = (*KINDS, "visual")  # those that show a flag are asked for by name
+KINDS = ("none", "single", "multi")  # kinds of questions, by the searches that they need
+ALL_KINDS = (*KINDS, "visual")  # visual questions show a flag; they are included only if they are named
 
 
 class Atlas(tfds.core.GeneratorBasedBuilder):
@@ -46,7 +46,7 @@ class Atlas(tfds.core.GeneratorBasedBuilder):
                     "path": tfds.features.Text(),  # JSON list of hops: kb, passage_id, query, value
                 }
             ),
-            disable_shuffling=True,  # real_questions has shuffled them already, the same way everywhere
+            disable_shuffling=True,  # real_questions has shuffled them, in the same order on every machine
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
@@ -76,10 +76,10 @@ class AtlasExamples:
     """A split of Atlas as random-access Examples, in a fixed shuffled order.
 
     `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single, multi or
-    visual. Visual questions have a picture (JPEG) that is not the knowledge base's own, but another one of the same flag.
+    visual. Visual questions have a picture (JPEG) of a flag. It differs from the knowledge base's picture of the same flag.
 
     Args:
-      kinds: only questions of these kinds; default: all that show no picture.
+      kinds: only questions of these kinds; default: all without a picture.
     """
 
     def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
@@ -116,8 +116,8 @@ class AtlasExamples:
 
 
 def _prepared() -> Atlas:
-    """The builder, its array_record files written on first use."""
-    # The digest keeps a cache made by another version of the world from being taken for this one.
+    """The builder. Its array_record files are written on first use."""
+    # With the digest, a cache of another version of the world is not used.
     code = b"".join(
         path.read_bytes() for path in (extract.FACTS, pathlib.Path(world.__file__), pathlib.Path(visual.__file__))
     )

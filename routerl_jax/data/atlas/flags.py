@@ -1,4 +1,4 @@
-"""Flags: the real ones that ship with Atlas, made-up ones for invented countries, and how a question shows them."""
+"""Flags: the real ones that ship with Atlas, made-up ones for invented countries, and their pictures in questions."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def _flags() -> dict[str, bytes]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Design:
-    """What is on a made-up flag: bands of colours across or down it, and a sign in its middle, if any.
+    """The design of a made-up flag: horizontal or vertical bands of colours, and perhaps a sign in the middle.
 
-    `str(design)` says it in words.
+    `str(design)` describes it in words.
     """
 
     bands: tuple[str, ...]
@@ -56,12 +56,12 @@ class Design:
 
     def __str__(self) -> str:
         lie = "horizontal" if self.across else "vertical"
-        said = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
-        return f"{said} with a {self.sign} of {self.colour} in the center" if self.sign else said
+        text = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
+        return f"{text} with a {self.sign} of {self.colour} in the center" if self.sign else text
 
 
 def invented_design(country: str) -> Design:
-    """What is on a made-up country's flag; its name decides."""
+    """The design of a made-up country's flag, a function of the country's name."""
     rng = np.random.default_rng([4, zlib.crc32(country.encode())])
     names = list(COLOURS)
     count = int(rng.integers(2, 6))
@@ -80,7 +80,7 @@ def invented_flag(country: str) -> bytes:
     picture = Image.new("RGB", _SIZE)
     draw = ImageDraw.Draw(picture)
     for i, band in enumerate(design.bands):
-        edges = [round(_SIZE[design.across] * place / len(design.bands)) for place in (i, i + 1)]
+        edges = [round(_SIZE[design.across] * position / len(design.bands)) for position in (i, i + 1)]
         box = (0, edges[0], _SIZE[0], edges[1]) if design.across else (edges[0], 0, edges[1], _SIZE[1])
         draw.rectangle(box, fill=COLOURS[band])
     if design.sign:
@@ -91,10 +91,11 @@ def invented_flag(country: str) -> bytes:
 
 
 def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
-    """The flag as somebody's picture of it (JPEG): another size and proportion, its margins cut; `key` decides how.
+    """A picture of the flag (JPEG) as somebody might take it: another size and proportion, with cut margins. `key` determines
+    all of these.
 
     Args:
-      pixels: most that it has; 0: as many as come of it.
+      pixels: most pixels of the picture; 0: no limit.
     """
     rng = np.random.default_rng([5, zlib.crc32(key.encode())])
     with Image.open(io.BytesIO(png)) as found:
@@ -113,7 +114,7 @@ def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
 
 
 def data_uri(png: bytes) -> str:
-    """A PNG as corpora and passages hold pictures."""
+    """A PNG as a `data:` URI, the form of pictures in corpora and passages."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 

@@ -1,4 +1,4 @@
-"""Golden trajectories of Atlas's questions, from their gold paths: no model makes them, and nothing in them is wrong."""
+"""Golden trajectories of Atlas's questions. They are made from the gold paths, without a model, so they have no errors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from routerl_jax.data.trajectories import (
 def golden_trajectory(
     example: Example, found: Sequence[Sequence[Passage]], images: Sequence[str] = ()
 ) -> Trajectory | None:
-    """The gold path of a question as a trajectory: its sub-questions, sent where they are answered, and what is read there.
+    """The gold path of a question as a trajectory. Each sub-question goes to the knowledge base that answers it.
 
     Args:
       example: a question of Atlas.
-      found: for each hop of its path, what the hop's knowledge base returns for the hop's query.
+      found: for each hop of its path, the passages that the hop's knowledge base returns for the hop's query.
       images: names of the files with the question's pictures.
 
     Returns:
-      None if one of the gold passages was not found: then its documents don't say the answer.
+      The trajectory. None if a gold passage was not found, because the documents then don't state the answer.
     """
     steps: list[Step] = []
     for hop, passages in zip(example.metadata["path"], found, strict=True):

@@ -32,16 +32,16 @@ _NAMED = ("anthem", "peak", "capital", "discoverer")
 def invented_world(seed: int, countries: int = 8, elements: int = 4) -> list[Entity]:
     """A small world; the same seed gives the same world."""
     rng = np.random.default_rng([2, seed])
-    made: dict[str, Entity] = {}  # names are what tells entities apart
-    while len(made) < countries:
+    entities_by_name: dict[str, Entity] = {}  # names are what tells entities apart
+    while len(entities_by_name) < countries:
         country = _country(rng)
-        made.setdefault(country.name, country)
-    names = list(made)
+        entities_by_name.setdefault(country.name, country)
+    names = list(entities_by_name)
     for number in rng.choice(np.arange(1, 119), elements, replace=False):
-        while (element := _element(rng, names, number)).name in made:
+        while (element := _element(rng, names, number)).name in entities_by_name:
             pass
-        made[element.name] = element
-    return list(made.values())
+        entities_by_name[element.name] = element
+    return list(entities_by_name.values())
 
 
 def _country(rng: np.random.Generator) -> Entity:
@@ -99,7 +99,7 @@ def _real_values(key: str) -> tuple[str, ...]:
 
 
 def _worded(rng: np.random.Generator, key: str) -> str:
-    """A real value, a recombination of the words of two, or a made-up name."""
+    """A real value, words of two real values recombined, or a made-up name."""
     values = _real_values(key)
     draw = rng.random()
     if draw < 0.4:
@@ -107,13 +107,13 @@ def _worded(rng: np.random.Generator, key: str) -> str:
     if draw < 0.7:
         first, second = str(rng.choice(values)).split(), str(rng.choice(values)).split()
         return " ".join([*first[: rng.integers(1, len(first) + 1)], *second[-1:]])
-    made = _word(rng) if rng.random() < 0.7 else f"{_word(rng)} {_word(rng)}"
-    return made.title() if values[0][0].isupper() else made
+    name = _word(rng) if rng.random() < 0.7 else f"{_word(rng)} {_word(rng)}"
+    return name.title() if values[0][0].isupper() else name
 
 
 @functools.cache
 def _syllables() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """First, middle and last syllables of the training split's names, as often as they occur there."""
+    """First, middle and last syllables of the training split's names, with their frequencies."""
     first, middle, last = [], [], []
     for entity in real_entities():
         if entity.split != "train":
@@ -135,8 +135,8 @@ def _word(rng: np.random.Generator) -> str:
 
 
 def _name(rng: np.random.Generator) -> str:
-    made = _word(rng).capitalize()
-    return f"{made} {_word(rng).capitalize()}" if rng.random() < 0.15 else made
+    name = _word(rng).capitalize()
+    return f"{name} {_word(rng).capitalize()}" if rng.random() < 0.15 else name
 
 
 def _place(rng: np.random.Generator, prefixes: tuple[str, ...]) -> str:

@@ -1,17 +1,17 @@
-"""Flags and facts that a policy knows, and those that it never saw: when is which search needed?
+"""Questions about flags and facts, some of which a policy knows. They decide which searches a question needs.
 
-Sixty countries are known. A policy is taught their flags, forty of them often and twenty rarely, and three facts of each
-(`KNOWN_RELATIONS`). Three more facts of every country (`OTHER_RELATIONS`), and all other flags, it is never shown. So the
-question and the picture decide together what must be looked up:
+Sixty countries are known. A policy is taught their flags (forty often, twenty rarely) and three facts of each
+(`KNOWN_RELATIONS`). It is never shown three more facts of every country (`OTHER_RELATIONS`), nor any other flag. So the
+question and the picture together decide which searches are needed:
 
-    search_free  a known flag: whose, or one of the known facts     nothing
+    kind         picture and question                               searches
+    search_free  a known flag: whose, or one of the known facts     none
     text         a known flag: one of the other facts               a text search
-    image        a flag never seen: whose                           an image search
-    mixed        a flag never seen: any of the six facts            an image search, then a text search
+    image        an unseen flag: whose                              an image search
+    mixed        an unseen flag: any of the six facts               an image search, then a text search
 
-The known countries are of Atlas's training split; the others that a split asks about are of that split of Atlas, and made-up
-ones besides (`recoloured`). So training, validation and test share the known countries and no other, and no two questions share
-a picture.
+The known countries are from Atlas's training split. The other countries of a split are from the same split of Atlas, or made up
+(`recoloured`). So training, validation and test share only the known countries, and no two questions share a picture.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ OTHER_RELATIONS = ("population", "area", "independence")
 RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
 FACTS, FLAGS = "facts", "flags"  # the parts of Atlas that are `fact_passages` and `flag_passages`
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
-PIXELS = 8 * 28 * 28  # of a picture: four to nine image tokens
+PIXELS = 8 * 28 * 28  # pixels of a picture: four to nine image tokens
 # Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
 # of one flag, 19 in 20 are nearer than this.
 NEAR = 0.17
-_MOST_ALIKE = 4  # countries that may share a value: more, and a guess would pay
+_MOST_ALIKE = 4  # countries that may share a value; if more did, guessing would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
 ABOUT = (
     "What is the {noun} of the country with this flag?",
@@ -58,18 +58,18 @@ def countries() -> dict[str, world.Entity]:
 
 @functools.cache
 def searched_countries() -> dict[str, world.Entity]:
-    """What there is to search for, by name: the real countries, and the made-up ones."""
+    """All countries that a search can find, by name: the real and the made-up ones."""
     return countries() | {name: entity for name, (entity, _) in recoloured(NEAR).items()}
 
 
 def flag(country: str) -> bytes:
     """The PNG of a country's flag. Raises KeyError for a name without one."""
-    made = recoloured(NEAR).get(country)
-    return made[1] if made else flags.flag(country)
+    made_up = recoloured(NEAR).get(country)
+    return made_up[1] if made_up else flags.flag(country)
 
 
 def facts(country: str) -> dict[str, str]:
-    """Those of the six facts that can be asked for: stated, not to be told from the name, shared by few others."""
+    """Those of the six facts that questions can ask for: stated, not visible from the name, shared by few countries."""
     entity, alike = searched_countries()[country], _alike()
     return {
         key: value
@@ -98,23 +98,25 @@ def _raster(country: str) -> Float[np.ndarray, "H W 3"]:
 
 @functools.cache
 def known_countries() -> dict[str, Strength]:
-    """The sixty, with how often their flags are shown.
+    """The sixty known countries, with how often their flags are shown.
 
-    In the order of a hash of their names, those of the training split all of whose six facts can be asked for, and whose flag
-    is not near that of one before: forty, then twenty.
+    They are countries of the training split whose six facts can all be asked for, in the order of a hash of their names. A
+    country is skipped if its flag is near that of one before. The first forty are shown often, the next twenty rarely.
     """
     train = [name for name, entity in countries().items() if entity.split == "train"]
-    taken: list[str] = []
+    chosen: list[str] = []
     for name in sorted(train, key=lambda name: zlib.crc32(f"known/{name}".encode())):
-        if len(facts(name)) == len(RELATIONS) and all(distance(name, other) >= NEAR for other in taken):
-            taken.append(name)
-    return {name: "many" if i < MANY else "few" for i, name in enumerate(taken[: MANY + FEW])}
+        if len(facts(name)) == len(RELATIONS) and all(distance(name, other) >= NEAR for other in chosen):
+            chosen.append(name)
+    return {name: "many" if i < MANY else "few" for i, name in enumerate(chosen[: MANY + FEW])}
 
 
 @functools.cache
 def unknown_countries(split: world.Split) -> tuple[str, ...]:
-    """The others of a split of Atlas whose flag is near no other country's (the policy doesn't take them for one that it
-    knows, and a search tells them apart), and the split's made-up ones: the few real ones of training would be learnt by heart.
+    """The unknown countries of a split: real ones whose flag is near no other country's, and the split's made-up ones.
+
+    Such a flag can't be mistaken for a known one, and a search can distinguish it. The made-up countries are needed because a
+    policy would memorise the few real ones of training.
     """
     real = tuple(
         name
@@ -132,7 +134,7 @@ def strength(country: str) -> Strength:
 
 
 def flag_passages() -> list[Passage]:
-    """What a search by the picture is over: every country's flag, as a `data:` URI."""
+    """The passages of the image search: every country's flag, as a `data:` URI."""
     return [
         Passage(id=f"{FLAGS}/{name}", title=name, text=f"The flag of {name}.", image=flags.data_uri(flag(name)))
         for name in searched_countries()
@@ -140,34 +142,35 @@ def flag_passages() -> list[Passage]:
 
 
 def fact_passages() -> list[Passage]:
-    """What a text search is over: for every country and each of the six relations, the fact."""
+    """The passages of the text search: the fact of every country and each of the six relations."""
     return [
         _passage(name, key) for name, entity in searched_countries().items() for key in RELATIONS if key in entity.facts
     ]
 
 
 def known_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
-    """Questions with a picture each, a quarter of each kind, in turns; the same ones every time.
+    """Questions with one picture each. The four kinds take turns. The questions are the same in every call.
 
-    `start` is the place of the first one: others have other pictures.
+    `start` is the index of the first question. Questions of other indices have other pictures.
 
-    `metadata` has the `kind`, the `country`, the `relation` ("" where it is asked whose flag this is), its `strength`,
-    both the kind and the strength (of a made-up country "made_up") as `type`, and, as other questions of Atlas, `entities`.
+    `metadata` has the `kind`, the `country`, the `relation` ("" if the question is whose flag this is), its `strength`, a
+    `type` (kind and strength; the strength is "made_up" for a made-up country) and, like other questions of Atlas, `entities`.
 
     Raises:
-      ValueError: the count, or the first one's place, is no multiple of four.
+      ValueError: `count` or `start` is no multiple of four.
     """
     if count % len(KINDS) or start % len(KINDS):
         wrong = f"{count} questions, the first at {start}, are no {len(KINDS)} equal kinds"
         raise ValueError(f"{wrong}; ask for multiples of {len(KINDS)}")
     rounds = range(start // len(KINDS), (start + count) // len(KINDS))
-    found = [_question(split, kind, i) for i in rounds for kind in KINDS]
-    check(found)
-    return found
+    questions = [_question(split, kind, i) for i in rounds for kind in KINDS]
+    check(questions)
+    return questions
 
 
 def _question(split: world.Split, kind: Kind, index: int) -> Example:
-    """One of a kind. Of the free ones every other asks whose flag it is: else these words would say that it is unknown."""
+    """A question of a kind. Every second search-free question asks whose flag it is; otherwise these words would imply an
+    unknown flag."""
     name = f"known/{split}/{kind}/{index}"
     rng = np.random.default_rng([7, zlib.crc32(name.encode())])
     known = kind in ("search_free", "text")
@@ -175,8 +178,8 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
     relation = ""
     if kind != "image" and (kind != "search_free" or index % 2):
         relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]
-        asked = [key for key in relations if key in facts(country)]
-        relation = asked[int(rng.integers(len(asked)))]
+        askable = [key for key in relations if key in facts(country)]
+        relation = askable[int(rng.integers(len(askable)))]
     wording = (ABOUT if relation else WHOSE)[int(rng.integers(2))]
     return Example(
         id=name,
@@ -195,35 +198,37 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
 
 
 def _in_turn(names: Sequence[str], key: str, index: int) -> str:
-    """Each name once before any comes again, in another order every time."""
-    turn, place = divmod(index, len(names))
+    """The name at an index. All names come once before any repeats, in a new order each time."""
+    turn, position = divmod(index, len(names))
     order = np.random.default_rng([8, zlib.crc32(f"{key}/{turn}".encode())]).permutation(len(names))
-    return names[int(order[place])]
+    return names[int(order[position])]
 
 
 def check(questions: Sequence[Example]) -> None:
-    """That each question needs what its kind says, and that its passage alone states the answer.
+    """Checks that each question needs the searches of its kind, and that only its passage states the answer.
 
     Raises:
       ValueError: names the question.
     """
-    said: dict[str, dict[str, str]] = collections.defaultdict(dict)
+    values: dict[str, dict[str, str]] = collections.defaultdict(dict)
     for passage in fact_passages():
-        said[passage.title][passage.id] = passage.text
-    for one in questions:
-        country, relation = one.metadata["country"], one.metadata["relation"]
+        values[passage.title][passage.id] = passage.text
+    for question in questions:
+        country, relation = question.metadata["country"], question.metadata["relation"]
         unseen = strength(country) == "none"
         looked_up = bool(relation) and (unseen or relation in OTHER_RELATIONS)
         needs = ("mixed" if looked_up else "image") if unseen else ("text" if looked_up else "search_free")
-        if needs != one.metadata["kind"]:
-            raise ValueError(f"question {one.id!r} is of kind {needs!r}, and is called {one.metadata['kind']!r}")
-        if country in one.question:
-            raise ValueError(f"question {one.id!r} names its country, {country}")
+        if needs != question.metadata["kind"]:
+            raise ValueError(
+                f"question {question.id!r} is of kind {needs!r}, and is called {question.metadata['kind']!r}"
+            )
+        if country in question.question:
+            raise ValueError(f"question {question.id!r} names its country, {country}")
         if not relation:
             continue
-        stated = [name for name, text in said[country].items() if one.answers[0] in text]
+        stated = [name for name, text in values[country].items() if question.answers[0] in text]
         if stated != [passage_id(country, relation)]:
-            raise ValueError(f"question {one.id!r}: its answer stands in {stated}")
+            raise ValueError(f"question {question.id!r}: its answer stands in {stated}")
 
 
 def passage_id(country: str, relation: str) -> str:

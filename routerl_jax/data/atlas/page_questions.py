@@ -1,11 +1,11 @@
-"""Questions about Atlas's pages: what can be told from a small view of one, what takes a closer look, and what takes two pages.
+"""Questions about Atlas's pages. Some need a small view of a page, some a closer look, some two pages.
 
     coarse    whose flag a page shows, or which of its bars is the longest
     fine      a value in small print
     two_page  which of two countries has more of something: two searches, and two values in small print
 
-A third each, in turns, about the countries of a split of Atlas. Each names the page by its country and topic, or by a fact that
-stands on it, as titles alone are searched.
+The three types take turns. The questions are about the countries of a split of Atlas. Each names the page by its country and
+topic, or by a fact on it, because a search finds only titles.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ BAR = (
 )
 VALUE = ("What is the {noun} of {name}?", "{name}: what is its {noun}?")
 MORE = ("Which has the greater {noun}, {one} or {other}?", "{one} or {other}: whose {noun} is greater?")
-_PAIRS = 4  # other countries that each is compared with, for every fact
+_PAIRS = 4  # for every fact, the number of countries that each country is compared with
 
 
 def page_questions(split: world.Split, count: int, start: int = 0, print_size: int = PRINT) -> list[Example]:
-    """Questions, a third of each type, in turns; the same ones every time, and no two alike.
+    """Questions; the three types take turns. They are the same in every call, and all are different.
 
     `metadata` has the `type`, the `topic`, the `relation` (key of the fact, "flag" or "bar"), `supporting` and
     `supporting_titles` (the gold pages), `boxes` (by page what must be seen there: left, top, right, bottom in
     pixels of the picture), `print` (`print_size`) and, as other questions of Atlas, `entities`.
 
     Args:
-      start: the place of the first one.
-      print_size: of the pages, `pages.page`; it moves plates, and changes nothing else.
+      start: index of the first question.
+      print_size: print size of the pages (`pages.page`). It moves the plates, and changes nothing else.
 
     Raises:
-      ValueError: the count, or the first one's place, is no multiple of three; or there are not so many.
+      ValueError: `count` or `start` is no multiple of three, or there are fewer questions.
     """
     each = len(TYPES)
     if count % each or start % each:
         wrong = f"{count} questions, the first at {start}, are no {each} equal types"
         raise ValueError(f"{wrong}; ask for multiples of {each}")
-    places = range(start // each, (start + count) // each)
+    indices = range(start // each, (start + count) // each)
     makers = _makers(split)
     most = min(map(len, makers.values()))
-    if places.stop > most:
+    if indices.stop > most:
         raise ValueError(f"Atlas's {split} split has {each * most} questions about pages, fewer than {start + count}")
-    found = [makers[kind][place](print_size) for place in places for kind in TYPES]
-    check(found)
-    return found
+    questions = [makers[kind][index](print_size) for index in indices for kind in TYPES]
+    check(questions)
+    return questions
 
 
 @functools.cache
 def _makers(split: world.Split) -> dict[Type, list[Make]]:
-    """Of each type all questions that there are, in an order by a hash; every other coarse one is about a flag."""
+    """All questions of each type, in the order of a hash. Every second coarse question is about a flag."""
     names = [name for name, entity in known.countries().items() if entity.split == split]
     about = list(itertools.product(names, TOPICS, (0, 1)))
-    flags = [functools.partial(_flag, *one) for one in about]
-    bars = [functools.partial(_bar, *one) for one in about]
+    flags = [functools.partial(_flag, *arguments) for arguments in about]
+    bars = [functools.partial(_bar, *arguments) for arguments in about]
     values = [
         functools.partial(_value, name, fact, wording)
         for name in names
@@ -82,7 +82,10 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
         if _told(name, fact)
     ]
     pairs = [
-        functools.partial(_more, *one) for fact in FACTS.values() if fact.comparable for one in _pairs(names, fact)
+        functools.partial(_more, *arguments)
+        for fact in FACTS.values()
+        if fact.comparable
+        for arguments in _pairs(names, fact)
     ]
     coarse = itertools.chain.from_iterable(zip(_shuffled(flags), _shuffled(bars), strict=True))
     return {"coarse": list(coarse), "fine": _shuffled(values), "two_page": _shuffled(pairs)}
@@ -97,25 +100,24 @@ def _named(parts: Sequence[object]) -> str:
 
 
 def _told(country: str, fact: Fact) -> bool:
-    """Whether the fact's plate has a value, and no other plate of the page the same one."""
+    """Whether the fact's plate has a value that no other plate of the page has."""
     texts = [plate.text for plate in page(country, fact.topic).plates]
     return texts.count(value := printed(country, fact.key)) == 1 and bool(value)
 
 
 def _pairs(names: Sequence[str], fact: Fact) -> list[tuple[str, str, Fact, int]]:
-    """Pairs of countries whose values differ, a tenth to a third of all countries apart, in an order by a hash."""
+    """Pairs of countries with different values, in the order of a hash. Their ranks are a tenth to a third of all countries
+    apart."""
     ordered = sorted((name for name in names if _told(name, fact)), key=lambda name: (_amount(name, fact), name))
-    found = []
-    for place, low in enumerate(ordered):
+    pairs = []
+    for rank, low in enumerate(ordered):
         rng = np.random.default_rng([12, zlib.crc32(f"{fact.key}/{low}".encode())])
         apart = range(max(1, len(ordered) // 10), len(ordered) // 3 + 1)
         for step in sorted(rng.permutation(apart)[:_PAIRS].tolist()):
-            if place + step < len(ordered) and printed(low, fact.key) != printed(
-                high := ordered[place + step], fact.key
-            ):
-                one, other = (low, high) if rng.random() < 0.5 else (high, low)
-                found.append((one, other, fact, int(rng.integers(2))))
-    return found
+            if rank + step < len(ordered) and printed(low, fact.key) != printed(high := ordered[rank + step], fact.key):
+                first, second = (low, high) if rng.random() < 0.5 else (high, low)
+                pairs.append((first, second, fact, int(rng.integers(2))))
+    return pairs
 
 
 def _amount(country: str, fact: Fact) -> float:
@@ -170,30 +172,33 @@ def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[
 
 
 def check(questions: Sequence[Example]) -> None:
-    """That what is on the gold pages, in the gold boxes, gives the answer, and the question's words don't.
+    """Checks that the gold boxes of the gold pages give the answer, and that the question's words don't.
 
     Raises:
       ValueError: names the question.
     """
-    for one in questions:
-        metadata, answer = one.metadata, one.answers[0]
+    for question in questions:
+        metadata, answer = question.metadata, question.answers[0]
         kind, relation, names = metadata["type"], metadata["relation"], metadata["entities"]
         shown = [page(name, metadata["topic"], metadata["print"]) for name in names]
         if metadata["supporting"] != [page_name(name, metadata["topic"]) for name in names]:
-            raise ValueError(f"question {one.id!r}: its pages are {metadata['supporting']}, and it is about {names}")
-        if kind != "two_page" and answer.lower() in one.question.lower():
-            raise ValueError(f"question {one.id!r} says its answer, {answer}")
+            raise ValueError(
+                f"question {question.id!r}: its pages are {metadata['supporting']}, and it is about {names}"
+            )
+        if kind != "two_page" and answer.lower() in question.question.lower():
+            raise ValueError(f"question {question.id!r} says its answer, {answer}")
         stated, boxes = _stated(relation, shown)
         if stated != answer:
-            raise ValueError(f"question {one.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
+            raise ValueError(f"question {question.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
         if metadata["boxes"] != {each.id: list(box) for each, box in zip(shown, boxes, strict=True)}:
             raise ValueError(
-                f"question {one.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
+                f"question {question.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
             )
 
 
 def _stated(relation: str, shown: Sequence[Page]) -> tuple[str, list[Box]]:
-    """What pages say of a relation, and where: of one page its value, of two the country with more; "" if they are alike."""
+    """The answer that pages give for a relation, and its boxes. One page: its value. Two pages: the country with more; "" if
+    the values are equal."""
     if relation == "flag":
         return shown[0].flag, [shown[0].flag_box]
     if relation == "bar":
@@ -208,6 +213,6 @@ def _stated(relation: str, shown: Sequence[Page]) -> tuple[str, list[Box]]:
 
 
 def read(text: str) -> float:
-    """The number that stands on a plate: "1.9K" is 1900. Raises ValueError for anything else."""
+    """The number on a plate: "1.9K" is 1900. Raises ValueError for anything else."""
     unit = "KMBT".find(text[-1:]) + 1 if text else 0
     return float(text[:-1] if unit else text) * 1000**unit

@@ -1,15 +1,15 @@
-"""Pages about countries, as pictures: what is large can be told from a small view, what is small takes a closer look.
+"""Pages about countries, as pictures. Large things can be read in a small view; small print needs a closer look.
 
 Every country has three pages, about its people, land and economy, 1344 x 1008 pixels on grey paper:
 
-    a title             the country and the topic; a search finds pages by it, and by nothing else
+    a title             the country and the topic; a search finds pages only by it
     a flag              of a country whose flag a policy may know (`known`), never the page's own
     six bars            one in each colour, of six lengths, with the name of the colour's fact
     six coloured plates one in each colour; on it, in small print, the value of the colour's fact
 
-Values are Atlas's own or computed from them. A plate has room for four characters, one every 28 pixels, so that a crop of it is
-four image tokens with a character each. Flag, bars and the places of the plates are drawn by chance: nothing that is known of
-the country tells them. Everything is a function of country, topic and print. Questions are in page_questions.py.
+Values are Atlas's own or computed from them. A plate has room for four characters, one every 28 pixels. So a crop of it is four
+image tokens with one character each. Flag, bars and positions of the plates are random: knowledge about the country doesn't
+help to guess them. All of this is a function of country, topic and print size. Questions are in page_questions.py.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ TOPICS: tuple[Topic, ...] = ("people", "land", "economy")
 Box = tuple[int, int, int, int]  # left, top, right, bottom; pixels of the page
 
 PAGES = "pages"  # the part of Atlas that is `page_passages`
-PAPER = (122, 117, 104)  # near zero to a vision tower, which subtracts the mean of colours
+PAPER = (122, 117, 104)  # nearly zero for a vision tower, which subtracts the mean colour
 SIZE = (1344, 1008)
-PRINT = 12  # height of a figure on a plate; seen in 20 image tokens (140 x 112), that is 1.3 pixels
-PLACES = 4  # characters that a plate has room for
+PRINT = 12  # height in pixels of a digit on a plate; it is 1.3 pixels in a view of 20 image tokens (140 x 112)
+PLACES = 4  # characters on a plate
 COLOURS = {
     "red": (186, 24, 36),
     "blue": (24, 62, 168),
@@ -47,23 +47,23 @@ COLOURS = {
     "purple": (112, 36, 148),
     "black": (20, 20, 20),
 }
-_TOKEN = 28  # pixels of an image token's side
+_TOKEN = 28  # side of an image token, in pixels
 _INK, _DARK = (250, 248, 240), (34, 32, 28)
-_MARGIN, _HEAD = 48, 112  # pixels; below the head is what is drawn
-_HALF = (560, 392)  # of flag and bars, one above the other
+_MARGIN, _HEAD = 48, 112  # pixels; the head holds the title
+_HALF = (560, 392)  # width and height of the fields of flag and bars, one above the other
 _BARS = 6
 _UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fact:
-    """What a colour stands for on the pages of a topic.
+    """The fact that a colour stands for on the pages of a topic.
 
     Attributes:
-      noun: in questions, and beside the bars.
-      value: the number, from a country's name; None where Atlas doesn't have it.
-      comparable: it can be asked which of two countries has more.
-      whole: a year or rank, printed as it is.
+      noun: its name in questions and beside the bars.
+      value: gives the number for a country's name; None if Atlas doesn't have it.
+      comparable: whether questions can ask which of two countries has more.
+      whole: a year or rank, which is printed without rounding.
     """
 
     key: str
@@ -77,8 +77,8 @@ class Fact:
 
 def _number(country: str, key: str) -> float | None:
     """The number at the start of a value ("32.6 million"), without the comma and unit."""
-    found = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
-    return float(found[1].replace(",", "")) * _UNITS.get(found[2], 1.0) if found else None
+    match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
+    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0) if match else None
 
 
 def _given(key: str) -> Callable[[str], float | None]:
@@ -87,8 +87,8 @@ def _given(key: str) -> Callable[[str], float | None]:
 
 def _part(above: str, below: str) -> Callable[[str], float | None]:
     def value(country: str) -> float | None:
-        one, other = _number(country, above), _number(country, below)
-        return None if one is None or other is None else one / other
+        numerator, denominator = _number(country, above), _number(country, below)
+        return None if numerator is None or denominator is None else numerator / denominator
 
     return value
 
@@ -108,7 +108,7 @@ def _earned_on(country: str) -> float | None:
 
 
 def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]:
-    """1 of the country that has most; of those that have the same, the same."""
+    """The rank of a country; 1 for the largest value. Equal values have equal ranks."""
 
     @functools.cache
     def all_values() -> dict[str, float]:
@@ -122,13 +122,13 @@ def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]
 
 
 def _year(country: str) -> float | None:
-    found = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
-    return float(found[1]) if found else None
+    match = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
+    return float(match[1]) if match else None
 
 
 def _day(country: str) -> float | None:
-    found = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
-    return float(found[0]) if found else None
+    match = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
+    return float(match[0]) if match else None
 
 
 def _plain(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
@@ -172,7 +172,7 @@ FACTS: Mapping[str, Fact] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plate:
-    """A coloured plate: the fact that its colour stands for, the value on it ("" where there is none), and where it is."""
+    """A coloured plate: the fact of its colour, the value on it ("" if there is none), and its box."""
 
     fact: str
     colour: str
@@ -182,12 +182,12 @@ class Plate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """What is on a page.
+    """The content of a page.
 
     Attributes:
-      print_size: height of the figures on plates, pixels.
-      flag: whose flag is shown, at `flag_box`.
-      bars: colours, from the longest bar to the shortest; together at `bars_box`.
+      print_size: height of the digits on plates, pixels.
+      flag: the country whose flag is shown, at `flag_box`.
+      bars: colours, from the longest bar to the shortest; all are within `bars_box`.
     """
 
     country: str
@@ -209,8 +209,8 @@ class Page:
 
     @property
     def file(self) -> str:
-        """Name of a file for its picture, which no other page has: not of another country, topic or print, nor as another
-        version of this program draws it."""
+        """A unique file name for its picture. It differs for another country, topic, print size, or version of the drawing
+        code."""
         folder = f"{PAGES}-{self.print_size}-{_version()}"
         return f"{folder}/{self.country.replace(' ', '_')}-{self.topic}.jpg"
 
@@ -220,14 +220,14 @@ class Page:
 
 
 def page_name(country: str, topic: str) -> str:
-    """The id of a page, whatever its print."""
+    """The id of a page, which is independent of the print size."""
     return f"{PAGES}/{country}/{topic}"
 
 
 def printed(country: str, fact: str) -> str:
-    """A country's value of a fact, rounded to what a plate has room for; "" if Atlas has none.
+    """A country's value of a fact, rounded to fit a plate; "" if Atlas has none.
 
-    Without a unit three figures ("58.1", "5.23", "468"), with one two or three ("33M", "1.9K", "652K").
+    It has three digits without a unit ("58.1", "5.23", "468"), and two or three with a unit ("33M", "1.9K", "652K").
     """
     value = FACTS[fact].value(country)
     if value is None:
@@ -247,15 +247,15 @@ def _rounded(value: float) -> str:
 
 @functools.lru_cache(4096)
 def page(country: str, topic: Topic, print_size: int = PRINT) -> Page:
-    """What is on the page of a country about a topic.
+    """The content of the page of a country about a topic.
 
     Args:
-      print_size: height of the figures on plates, pixels, 8 to 96. A place is 28 pixels wide and high, for figures over 20
-        as many more as it takes.
+      print_size: height of the digits on plates, pixels, 8 to 96. A character has 28 x 28 pixels, and more if digits are higher
+        than 20 pixels.
 
     Raises:
       KeyError: no such country.
-      ValueError: no such topic, or print of another size.
+      ValueError: no such topic, or the print size is out of range.
     """
     if topic not in TOPICS:
         raise ValueError(f"Atlas has no pages about {topic!r}; it has {', '.join(TOPICS)}")
@@ -296,18 +296,18 @@ def plate_size(print_size: int) -> tuple[int, int]:
 
 
 def _places(field: Box, size: tuple[int, int], rng: np.random.Generator) -> list[Box]:
-    """Boxes of the plates: in cells of the field that are drawn, anywhere in them."""
+    """Boxes of the plates: random positions in randomly drawn cells of the field."""
     left, top, right, bottom = field
     across = 2 if size[0] <= (right - left) // 2 - _TOKEN else 1
     wide, high = (right - left) // across, (bottom - top) // _BARS
-    found = []
+    boxes = []
     for cell in rng.permutation(across * _BARS)[:_BARS].tolist():
         x, y = left + wide * (cell % across), top + high * (cell // across)
         gap = min(12, (high - size[1]) // 2)
         x += int(rng.integers(gap, wide - size[0] - gap + 1))
         y += int(rng.integers(gap, high - size[1] - gap + 1))
-        found.append((x, y, x + size[0], y + size[1]))
-    return found
+        boxes.append((x, y, x + size[0], y + size[1]))
+    return boxes
 
 
 def _flag_size(country: str) -> tuple[int, int]:
@@ -323,7 +323,7 @@ def _middle(box: Box, size: tuple[int, int]) -> Box:
 
 
 def bar_box(page: Page, colour: str) -> Box:
-    """Where the bar of a colour is: bars are from top to bottom in the order of `COLOURS`."""
+    """The box of the bar of a colour. Bars are in the order of `COLOURS`, from top to bottom."""
     left, top, _, bottom = page.bars_box
     row = (bottom - top) / _BARS
     length = round(_HALF[0] * (_BARS - page.bars.index(colour)) / _BARS)
@@ -355,7 +355,7 @@ def draw(page: Page) -> Image.Image:
 
 
 def encoded(page: Page) -> bytes:
-    """The page as JPEG, its colours in full resolution, so that small print stays sharp."""
+    """The page as JPEG. Colours have full resolution, so that small print stays sharp."""
     buffer = io.BytesIO()
     draw(page).save(buffer, "JPEG", quality=90, subsampling=0)
     return buffer.getvalue()
@@ -367,7 +367,7 @@ def all_pages(print_size: int = PRINT) -> Iterator[Page]:
 
 
 def page_passages(print_size: int = PRINT) -> list[Passage]:
-    """What a search is over: a passage for every page, whose text is its title. Nothing is drawn: `image` is `Page.file`."""
+    """The passages of a search: one for every page, with its title as text. Pages are not drawn: `image` is `Page.file`."""
     return [Passage(id=one.id, title=one.title, text=one.title, image=one.file) for one in all_pages(print_size)]
 
 
@@ -380,7 +380,7 @@ def _version() -> str:
 
 
 def _inclusive(box: Box) -> Box:
-    """As Pillow's rectangles have it: the last pixels belong to them."""
+    """A box in Pillow's convention, which includes the last pixels."""
     return box[0], box[1], box[2] - 1, box[3] - 1
 
 
@@ -397,6 +397,6 @@ def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 @functools.cache
 def _figures(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The font whose figures have this height."""
+    """The font whose digits have this height."""
     _, top, _, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), "8", font=_font(1000))
     return _font(1000 * height / (bottom - top))

@@ -1,7 +1,7 @@
 """Worked examples of questions, for any plan of their searches: the caller chooses the plan.
 
-There are four plans: answer, search by the picture, search in words, search by the picture and then in words. What a
-plan doesn't bring to light is answered from what is known, or else by a guess, as by someone who must answer.
+There are four plans: answer, search by the picture, search in words, search by the picture and then in words. If a plan's
+searches don't find the answer, it is a known fact, or else a guess.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SAID = "This says it."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A question with the searches that are made for it, and what is said where they don't help.
+    """A question with its searches, and the country and answer to use if they don't find anything.
 
     Attributes:
-      country: what the picture is taken for without a search: right for a known flag, else a known country by chance.
-      guess: what is answered where nothing is known and no passage states it: a value of the relation by chance.
+      country: the assumed country of the picture, without a search: the right one for a known flag, else a random known one.
+      guess: the answer if it is neither known nor in a passage: a random value of the relation.
     """
 
     example: Example
@@ -41,18 +41,18 @@ class Planned:
 
     @property
     def relation(self) -> str:
-        """What is asked for; "" for the country itself."""
+        """The relation that the question asks for; "" if it asks for the country."""
         return self.example.metadata["relation"]
 
     def named(self, found: Sequence[Passage] | None) -> str:
-        """The country, given what a search by the picture found: the right one if it is there, else the first."""
+        """The country, given the passages of a search by the picture: the right one if it is among them, else the first."""
         if not found:
             return self.country
         titles = [passage.title for passage in found]
         return right if (right := self.example.metadata["country"]) in titles else titles[0]
 
     def query(self, country: str) -> str:
-        """What is asked in words."""
+        """The query of the search in words."""
         return f"{world.RELATIONS[self.relation].noun} of {country}" if self.relation else f"flag of {country}"
 
     def demonstration(
@@ -62,7 +62,7 @@ class Planned:
 
         Args:
           tools: names of the knowledge bases for pictures and words.
-          by_picture, in_words: what the searches found; None for those that are not in the plan.
+          by_picture, in_words: passages that the searches found; None for a search that is not in the plan.
         """
         country, read = self.named(by_picture), bool(by_picture)
         steps: list[DemonstrationStep] = []
@@ -80,10 +80,10 @@ class Planned:
         )
 
     def _thought(self, country: str, read: bool = False) -> str:
-        """What is known before, or without, a search, in the words in which it was taught (`data.atlas.sight`), and what isn't.
+        """States what the policy knows and doesn't know before a search, in the words in which it was taught (`atlas.sight`).
 
         Args:
-          country: what the picture is taken for.
+          country: the assumed country of the picture.
           read: whether a search brought that to light.
         """
         if not read and known.strength(self.example.metadata["country"]) == "none":
@@ -111,8 +111,8 @@ class Planned:
 
 
 def renamed(demonstration: Demonstration, name: str) -> Demonstration:
-    """The same with another name for the question's country in all that was found and written from there on, so that names
-    are read and not remembered."""
+    """The demonstration with another name for the question's country, in all passages that were found and all later texts. So
+    names are read, not remembered."""
     country = demonstration.example.metadata["country"]
     word = re.compile(rf"\b{re.escape(country)}\b")
 
@@ -135,8 +135,8 @@ def renamed(demonstration: Demonstration, name: str) -> Demonstration:
 
 
 def restated(demonstration: Demonstration, value: str) -> Demonstration:
-    """The same with another value of what is asked for in the passage that states it, and so in the answer: what is read is
-    believed over what was known, which the thoughts say still. Where no passage that was found states it, nothing changes."""
+    """The demonstration with another value of the fact, in the passage that states it and in the answer. The thoughts still
+    state the known value, so it teaches to believe what is read. If no passage states the fact, nothing changes."""
     metadata = demonstration.example.metadata
     stated = known.passage_id(metadata["country"], metadata["relation"])
 
@@ -152,21 +152,23 @@ def restated(demonstration: Demonstration, value: str) -> Demonstration:
 
 
 def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
-    """A question of `known_questions` with a plan; the guesses are a function of its id and the plan."""
+    """A question of `known_questions` with a plan. The guesses are a function of the question's id and the plan."""
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
-    taken = country if known.strength(country) != "none" else _known(rng, rarely)
-    return Planned(example=example, plan=plan, country=taken, guess=value_by_chance(relation, rng) if relation else "")
+    assumed = country if known.strength(country) != "none" else _known(rng, rarely)
+    return Planned(
+        example=example, plan=plan, country=assumed, guess=value_by_chance(relation, rng) if relation else ""
+    )
 
 
 def _known(rng: np.random.Generator, rarely: float) -> str:
-    """A known country, rarely one whose flag is rarely shown."""
+    """A random known country. Countries of strength "few" are drawn less often (`rarely`)."""
     names = known.known_countries()
     weights = np.array([1.0 if often == "many" else rarely for often in names.values()])
     return list(names)[int(rng.choice(len(names), p=weights / weights.sum()))]
 
 
 def value_by_chance(relation: str, rng: np.random.Generator) -> str:
-    """Some known country's value of a relation."""
+    """The value of a relation of a random known country."""
     values = [found[relation] for name in known.known_countries() if relation in (found := known.facts(name))]
     return values[int(rng.integers(len(values)))]

@@ -1,4 +1,4 @@
-"""Questions about Atlas with gold paths: which knowledge base to ask what, in which order, and what to read there."""
+"""Questions about Atlas with gold paths: sub-questions in order, each with its knowledge base, passage and answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from routerl_jax.data.atlas.world import RELATIONS, Entity, Record, Relation, Sp
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One retrieval step of a gold path: the sub-question, where it is answered, by which passage, and the value read."""
+    """One retrieval step of a gold path: the knowledge base, the passage, the sub-question and the value read there."""
 
     query: str
     kb: str
@@ -26,7 +26,7 @@ class Hop:
 class Question:
     """A question with one short answer and its gold path (no hops: the question itself holds the answer).
 
-    `picture` is the country whose flag it shows, "" for none.
+    `picture` is the country whose flag the question shows; "" for none.
     """
 
     id: str
@@ -39,20 +39,19 @@ class Question:
 
 
 def questions_about(entities: Sequence[Entity], among: Sequence[Entity] | None = None) -> list[Question]:
-    """All questions about a set of entities; every fact on a question's path is about an entity of the set.
+    """All questions about a set of entities. Every fact on a question's path is about an entity of the set.
 
-    A question is kept only if its answer and its path are unambiguous (an identifying value belongs to one entity of
-    `among`, the whole world; default: the set) and the knowledge bases that are not on its path do not state the answer
-    for its entity.
+    A question is kept only if its answer and path are unambiguous, and no knowledge base off its path states the answer for its
+    entity. Unambiguous means that an identifying value belongs to one entity of `among` (the whole world; default: the set).
     """
     builder = QuestionBuilder(entities, among or entities)
-    found: list[Question] = []
+    questions: list[Question] = []
     for entity in entities:
-        found += builder.single(entity)
-        found += builder.from_value(entity)
+        questions += builder.single(entity)
+        questions += builder.from_value(entity)
         if entity.kind == "element":
-            found += builder.from_element(entity)
-    return found
+            questions += builder.from_element(entity)
+    return questions
 
 
 class QuestionBuilder:
@@ -100,29 +99,29 @@ class QuestionBuilder:
     def from_value(self, entity: Entity) -> list[Question]:
         """Two-hop questions that name the entity by one of its facts: "the anthem of the country whose capital is ..."."""
         result = []
-        for given in self.relations(entity):
-            value = entity.facts[given.key]
-            if not given.identifies or self.counts[given.key, value] > 1 or entity.name in value:
+        for relation_known in self.relations(entity):
+            value = entity.facts[relation_known.key]
+            if not relation_known.identifies or self.counts[relation_known.key, value] > 1 or entity.name in value:
                 continue
-            first = self._backward(entity, given)
+            first = self._backward(entity, relation_known)
             for relation in self.relations(entity):
                 second = self.forward(entity, relation)
-                if second is None or relation.key in self.records[entity.name, given.key].relations:
-                    continue  # what one passage answers is no two-hop question
-                draw = zlib.crc32(f"value/{entity.name}/{given.key}/{relation.key}".encode())
-                if relation.kb == given.kb and draw % 4:
+                if second is None or relation.key in self.records[entity.name, relation_known.key].relations:
+                    continue  # one passage answers it, so it is no two-hop question
+                draw = zlib.crc32(f"value/{entity.name}/{relation_known.key}/{relation.key}".encode())
+                if relation.kb == relation_known.kb and draw % 4:
                     continue  # most multi-hop questions need two knowledge bases
-                if relation.kb != given.kb and draw % 2:
+                if relation.kb != relation_known.kb and draw % 2:
                     continue
                 kind = entity.kind
                 text = (
-                    f"What is the {relation.noun} of the {kind} whose {given.noun} is {first.value}?"
+                    f"What is the {relation.noun} of the {kind} whose {relation_known.noun} is {first.value}?"
                     if draw % 8 < 4
-                    else f"Take the {kind} with the {given.noun} {first.value}. What is its {relation.noun}?"
+                    else f"Take the {kind} with the {relation_known.noun} {first.value}. What is its {relation.noun}?"
                 )
                 hop = dataclasses.replace(first, value=entity.name)
                 result.append(
-                    self._question(f"{entity.name}/{given.key}>{relation.key}", text, (hop, second), (entity,))
+                    self._question(f"{entity.name}/{relation_known.key}>{relation.key}", text, (hop, second), (entity,))
                 )
         return [question for question in result if question.text]
 
@@ -194,13 +193,13 @@ class QuestionBuilder:
 def real_questions(split: Split) -> list[Question]:
     """The real world's questions of a split, in a fixed shuffled order.
 
-    There are more facts about countries than about elements. A third of the questions about countries alone is left
-    out, so that the three knowledge bases are needed about equally often and none can be ignored at little cost.
+    There are more facts about countries than about elements. So a third of the questions that are only about countries is left
+    out. Then the three knowledge bases are needed about equally often.
     """
     entities = [entity for entity in real_entities() if entity.split == split]
-    found = [
+    questions = [
         question
         for question in questions_about(entities, real_entities())
         if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
     ]
-    return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))

@@ -1,7 +1,7 @@
-"""Countries that don't exist, with flags that look real: those of the training split in other colours, some upside down.
+"""Made-up countries with realistic flags: flags of the training split in other colours, some upside down.
 
-`invented.py`'s flags are bands and a sign. These keep what real flags have (canton, cross, star, emblem), so that what is
-learnt on them about flags never seen holds for real ones.
+The flags of `invented.py` are bands and a sign. The flags here keep the parts of real flags (canton, cross, star, emblem). So
+what a policy learns on them about unseen flags holds for real ones.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from PIL import Image
 from routerl_jax.data.atlas import flags, world
 from routerl_jax.data.atlas.invented import invented_world
 
-COUNTRIES: dict[world.Split, int] = {"train": 600, "validation": 42, "test": 138}  # that are made up
+COUNTRIES: dict[world.Split, int] = {"train": 600, "validation": 42, "test": 138}  # number of made-up countries
 _COLOURS = np.array(list(flags.COLOURS.values()), np.float32)
 _OFTEN = np.array([flags.OFTEN[name] for name in flags.COLOURS], float)
-_SHADE = 12  # most that a colour is off the standard one, of 255
-_FRAME = (112, 56)  # pixels at which flags are compared: those of eight image tokens
-_BLOCK = 8  # pixels; where means over blocks are far apart, the flags are at least as far
+_SHADE = 12  # largest difference of a colour from the standard one, of 255
+_FRAME = (112, 56)  # size at which flags are compared, in pixels: eight image tokens
+_BLOCK = 8  # pixels; the distance of means over blocks is a lower bound of the flags' distance
 
 
 def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
-    """A flag as it is compared with others: colours from 0 to 1."""
+    """A flag in the form for comparisons: colours from 0 to 1."""
     with Image.open(io.BytesIO(png)) as picture:
         return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
 
 
 def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
-    """A made-up flag (PNG), another every time; `far` is its least root mean square difference from real ones."""
+    """A random made-up flag (PNG). `far`: its least root mean square difference from real flags."""
     sources, real = _sources(), _real()
     while True:
         flag = _changed(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
@@ -43,18 +43,18 @@ def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
 
 @functools.cache
 def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
-    """Made-up countries by name, `COUNTRIES` of each split, each with its flag, no two of which are nearer than `far`; the same
-    every time."""
+    """Made-up countries and their flags by name, `COUNTRIES` of each split. No two flags are nearer than `far`. The result is
+    always the same."""
     rng, others, entities = np.random.default_rng(11), _real(), _entities()
-    found: dict[str, tuple[world.Entity, bytes]] = {}
-    while len(found) < sum(COUNTRIES.values()):
+    countries: dict[str, tuple[world.Entity, bytes]] = {}
+    while len(countries) < sum(COUNTRIES.values()):
         flag = recoloured_flag(rng, far)
         blocks = _blocks(flag)
         if _distance(others, blocks) >= far:
             others = np.concatenate([others, blocks[None]])
             entity = next(entities)
-            found[entity.name] = entity, flag
-    return found
+            countries[entity.name] = entity, flag
+    return countries
 
 
 def _sources() -> list[str]:
@@ -73,7 +73,7 @@ def _real() -> Float[np.ndarray, "N B"]:
 
 
 def _distance(others: Float[np.ndarray, "N B"], one: Float[np.ndarray, " B"]) -> float:
-    """From the nearest; at most that of the whole flags."""
+    """The distance from the nearest flag, over blocks. It is at most the distance of the whole flags."""
     return float(np.square(others - one).mean(1).min() ** 0.5)
 
 
@@ -83,7 +83,7 @@ def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
 
 
 def _entities() -> Iterator[world.Entity]:
-    """Invented countries, `COUNTRIES` of each split, each with a name of its own."""
+    """Invented countries, `COUNTRIES` of each split, with distinct names."""
     taken = {name for name, _ in _countries()}
     for split, count in COUNTRIES.items():
         yield from itertools.islice(_invented(split, taken), count)
@@ -98,7 +98,7 @@ def _invented(split: world.Split, taken: set[str]) -> Iterator[world.Entity]:
 
 
 def _changed(png: bytes, rng: np.random.Generator) -> bytes:
-    """The flag with each of its colours replaced by another, and every other time upside down."""
+    """The flag with each colour replaced by another; upside down with probability one half."""
     with Image.open(io.BytesIO(png)) as picture:
         pixels = np.asarray(picture.convert("RGB"), np.float32)
     colours = _nearest(pixels)
@@ -116,5 +116,5 @@ def _changed(png: bytes, rng: np.random.Generator) -> bytes:
 
 def _nearest(pixels: Float[np.ndarray, "H W 3"]) -> Int[np.ndarray, "H W"]:
     """The standard colour that each pixel is nearest to."""
-    away = np.square(_COLOURS).sum(-1) - 2 * pixels @ _COLOURS.T  # less what all colours share
+    away = np.square(_COLOURS).sum(-1) - 2 * pixels @ _COLOURS.T  # without the term that all colours share
     return np.argmin(away, axis=-1)

@@ -1,7 +1,7 @@
-"""What a small policy that sees is taught: to say what is on a picture, to name the known flags, facts of their countries.
+"""Training items for a small policy with vision: describing pictures, naming the known flags, facts of their countries.
 
-None of it is about searching: a question is asked bare, without an agent's prompt. So the policy learns what it can see, what
-it knows, and to say so where it doesn't know a flag, as large models do; and no rule for when to look something up.
+Questions have no agent's prompt, and none is about searching. So the policy learns to see, learns the known flags and facts,
+and learns to say that it doesn't know a flag, as large models do. It learns no rule for when to search.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.recoloured import recoloured_flag
 
 FIGURES = "0123456789"
-TOKEN = 28  # pixels of an image token's side
+TOKEN = 28  # side of an image token, in pixels
 DESCRIBE, FIGURES_OF = "What is on this flag?", "Which figures are on this picture?"
-_PAPER = (122, 117, 104)  # near zero to the tower: on white, figures are learnt much later
+_PAPER = (122, 117, 104)  # nearly zero for the vision tower; on white paper, digits are learnt much later
 UNKNOWN = "I don't know this flag."
-RARELY = 0.25  # how often a flag of strength "few" is shown, beside one of strength "many"
+RARELY = 0.25  # frequency of a flag of strength "few", relative to one of strength "many"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Taught:
-    """A picture (or none) with a question, in `example`, and what is to be written after it."""
+    """A question with or without a picture (`example`), and the text that the policy should write."""
 
     example: Example
     answer: str
@@ -37,16 +37,16 @@ class Taught:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SightSource:
-    """A random-access, reproducible stream of what is taught (item i is a function of seed and i).
+    """A random-access, reproducible stream of training items (item i is a function of seed and i).
 
-    Kinds, in `example.metadata["kind"]`: `name` (whose flag a known one is), `about` (its country and a known fact of it),
-    `unknown` (the same questions with a made-up flag, another every time), `fact` (a known fact, of the country by its name,
-    without a picture), `describe` (what is on a made-up flag) and `figures` (two to four figures in a row).
+    Kinds, in `example.metadata["kind"]`: `name` (the country of a known flag), `about` (the country of a known flag, and a
+    known fact of it), `unknown` (the same questions with a new made-up flag each time), `fact` (a known fact of a named
+    country, without a picture), `describe` (the design of a made-up flag) and `figures` (two to four digits in a row).
 
     Attributes:
       seed: root of the randomness; use different seeds for training and validation.
       shares: how often each kind is drawn.
-      rarely: how often a flag of strength "few" is shown, beside one of strength "many".
+      rarely: frequency of a flag of strength "few", relative to one of strength "many".
     """
 
     seed: int = 0
@@ -75,7 +75,7 @@ class SightSource:
 
 
 def taught(kind: str, name: str, rng: np.random.Generator, country: str) -> Taught:
-    """An item of a kind, about a country if its kind is about one; `name` decides how its flag is seen."""
+    """An item of a kind. `country` is used by kinds about a country; `name` determines the picture of its flag."""
     images: tuple[Any, ...] = ()
     if kind == "figures":
         picture, figures = figures_in_a_row(rng)
@@ -104,12 +104,12 @@ def taught(kind: str, name: str, rng: np.random.Generator, country: str) -> Taug
 
 
 def fact_question(country: str, relation: str) -> str:
-    """A question about a fact of a country that is named."""
+    """A question about a fact of a named country."""
     return f"What is the {world.RELATIONS[relation].noun} of {country}?"
 
 
 def figures_in_a_row(rng: np.random.Generator) -> tuple[UInt8[np.ndarray, "H W 3"], str]:
-    """Two to four figures, about one to a token, in a picture four tokens wide."""
+    """Two to four digits, about one per token, in a picture four tokens wide."""
     figures = _drawn_figures(rng, int(rng.integers(2, 5)))
     size, push, ink = float(rng.uniform(17, 27)), float(rng.uniform(-4, 4)), _ink(rng)
     paper = Image.new("RGB", (4 * TOKEN, TOKEN), _PAPER)
@@ -120,7 +120,7 @@ def figures_in_a_row(rng: np.random.Generator) -> tuple[UInt8[np.ndarray, "H W 3
 
 
 def sheet_of_figures(rng: np.random.Generator) -> tuple[UInt8[np.ndarray, "H W 3"], str]:
-    """Sixteen figures of all sizes and shades, one in each token of a picture of four by four tokens, row by row."""
+    """Sixteen digits of all sizes and shades, one per token of a picture of four by four tokens, row by row."""
     figures = _drawn_figures(rng, 16)
     paper = Image.new("RGB", (4 * TOKEN, 4 * TOKEN), _PAPER)
     for place, figure in enumerate(figures):

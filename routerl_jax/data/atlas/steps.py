@@ -1,6 +1,6 @@
-"""Worked steps for agents that work in independent chats (R1-Router): its tags, reading, and what follows from what.
+"""Worked steps for agents that work in independent chats (R1-Router). They teach its tags, reading, and decomposition.
 
-As in demonstrations.py the knowledge base of every search is drawn uniformly, and whichever is asked may hold the fact.
+As in demonstrations.py, the knowledge base of every search is drawn uniformly, and any of them may return the fact.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ _PER_WORLD = 64  # steps drawn from one invented world before the next is made
 class StepSource:
     """A random-access, reproducible stream of worked steps as examples (item i is a function of seed and i).
 
-    `metadata["step"]` is the step as data.trajectories has it, one of a walk through a question: a route names the path's
-    next sub-question and any knowledge base; an answer is what the documents say, or `unknown`, after which the same is asked
-    again or the question given up. Questions that show a flag are among them if `text_image` is a knowledge base.
+    `metadata["step"]` is one step of an attempt at a question (`GoldenStep` of data.trajectories). A route names the path's
+    next sub-question and a random knowledge base. An answer is the value in the documents, or `unknown`; after `unknown` the
+    same sub-question is asked again, or the question is given up. Some questions show a flag if `text_image` is a knowledge
+    base.
 
     Attributes:
       size: nominal length.
       seed: root of the randomness; use different seeds for training and validation.
-      tools: the knowledge bases that routes name.
+      tools: the names of the knowledge bases in routes.
       invented: share of items from invented worlds; the rest is about real entities of the training split.
       k: passages per search.
       max_searches: largest budget of sub-questions.
-      hit: chance that a search returns the right passage, whichever knowledge base is asked.
-      persistence: chance to ask again after a miss instead of giving up.
+      hit: probability that a search returns the right passage, for any knowledge base.
+      persistence: probability of asking again after a miss, instead of giving up.
     """
 
     size: int
@@ -75,15 +76,15 @@ class StepSource:
         while hops and not given_up and len(history) < self.max_searches:
             tool = str(rng.choice(self.tools))
             passages = scene.retrieve(hops[0], self.k, self.hit, rng)
-            found = any(passage.id == hops[0].passage_id for passage in passages)
-            said, query = hops[0].value if found else UNKNOWN, hops[0].query
+            is_found = any(passage.id == hops[0].passage_id for passage in passages)
+            said, query = hops[0].value if is_found else UNKNOWN, hops[0].query
             documents = tuple(document_of(tool, passage) for passage in passages)
             steps += [
                 GoldenStep(kind="route", history=history, query=query, retrievers=(label_of(tool),)),
                 GoldenStep(kind="answer", history=history, query=query, documents=documents, answers=(said,)),
             ]
             history = (*history, (query, said))
-            if found:
+            if is_found:
                 hops.pop(0)
             else:
                 given_up = rng.random() > self.persistence
@@ -94,10 +95,10 @@ class StepSource:
 
 
 class PictureScene(Scene):
-    """A scene in which, if `pictures`, flags can be asked about, too.
+    """A scene that, with `pictures`, also has questions about flags.
 
     Args:
-      real: the flags are those that ship with Atlas; else they are made up.
+      real: use the flags that ship with Atlas; otherwise made-up ones.
     """
 
     def __init__(self, entities: list[world.Entity], *, pictures: bool, real: bool) -> None:

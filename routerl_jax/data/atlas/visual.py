@@ -1,4 +1,4 @@
-"""Atlas's pictures: captions of flags, which a fourth knowledge base holds, and questions that show a flag."""
+"""Atlas's pictures: captions of flags (a fourth knowledge base), and questions that show a flag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHOWN = "Which country has this flag?"  # the sub-question about a picture
 
 
 def captions(entities: Sequence[world.Entity]) -> list[world.Record]:
-    """One passage for every country's flag: whose it is and, where a source says so, what is on it."""
+    """One passage for every country's flag: the country and, if a source describes it, the design."""
     return [_caption(entity) for entity in entities if entity.kind == "country"]
 
 
@@ -34,10 +34,10 @@ def picture_passages() -> list[Passage]:
 def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Entity] | None = None) -> list[Question]:
     """Questions that show a country's flag: whose it is, or a fact about the country with this flag.
 
-    Their paths begin in `text_image`; the rest is as `questions_about` has it.
+    Their paths begin in `text_image`. Everything else is as in `questions_about`.
     """
     builder = QuestionBuilder(entities, among or entities)
-    found: list[Question] = []
+    questions: list[Question] = []
     for entity in entities:
         if entity.kind != "country":
             continue
@@ -50,33 +50,33 @@ def visual_questions(entities: Sequence[world.Entity], among: Sequence[world.Ent
             subject="this flag",
         )
         for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
-            found.append(_question(f"{entity.name}/flag/{i}", text, entity, (first,)))
+            questions.append(_question(f"{entity.name}/flag/{i}", text, entity, (first,)))
         for relation in builder.relations(entity):
             draw = zlib.crc32(f"flag/{entity.name}/{relation.key}".encode())
             second = builder.forward(entity, relation)
             if second is None or draw % 4:
-                continue  # there would be many more of them than of any other kind
+                continue  # otherwise this kind would be much more frequent than the others
             text = (
                 f"What is the {relation.noun} of the country with this flag?"
                 if draw % 8 < 4
                 else f"This is the flag of a country. What is its {relation.noun}?"
             )
-            found.append(_question(f"{entity.name}/flag>{relation.key}", text, entity, (first, second)))
-    return found
+            questions.append(_question(f"{entity.name}/flag>{relation.key}", text, entity, (first, second)))
+    return questions
 
 
 def real_visual_questions(split: world.Split) -> list[Question]:
     """The real world's visual questions of a split, in a fixed shuffled order."""
     entities = [entity for entity in world.real_entities() if entity.split == split]
-    found = visual_questions(entities, world.real_entities())
-    return sorted(found, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    questions = visual_questions(entities, world.real_entities())
+    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
 
 
 def _caption(entity: world.Entity) -> world.Record:
-    said = f": {entity.facts['flag']}" if "flag" in entity.facts else ""
+    description = f": {entity.facts['flag']}" if "flag" in entity.facts else ""
     wordings = ("The flag of {}{}.", "This is the flag of {}{}.")
     pick = zlib.crc32(f"{entity.name}/flag".encode()) % len(wordings)
-    passage = Passage(id=_caption_id(entity), title=entity.name, text=wordings[pick].format(entity.name, said))
+    passage = Passage(id=_caption_id(entity), title=entity.name, text=wordings[pick].format(entity.name, description))
     return world.Record(passage=passage, kb=PICTURES, entity=entity.name, relations=frozenset())
 
 

@@ -1,14 +1,14 @@
 """Atlas as a world: entities with facts, and the passages and table rows that hold them.
 
-Three knowledge bases hold different facts, so that where one looks decides whether one can answer:
+Three knowledge bases hold different facts. So whether a question can be answered depends on where a policy searches:
 
     text      prose about countries: independence, holidays, anthems, symbols, highest points, exports, crops
     table     rows about countries: capital, area, currency, population, life expectancy, ...
     elements  prose about chemical elements: symbols, numbers, discoverers, producers
 
-A fourth one, `text_image`, holds flags with captions (visual.py). The same code makes the real world from `facts.json` and
-invented worlds from made-up names and shuffled values (invented.py), on which reading can be practised without learning any
-real fact. Questions about a world are in questions.py.
+A fourth one, `text_image`, holds flags with captions (visual.py). The same code makes the real world from `facts.json`, and
+invented worlds from made-up names and shuffled values (invented.py). On invented worlds a policy can practise reading without
+learning real facts. Questions about a world are in questions.py.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from routerl_jax.data.atlas.extract import FACTS
 Kind = Literal["country", "element"]
 Split = Literal["train", "validation", "test"]
 KNOWLEDGE_BASES = ("text", "table", "elements")
-ALL = "all"  # their passages together
+ALL = "all"  # the passages of all knowledge bases together
 
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """A kind of fact: the noun that questions use for it, whose fact it is, and the knowledge base that holds it.
+    """A kind of fact: its noun in questions, the kind of entity that has it, and the knowledge base that holds it.
 
-    `identifies` says that the value names its entity, so that a question may go from the value to the entity. (Internet
-    codes and atomic numbers do too, but dense retrieval finds one in five of them.)
+    `identifies`: the value identifies its entity, so a question may lead from the value to the entity. (Internet codes and
+    atomic numbers identify theirs too, but dense retrieval finds only one in five of them.)
     """
 
     key: str
@@ -87,7 +87,8 @@ class Entity:
 
     @property
     def split(self) -> Split:
-        """Which questions may be about it: 60 % of the names train, 15 % validation, 25 % test, by a hash."""
+        """The split whose questions may be about it. A hash assigns 60 % of the names to train, 15 % to validation, 25 %
+        to test."""
         draw = zlib.crc32(f"atlas/{self.kind}/{self.name}".encode()) % 100
         return "train" if draw < 60 else "validation" if draw < 75 else "test"
 
@@ -194,13 +195,13 @@ _PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 
 
 def records(entities: Iterable[Entity]) -> list[Record]:
-    """All passages of a world, in a fixed order. Wordings vary from entity to entity, by a hash."""
-    found = []
+    """All passages of a world, in a fixed order. A hash of the entity selects its wordings."""
+    rows = []
     for entity in entities:
-        found += _prose_records(entity)
+        rows += _prose_records(entity)
         if entity.kind == "country":
-            found += _table_records(entity)
-    return found
+            rows += _table_records(entity)
+    return rows
 
 
 def _prose_records(entity: Entity) -> list[Record]:
@@ -240,7 +241,7 @@ def _table_records(entity: Entity) -> list[Record]:
 
 
 def passages_of(kb: str) -> list[Passage]:
-    """All passages of one of the real world's knowledge bases, or of all of them (`all`)."""
+    """All passages of one of the real world's knowledge bases; `all`: of all of them."""
     return [record.passage for record in _records_of(kb)]
 
 

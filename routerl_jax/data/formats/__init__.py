@@ -1,1 +1,1 @@
-"""How published data sets write their questions: one file each; `known.FORMATS` has all."""
+"""The formats of published data sets of questions, one module each. `known.FORMATS` lists them all."""

@@ -16,8 +16,8 @@ _QUERIES = ("golden_query", "gloden_query")  # as files before 202502 spell it
 class DynVQA(FlashRag):
     """Plain rows (`flashrag`) `{image_url, question, question_id, answer: [..], golden_query}`, as in DynVQA_en.202502.jsonl.
 
-    Answers are strings, numbers, null and, in some files, lists of these. A row that has no answer but null is left out. The
-    picture is known by its URL alone (`metadata["image_urls"]`): put its path under `image`, or the picture at
+    Answers are strings, numbers, null and, in some files, lists of these. A row whose answers are all null is left out. Rows
+    have only the URL of their picture (`metadata["image_urls"]`). To use the picture, put its path under `image`, or put it at
     `images/QUESTION_ID.jpg` (.png, ..) beside the file.
     """
 
@@ -32,8 +32,8 @@ class DynVQA(FlashRag):
         query = next((row[key] for key in _QUERIES if row.get(key)), None)
         unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
         own = {key: value for key, value in row.items() if key not in unread}
-        told = {"golden_query": query} if query else {}
-        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **told}, place)
+        golden = {"golden_query": query} if query else {}
+        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **golden}, place)
         if example is None or example.images:
             return example
         picture = picture_called(example.id, place)

@@ -1,6 +1,6 @@
-"""Plain rows: FlashRAG's `{id, question, golden_answers, metadata}`, and whatever else names a question and its answers.
+"""Plain rows: FlashRAG's `{id, question, golden_answers, metadata}`, and other rows with a question and its answers.
 
-NQ-open (`{question, answer: [..]}`) and this project's own files are of this kind.
+NQ-open (`{question, answer: [..]}`) and this project's own files have such rows.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from routerl_jax.data.pictures import picture_called
 
 
 class FlashRag(QuestionFormat):
-    """`golden_answers` (or `answers`, `answer`; a string or a list), and optionally `id` (or `_id`), `answer_aliases`, and
-    `image` or `images`: paths, which lie beside the file or in `images` beside it, `data:` URIs, or URLs, which go to
-    `metadata["image_urls"]`, as do those under `image_urls` or `image_url`. Of a row with an `image_id` and no picture, the
-    picture is `images/IMAGE_ID.jpg` (.png, ..) beside the file, where it is there (InfoSeek, WebQA).
+    """Plain rows. Keys: `question`; `golden_answers` (or `answers`, `answer`; a string or a list); optionally `id` (or `_id`),
+    `answer_aliases`, and `image` or `images`.
 
-    A row without answers is left out if it has `supporting`, gold passages to retrieve, and else an error. Every other key goes
-    to `metadata` as it is, and so does what is under `metadata`; but see `format.search_kind`.
+    Pictures are paths (beside the file, or in `images` beside it), `data:` URIs or URLs. URLs go to `metadata["image_urls"]`,
+    like those under `image_urls` or `image_url`. If a row has an `image_id` and no picture, its picture is
+    `images/IMAGE_ID.jpg` (.png, ..) beside the file, if there is one (InfoSeek, WebQA).
+
+    A row without answers is left out if it has `supporting` (gold passages to retrieve); otherwise it is an error. All other
+    keys go to `metadata` unchanged, and so do the values under `metadata`. An exception is `format.search_kind`.
     """
 
     def holds(self, row: Row) -> bool:
@@ -67,8 +69,8 @@ class FlashRag(QuestionFormat):
 
 
 def _known_by_id(row: Row, place: Place) -> tuple[pathlib.Path, ...]:
-    found = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
-    return () if found is None else (found,)
+    path = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
+    return () if path is None else (path,)
 
 
 FORMATS.register("flashrag")(FlashRag())

@@ -27,8 +27,8 @@ class HippoRag(QuestionFormat):
     `reference` and the paragraphs `contexts`. A paragraph that does not say `is_supporting` is a gold one, as in HippoRAG."""
 
     def holds(self, row: Row) -> bool:
-        given = [row.get(key) for key in ("paragraphs", "contexts")]
-        return any(isinstance(items, list) and items and isinstance(items[0], dict) for items in given)
+        lists = [row.get(key) for key in ("paragraphs", "contexts")]
+        return any(isinstance(items, list) and items and isinstance(items[0], dict) for items in lists)
 
     def example(self, row: Row, place: Place) -> Example | None:
         question = question_of(row, place)
@@ -37,9 +37,9 @@ class HippoRag(QuestionFormat):
             raise place.error("no answers; give them under 'answer'")
         used = (*EVERY_ANSWER_KEY, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
         metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
-        found = paragraphs(row, place)
-        if found:
-            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        by_number = paragraphs(row, place)
+        if by_number:
+            metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
@@ -47,14 +47,14 @@ class HippoRag(QuestionFormat):
 
 
 def paragraphs(row: Row, place: Place) -> dict[int, tuple[Passage, bool | None]]:
-    """By its number (`idx`, or its place in the list), each paragraph and whether it is a gold one (None: not told)."""
+    """Paragraphs by number (`idx`, or the index in the list), each with whether it is gold (None: unknown)."""
     key = "paragraphs" if row.get("paragraphs") is not None else "contexts"
     value = row.get(key)
     if value is None:
         return {}
     if not isinstance(value, list):
         raise place.error(f"key {key!r} must be a list of {{title, text, is_supporting}}")
-    found: dict[int, tuple[Passage, bool | None]] = {}
+    by_number: dict[int, tuple[Passage, bool | None]] = {}
     for number, item in enumerate(value):
         if not isinstance(item, dict):
             raise place.error(f"key {key!r}, item {number + 1}: expected {{title, text, is_supporting}}")
@@ -64,10 +64,10 @@ def paragraphs(row: Row, place: Place) -> dict[int, tuple[Passage, bool | None]]
             raise place.error(f"key {key!r}, item {number + 1}: 'title' and 'text' must be strings")
         gold = item.get("is_supporting")
         name = number if item.get("idx") is None else item["idx"]
-        if name in found:
+        if name in by_number:
             raise place.error(f"key {key!r}, item {number + 1}: idx {name!r} is that of another item too")
-        found[name] = (passage(title, text), None if gold is None else bool(gold))
-    return found
+        by_number[name] = (passage(title, text), None if gold is None else bool(gold))
+    return by_number
 
 
 FORMATS.register("hipporag")(HippoRag())

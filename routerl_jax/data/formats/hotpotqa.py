@@ -59,7 +59,7 @@ class HotpotQA(QuestionFormat):
 
 
 def joined(sentences: list[str]) -> str:
-    """Sentences as a text; HotpotQA's begin with their blank, 2WikiMultihopQA's don't."""
+    """Sentences joined to a text. HotpotQA's sentences begin with a blank, 2WikiMultihopQA's don't."""
     text = ""
     for sentence in sentences:
         text += sentence if not text or sentence[:1].isspace() or text[-1:].isspace() else f" {sentence}"
@@ -80,7 +80,7 @@ def _context(value: Any, place: Place) -> list[tuple[str, list[str]]]:
 
 
 def _facts(value: Any, place: Place) -> list[list[Any]] | None:
-    """[title, sentence number] of each supporting sentence; None where they are not told."""
+    """[title, sentence number] of each supporting sentence; None if the row doesn't have them."""
     value = from_json(value, "supporting_facts", place)
     if value is None:
         return None
@@ -92,7 +92,7 @@ def _facts(value: Any, place: Place) -> list[list[Any]] | None:
 
 
 def from_json(value: Any, key: str, place: Place) -> Any:
-    """The value that a string holds as JSON; what is no string as it is."""
+    """The value of a string with JSON. A value that is no string is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -9,7 +9,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
 
 _READ = ("question_id", "id", "question", "table_id", "answer-text", "answer-node")
-_LINK, _KIND = 2, 3  # of a node: [text, [row, column], link or null, "table" or "passage"]
+_LINK, _KIND = 2, 3  # indices in a node: [text, [row, column], link or null, "table" or "passage"]
 
 
 class HybridQa(QuestionFormat):
@@ -31,14 +31,14 @@ class HybridQa(QuestionFormat):
             raise place.error(f"key 'table_id' must be the id of a table, found {str(row['table_id'])[:80]!r}")
         nodes = [_node(node, place) for node in row.get("answer-node") or ()]
         links = distinct([link for kind, link in nodes if kind == "passage" and link])
-        told: dict[str, Any] = {"supporting": [row["table_id"]]}
+        metadata: dict[str, Any] = {"supporting": [row["table_id"]]}
         if nodes:
-            told |= {"supporting_passages": list(links), "type": "+".join(sorted({kind for kind, _ in nodes}))}
+            metadata |= {"supporting_passages": list(links), "type": "+".join(sorted({kind for kind, _ in nodes}))}
         return Example(
             id=example_id(row, place, ("question_id", "id")),
             question=question_of(row, place).strip(),
             answers=answers,
-            metadata={key: value for key, value in row.items() if key not in _READ} | told,
+            metadata={key: value for key, value in row.items() if key not in _READ} | metadata,
         )
 
 

@@ -1,4 +1,4 @@
-"""InfoSeek's rows: `{data_id, image_id, question, answer, answer_eval}`, of which R1-Router evaluates on a thousand."""
+"""InfoSeek's rows: `{data_id, image_id, question, answer, answer_eval}`. R1-Router evaluates on a thousand of them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings
 
 
 class InfoSeek(FlashRag):
-    """Plain rows (`flashrag`) with `answer_eval`: what the data set's scorer accepts.
+    """Plain rows (`flashrag`) with `answer_eval`: the answers that the data set's scorer accepts.
 
-    That is a list of strings, which are accepted answers, or of `{wikidata, range: [low, high]}`: the ranges go to
-    `metadata["answer_ranges"]` (rewards.ranges). Pictures are OVEN's: `images/IMAGE_ID.jpg` beside the file, or paths under
-    `image`.
+    It is a list of strings (accepted answers) or of `{wikidata, range: [low, high]}`. The ranges go to
+    `metadata["answer_ranges"]` (rewards.ranges). Pictures are those of OVEN: `images/IMAGE_ID.jpg` beside the file, or paths
+    under `image`.
     """
 
     def holds(self, row: Row) -> bool:
         return "answer_eval" in row
 
     def example(self, row: Row, place: Place) -> Example | None:
-        given = row.get("answer_eval") or []
+        accepted = row.get("answer_eval") or []
         own = {key: value for key, value in row.items() if key != "answer_eval"}
         example = super().example({"id": row.get("data_id"), **own}, place)
         if example is None:
             return None
-        ranges = [_range(item, place) for item in given if isinstance(item, Mapping)]
-        texts = strings([item for item in given if not isinstance(item, Mapping)], place, "answer_eval")
+        ranges = [_range(item, place) for item in accepted if isinstance(item, Mapping)]
+        texts = strings([item for item in accepted if not isinstance(item, Mapping)], place, "answer_eval")
         metadata = {**example.metadata, "answer_ranges": ranges} if ranges else example.metadata
         return dataclasses.replace(example, answers=distinct(example.answers, texts), metadata=metadata)
 

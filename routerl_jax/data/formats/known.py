@@ -1,4 +1,4 @@
-"""All formats that come with the package, and which of them a row is in."""
+"""All formats of the package, and the choice of the format of a row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
 from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
-# The first that holds a row is taken: from those with keys of their own to the plain one, which holds anything.
+# The first format that holds a row is used. So formats with special keys come first, and the plain one, which holds all, last.
 _ORDER = (
     "fvqa",
     "vrag",
@@ -64,7 +64,7 @@ _ORDER = (
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """(format, file) of `hotpotqa:FILE`; the format is "" where none is named."""
+    """(format, file) of `hotpotqa:FILE`; the format is "" if none is named."""
     head, colon, path = name.partition(":")
     return (head, path) if colon and head in FORMATS and not pathlib.Path(name).exists() else ("", name)
 
@@ -77,11 +77,13 @@ def format_of(row: Row) -> QuestionFormat:
 def read_examples(
     path: str | pathlib.Path, form: str = ""
 ) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
-    """The questions of a file, or of all that a name with * or ? stands for, with their places; for one whose picture is not
-    there or can't be read what is to be raised, and None for one without an answer, which is to be left out.
+    """The questions of a file, or of all files that a name with * or ? matches, with their positions.
+
+    For a question whose picture is missing or can't be read, it yields the error to raise. For a question without an answer,
+    which the caller should leave out, it yields None.
 
     Args:
-      form: of `FORMATS`; "": each row's own, told by its keys.
+      form: a key of `FORMATS`; "": the keys of each row decide.
 
     Raises:
       ValueError: while reading: names file, row and key.
@@ -98,24 +100,24 @@ def read_examples(
 
 
 def _of_several(example: Example | None, place: Place, several: bool) -> Example | None:
-    """Of several files the rows without ids have their file's name before the row's number, which is in each of them."""
+    """If there are several files, adds the file's name to the id of rows without ids, because their numbers repeat."""
     if not several or example is None or example.id != str(place.number):
         return example
     return dataclasses.replace(example, id=f"{place.path.name.partition('.')[0]}/{example.id}")
 
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:
-    """For each row of a file of questions, the passages that it brings along."""
+    """For each row of a file of questions, the passages that it holds."""
     named = FORMATS.get(form) if form else None
     for place, row in read_question_rows(path):
         yield place, (named or format_of(row)).passages(row, place)
 
 
 def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> Iterator[Example]:
-    """The questions of a file that have answers, with `pictures` those that have a picture too; logs how many have none.
+    """The questions of a file that have answers; with `pictures` only those with a picture. Logs how many are left out.
 
     Raises:
-      ValueError: while reading: a row that cannot be used, an id that was used before, no question with an answer.
+      ValueError: while reading: a row cannot be used, an id repeats, or no question has an answer.
     """
     numbers: dict[str, int] = {}
     left_out = collections.Counter[str]()
@@ -132,9 +134,9 @@ def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: boo
         if first != place.number:
             raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
         yield example
-    told = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
+    counts = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
     if not numbers:
-        raise ValueError(f"questions file {path} holds no questions{told and f' ({told})'}")
+        raise ValueError(f"questions file {path} holds no questions{counts and f' ({counts})'}")
     rows = len(numbers) + left_out.total()
     for what, count in left_out.items():
         logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)

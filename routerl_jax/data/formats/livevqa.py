@@ -25,11 +25,11 @@ _READ = ("question", "question_type", "options", "Ground_Truth", "Ground_Truth_L
 
 class LiveVQA(QuestionFormat):
     """`{id, img_path, level1_qa: {question, question_type, options, Ground_Truth: "B", Ground_Truth_List: [..], img_path,
-    img_url}, level2_qa: {..}, source, time}`: what the picture shows, and a question about it that takes a search.
+    img_url}, level2_qa: {..}, source, time}`. Level 1 asks what the picture shows; level 2 needs a search.
 
-    The ids are `ID/level1` and `ID/level2`. Accepted answers are `Ground_Truth_List`. Questions are asked openly: `options` and
-    the letter of the right one, `correct_option`, are metadata, with `level`, and with the `question_type` as `type`. Pictures
-    lie beside the file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
+    The ids are `ID/level1` and `ID/level2`. Accepted answers are `Ground_Truth_List`. The policy sees no options. Metadata:
+    `options`, the letter of the right one (`correct_option`), `level`, and `type` (`question_type`). Pictures are beside the
+    file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
     """
 
     def holds(self, row: Row) -> bool:
@@ -44,32 +44,32 @@ class LiveVQA(QuestionFormat):
     def example(self, row: Row, place: Place) -> Example | None:
         level = row["level"]
         key = f"{level}_qa"
-        asked = row[key]
-        if not isinstance(asked, Mapping):
-            raise place.error(f"key {key!r} must be an object, found {str(asked)[:80]!r}")
-        question = question_of(asked, place)
-        answers = distinct(texts(asked.get("Ground_Truth_List"), place, f"{key}.Ground_Truth_List"))
+        fields = row[key]
+        if not isinstance(fields, Mapping):
+            raise place.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
+        question = question_of(fields, place)
+        answers = distinct(texts(fields.get("Ground_Truth_List"), place, f"{key}.Ground_Truth_List"))
         if not answers:
             raise place.error(f"key '{key}.Ground_Truth_List' is missing or empty")
-        named = {"img_path": asked.get("img_path") or row.get("img_path")}
+        named = {"img_path": fields.get("img_path") or row.get("img_path")}
         own = {
             key: value
             for key, value in row.items()
             if key not in ("id", "img_path", *(f"{level}_qa" for level in _LEVELS))
         }
-        own |= {key: value for key, value in asked.items() if key not in _READ}
-        told = {
-            "type": asked.get("question_type"),
-            "options": asked.get("options"),
-            "correct_option": asked.get("Ground_Truth"),
+        own |= {key: value for key, value in fields.items() if key not in _READ}
+        metadata = {
+            "type": fields.get("question_type"),
+            "options": fields.get("options"),
+            "correct_option": fields.get("Ground_Truth"),
         }
-        urls = image_urls({"image_urls": asked.get("img_url") or None, "image": named["img_path"]}, place)
+        urls = image_urls({"image_urls": fields.get("img_url") or None, "image": named["img_path"]}, place)
         return Example(
             id=f"{example_id(row, place)}/{level}",
             question=question.strip(),
             answers=answers,
             images=images_of(named, place, "img_path", _FOLDERS),
-            metadata=own | {key: value for key, value in told.items() if value} | urls,
+            metadata=own | {key: value for key, value in metadata.items() if value} | urls,
         )
 
 

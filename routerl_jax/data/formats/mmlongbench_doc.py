@@ -8,17 +8,18 @@ from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, QuestionFormat
 from routerl_jax.data.formats.format import strings as strings_of
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, source_types, without
 
-UNANSWERABLE = "Not answerable"  # what its rows accept where the document has no answer
+UNANSWERABLE = "Not answerable"  # the accepted answer of a question that the document doesn't answer
 _FORMATS = ("Str", "Int", "Float", "List", "None")
 _READ = ("id", "question", *ANSWER_KEYS, "doc_id", "evidence_pages", "evidence_sources", "supporting", "type")
 
 
 class MMLongBenchDoc(QuestionFormat):
-    """`{doc_id, doc_type, question, answer, evidence_pages: "[3, 5]", evidence_sources: "['Chart']", answer_format}`; lists may
-    be lists, and a row may have an `id`, `golden_answers` and `supporting` of its own.
+    """`{doc_id, doc_type, question, answer, evidence_pages: "[3, 5]", evidence_sources: "['Chart']", answer_format}`. The lists
+    may also be JSON lists, and a row may have its own `id`, `golden_answers` and `supporting`.
 
-    `metadata`: `document`, `pages`, `supporting` (formats.paged; the row's own go before), `source_type` (a list, in the words
-    of `paged.SOURCE_TYPES`), `answerable`, `answer_format`, `doc_type`. An answer that is a list is one text, items in order.
+    `metadata`: `document`, `pages`, `supporting` (formats.paged; the row's own values have precedence), `source_type` (a list,
+    in the words of `paged.SOURCE_TYPES`), `answerable`, `answer_format`, `doc_type`. An answer that is a list is joined to one
+    text, in order.
     """
 
     def holds(self, row: Row) -> bool:
@@ -32,7 +33,7 @@ class MMLongBenchDoc(QuestionFormat):
         pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), place, "doc_id", "evidence_pages")
         if named := distinct(strings_of(row.get("supporting"), place, "supporting")):
             pages["supporting"] = list(named)
-        told = query_type(kind) if kind not in _FORMATS else {}
+        kind_fields = query_type(kind) if kind not in _FORMATS else {}
         sources = row.get("evidence_sources") or (kind if isinstance(kind, list) else None)
         return Example(
             id=example_id(row, place),
@@ -41,7 +42,7 @@ class MMLongBenchDoc(QuestionFormat):
             metadata={
                 **without(row, _READ),
                 **({"answer_format": form} if form else {}),
-                **told,
+                **kind_fields,
                 **source_types(sources, place, "evidence_sources"),
                 **pages,
                 "answerable": UNANSWERABLE not in answers,

@@ -1,4 +1,4 @@
-"""MMSearch's end-to-end rows (CaraJ7/MMSearch; arXiv 2409.12959), and what is written in the same keys."""
+"""MMSearch's end-to-end rows (CaraJ7/MMSearch; arXiv 2409.12959), and other rows with the same keys."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ class MMSearch(QuestionFormat):
     """`{sample_id, query, query_image, image_search_result, area, subfield, timestamp, gt_requery, gt_answer,
     alternative_gt_answers}`.
 
-    Questions that need no picture have null for `query_image`. `image_search_result` is a screenshot and dropped. `gt_requery`
-    is `metadata["golden_query"]`. The keys are those of lmms-eval's and other public readers; the files could not be seen.
+    `query_image` is null if a question needs no picture. `image_search_result` is a screenshot, and is dropped. `gt_requery`
+    becomes `metadata["golden_query"]`. The keys are taken from lmms-eval's and other public readers; the files were not
+    available.
 
-    LiveVQA's research preview (ONE-Lab/LiveVQA-Research-Preview, qa.json) has rows `{sample_id, query, query_image, gt_answer}`
-    by a public reader of it. The picture is named by its path on another machine: its name is looked for in `image` and
-    `images`.
+    LiveVQA's research preview (ONE-Lab/LiveVQA-Research-Preview, qa.json) has rows `{sample_id, query, query_image,
+    gt_answer}`, according to a public reader. They name the picture by its path on another machine; a file with its name is
+    searched for in `image` and `images`.
     """
 
     def holds(self, row: Row) -> bool:

@@ -29,8 +29,8 @@ class Musique(QuestionFormat):
     """
 
     def holds(self, row: Row) -> bool:
-        given = row.get("paragraphs")
-        own = isinstance(given, list) and given and isinstance(given[0], dict) and "paragraph_text" in given[0]
+        items = row.get("paragraphs")
+        own = isinstance(items, list) and items and isinstance(items[0], dict) and "paragraph_text" in items[0]
         of_test_set = bool(own) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
@@ -54,11 +54,11 @@ class Musique(QuestionFormat):
         name = example_id(row, place)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
             metadata.setdefault("type", name.split("__")[0])
-        found = paragraphs(row, place)
-        if found:
-            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        by_number = paragraphs(row, place)
+        if by_number:
+            metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         if "question_decomposition" in row:
-            metadata["decomposition"] = _decomposition(row["question_decomposition"], found, place)
+            metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, place)
         return Example(id=name, question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:
@@ -66,7 +66,7 @@ class Musique(QuestionFormat):
 
 
 def _decomposition(steps: Any, found: dict[int, tuple[Passage, bool | None]], place: Place) -> list[dict[str, Any]]:
-    """Sub-questions with their answers, and the id of the paragraph that has each."""
+    """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []

@@ -13,9 +13,9 @@ class OpenWikiTable(QuestionFormat):
     """`{question_id, original_table_id, question, sql, answer: [..], hard_positive_idx: [..], positive_idx, negative_idx,
     dataset}` of train.json, valid.json and test.json, rows or pandas' columns.
 
-    Several items of `answer` are one answer, with commas between them. `metadata`: `supporting`, the pieces of
-    splitted_tables.json that hold all that the question asks for (`hard_positive_idx`, their ids in that file), and
-    `original_table_id`, `sql`, `dataset` as they are.
+    Several items of `answer` are joined with commas to one answer. `metadata`: `supporting` (ids of the pieces of
+    splitted_tables.json that hold the whole answer, from `hard_positive_idx`), and `original_table_id`, `sql` and `dataset`,
+    unchanged.
     """
 
     def holds(self, row: Row) -> bool:

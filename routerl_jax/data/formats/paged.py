@@ -1,4 +1,4 @@
-"""What data sets of questions about documents have in common: pages of a file, and what is looked at on them."""
+"""The fields that data sets of questions about documents share: pages of a file, and types of evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from routerl_jax.core.rows import Place
 from routerl_jax.data.formats.format import Row, distinct, texts
 from routerl_jax.data.page_ids import page_id
 
-SOURCE_TYPES = ("text", "table", "chart", "figure", "layout")  # of evidence, as VRAG-RL's table 1 has them
+SOURCE_TYPES = ("text", "table", "chart", "figure", "layout")  # types of evidence (VRAG-RL, table 1)
 _SOURCES = {
     **{name: name for name in SOURCE_TYPES},
     "pure-text (plain-text)": "text",
@@ -27,14 +27,14 @@ _TYPES = {  # parts of names, in any case and however they are joined
 
 
 def page_fields(document: Any, pages: Any, place: Place, document_key: str, pages_key: str) -> dict[str, Any]:
-    """`document`, `pages` (from 1, each once, in the row's order) and `supporting` (their ids, `data.page_ids`) as metadata has
-    them.
+    """Metadata: `document`, `pages` (from 1, each once, in the row's order) and `supporting` (ids of the pages,
+    `data.page_ids`).
 
     Args:
-      pages: whole numbers, a list of them, or such a list written in a string.
+      pages: whole numbers, a list of them, or such a list in a string.
 
     Raises:
-      ValueError: the document has no name, or pages are something else; names the key.
+      ValueError: the document has no name, or `pages` has another form; names the key.
     """
     if not isinstance(document, str) or not document.strip():
         raise place.error(f"key {document_key!r} is missing or empty; give the document's name")
@@ -48,20 +48,20 @@ def page_fields(document: Any, pages: Any, place: Place, document_key: str, page
 
 
 def source_types(value: Any, place: Place, key: str) -> dict[str, list[str]]:
-    """`{"source_type": [..]}` in the words of `SOURCE_TYPES`, others as they are; {} where the row says none.
+    """`{"source_type": [..]}` in the words of `SOURCE_TYPES`; other names are kept unchanged. {} if the row has none.
 
     Args:
-      value: a name, a list of names, or such a list written in a string.
+      value: a name, a list of names, or such a list in a string.
 
     Raises:
-      ValueError: something else is there; names the key.
+      ValueError: the value has another form; names the key.
     """
     named = distinct([_SOURCES.get(name.strip().lower(), name) for name in texts(_listed(value), place, key)])
     return {"source_type": list(named)} if named else {}
 
 
 def query_type(value: Any) -> dict[str, str]:
-    """`{"type": ..}`: single_hop or multi_hop, extraction or logic, else the row's own word; {} where there is none."""
+    """`{"type": ..}`: single_hop, multi_hop, extraction or logic, or else the row's own word. {} if the row has none."""
     if not isinstance(value, str) or not value.strip():
         return {}
     plain = value.lower().replace("-", "").replace("_", "").replace(" ", "")
@@ -69,49 +69,49 @@ def query_type(value: Any) -> dict[str, str]:
 
 
 def document_answers(value: Any, place: Place, key: str, *, whole: bool = False) -> tuple[str, ...]:
-    """The accepted answers; a list that is the answer as a `whole`, also one written in a string, is one answer.
+    """The accepted answers. With `whole`, a list (or a list in a string) is one answer.
 
     Raises:
       ValueError: there is none; names the key.
     """
-    given = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
-    found = distinct([answer.strip() for answer in texts(given, place, key)])
-    if not found:
+    values = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
+    answers = distinct([answer.strip() for answer in texts(values, place, key)])
+    if not answers:
         raise place.error(f"key {key!r} is missing or empty; give the answer")
-    return found
+    return answers
 
 
 def _as_list(value: Any) -> list[Any]:
-    """`[[..], ..]` and `["..", ..]` are alternatives, `[..]` of other things and a string one answer."""
+    """The alternatives: the items of `[[..], ..]` and `["..", ..]`. Other lists, and a string, are one answer."""
     if isinstance(value, list) and all(isinstance(item, str) and item.strip()[:1] == "[" for item in value):
         return value
     return [value]
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list, also one that is written in a string as JSON or Python does; anything else is a list of one, None of none."""
+    """A list, given as such or in a string (JSON or Python). Anything else becomes a list of one item; None an empty list."""
     if isinstance(value, str) and value.strip()[:1] == "[":
         for read in (json.loads, ast.literal_eval):
             try:
-                found = read(value)
+                parsed = read(value)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
                 continue
-            if isinstance(found, list):
-                return found
+            if isinstance(parsed, list):
+                return parsed
     if isinstance(value, list | tuple):
         return list(value)
     return [] if value is None or value == "" else [value]
 
 
 def _page(number: Any, place: Place, key: str) -> int:
-    whole = number if isinstance(number, int) and not isinstance(number, bool) else None
+    page = number if isinstance(number, int) and not isinstance(number, bool) else None
     if isinstance(number, str) and number.strip().isdecimal():
-        whole = int(number)
-    if whole is None or whole < 1:
+        page = int(number)
+    if page is None or page < 1:
         raise place.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
-    return whole
+    return page
 
 
 def without(row: Row, keys: Sequence[str]) -> dict[str, Any]:
-    """What else a row holds, empty values left out."""
+    """The other values of a row, without empty ones."""
     return {key: value for key, value in row.items() if key not in keys and value not in (None, "", [], "None")}

@@ -22,8 +22,8 @@ _ALIAS_KEYS = ("possible_answers", "s_aliases", "o_aliases")
 class PopQA(QuestionFormat):
     """`{id, question, subj, prop, obj, possible_answers, s_aliases, o_aliases, s_pop, o_pop, ..}`.
 
-    The accepted answers are `possible_answers`, parsed: HippoRAG's and RouteRAG's readers put the JSON string itself among
-    them, so that no alias ever matched. `type` is the relation.
+    The accepted answers are `possible_answers`, parsed. HippoRAG's and RouteRAG's readers don't parse them, so there no alias
+    ever matches. `type` is the relation.
     """
 
     def holds(self, row: Row) -> bool:
@@ -40,9 +40,9 @@ class PopQA(QuestionFormat):
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])
-        found = paragraphs(row, place)
-        if found:
-            metadata |= gold_fields([item for item, gold in found.values() if gold is not False])
+        by_number = paragraphs(row, place)
+        if by_number:
+            metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, place: Place) -> list[Passage]:

@@ -6,7 +6,7 @@ from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, strings
 
-_MARKS = ("pred_anses", "gen_text_store")  # earlier attempts, and a place for the next one
+_MARKS = ("pred_anses", "gen_text_store")  # earlier attempts, and a field for the next one
 
 
 class R1Searcher(QuestionFormat):

@@ -16,8 +16,8 @@ class SimpleVQA(FlashRag):
     """Plain rows (`flashrag`) `{data_id, image, image_description, language, question, answer, original_category, source,
     atomic_question, atomic_fact, vqa_category}`.
 
-    `image` is base64 without the head of a `data:` URI; bytes of a column and paths, which have a dot, are read too. The keys
-    and the base64 are those of public readers; the file could not be seen. All but question, answer and picture is metadata.
+    `image` is base64 without the head of a `data:` URI. Bytes of a column, and paths (which have a dot), are read too. The keys
+    and the base64 are taken from public readers; the file was not available. All other keys are metadata.
     """
 
     def holds(self, row: Row) -> bool:
@@ -28,7 +28,7 @@ class SimpleVQA(FlashRag):
         own = {key: value for key, value in row.items() if key not in ("data_id", "image")}
         if not isinstance(picture, str) or "." in picture or picture.startswith("data:"):
             return super().example({"id": row["data_id"], **own, "image": picture}, place)
-        from routerl_jax.models.images import image_bytes  # brings jax along, which takes a moment
+        from routerl_jax.models.images import image_bytes  # imports jax, which is slow
 
         uri = f"data:;base64,{''.join(picture.split())}" if picture else None
         example = super().example({"id": row["data_id"], **own, "image": uri}, place)

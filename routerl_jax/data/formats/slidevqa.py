@@ -10,15 +10,15 @@ from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, exampl
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, without
 
 _READ = ("qa_id", "id", "question", "answer", "deck_name", "evidence_pages", "image_urls")
-_SLIDE = re.compile(r"page_\d+")  # the hub's columns
+_SLIDE = re.compile(r"page_\d+")  # columns on the hub
 
 
 class SlideVQA(QuestionFormat):
     """`{qa_id, deck_name, deck_url, image_urls, question, answer, arithmetic_expression, evidence_pages: [3], reasoning_type,
-    answer_type}`; the hub's rows bring their slides along (`page_1`, ..), which are left out here: they are the corpus.
+    answer_type}`. Rows on the hub also hold their slides (`page_1`, ..). These are the corpus, so they are left out here.
 
-    `metadata`: `document` (the deck), `pages`, `supporting` (formats.paged), `type` after `reasoning_type`, `page_urls` (the
-    slides' `image_urls`), and what else the row holds.
+    `metadata`: `document` (the deck), `pages`, `supporting` (formats.paged), `type` (from `reasoning_type`), `page_urls` (the
+    slides' `image_urls`), and the other keys of the row.
     """
 
     def holds(self, row: Row) -> bool:

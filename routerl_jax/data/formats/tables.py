@@ -15,17 +15,17 @@ from routerl_jax.core.rows import Place, read_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq")
-_BATCH = 1024  # rows of a parquet file that are in memory at a time
+_BATCH = 1024  # rows of a parquet file in memory at a time
 
 
 def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Rows of a file with their places: .parquet (.pq), .csv, .tsv, or JSON as `core.rows.read_rows` has it; told by the name.
-    Of a name with * or ? the rows of all such files, one after the other, sorted by name.
+    """Rows of a file, with their positions. The file's name decides the form: .parquet (.pq), .csv, .tsv, or JSON
+    (`core.rows.read_rows`). A name with * or ? stands for all such files, sorted by name.
 
     All but .parquet may be compressed (.gz, .bz2, .xz, .zst).
 
     Raises:
-      ValueError: while reading: a file that is missing or damaged, and a row with another number of columns than the first.
+      ValueError: while reading: a file is missing or damaged, or a row has another number of columns than the first.
     """
     if is_pattern(str(path)):
         return itertools.chain.from_iterable(map(read_question_rows, files_called(str(path))))
@@ -39,16 +39,16 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[s
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name stands for several files: it has * or ?, and no file is called so."""
+    """Whether a name stands for several files: it has * or ?, and no file has exactly this name."""
     return any(mark in name for mark in "*?") and not pathlib.Path(name).expanduser().exists()
 
 
 def files_called(pattern: str) -> list[str]:
-    """The files that a name with * or ? stands for, sorted; ValueError where there is none."""
-    found = sorted(glob.glob(str(pathlib.Path(pattern).expanduser())))
-    if not found:
+    """The files that match a name with * or ?, sorted. ValueError if there are none."""
+    paths = sorted(glob.glob(str(pathlib.Path(pattern).expanduser())))
+    if not paths:
         raise ValueError(f"{pattern}: no file is called so")
-    return found
+    return paths
 
 
 def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:

@@ -21,8 +21,8 @@ class TwoWiki(HotpotQA):
     """HotpotQA's keys, `evidences` (`[subject, relation, object]` triples, on the hub and in FlashRAG `{fact, relation,
     entity}` of lists), and `answer_id`, a Wikidata id.
 
-    Where id_aliases.json of the data set lies beside the file (a row a line: `{Q_id, aliases, demonyms}`), the answer's
-    aliases and demonyms are accepted answers too, as the data set's own scorer accepts them.
+    If the data set's id_aliases.json is beside the file (one row per line: `{Q_id, aliases, demonyms}`), the answer's aliases
+    and demonyms are accepted answers too. The data set's own scorer accepts them.
     """
 
     def holds(self, row: Row) -> bool:
@@ -42,16 +42,16 @@ class TwoWiki(HotpotQA):
 
 @functools.lru_cache(maxsize=4)
 def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
-    """Other names by Wikidata id; empty where there is no such file."""
+    """Other names by Wikidata id; empty if there is no such file."""
     if not path.is_file():
         return {}
-    found = {}
-    for place, row in read_rows(path, lines=True):  # in spite of its name
+    aliases = {}
+    for place, row in read_rows(path, lines=True):  # JSON lines, although its name ends in .json
         if "Q_id" not in row:
             raise place.error("key 'Q_id' is missing; expected {Q_id, aliases, demonyms}")
         names = (strings(row.get(key), place, key) for key in ("aliases", "demonyms"))
-        found[str(row["Q_id"])] = distinct(*names)
-    return found
+        aliases[str(row["Q_id"])] = distinct(*names)
+    return aliases
 
 
 def _triples(value: Any, place: Place) -> list[list[str]]:

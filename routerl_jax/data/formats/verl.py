@@ -1,4 +1,4 @@
-"""Rows that verl trains on (parquet): Search-R1's nq_hotpotqa_train, RouteRAG's RL set, and whatever is made like them."""
+"""Rows that verl trains on (parquet): Search-R1's nq_hotpotqa_train, RouteRAG's RL set, and sets of the same form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from routerl_jax.data.formats.format import (
 )
 
 T = TypeVar("T")
-PICTURE = "<image>"  # where prompts in training files say that a picture stands
+PICTURE = "<image>"  # the mark of a picture in the prompts of training files
 _MARK = "Question:"
 _READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images", *URL_KEYS)
 _WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
@@ -31,11 +31,11 @@ _WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
 class Verl(QuestionFormat):
     """`{data_source, prompt: [{role, content}], reward_model: {ground_truth: {target: [..]}}, extra_info: {split, index}}`.
 
-    The question is `question`, or `extra_info.question`, or what follows the last "Question:" of the last user message
-    (Search-R1's and RouteRAG's prompts end so): its instructions are those of another agent and are dropped. The id is
-    `data_source/split/index` (or `data_source/id`), as Search-R1 counts each data set from 0 in one file. `images` are pictures
-    (format.images_of), URLs go to `metadata["image_urls"]`. Other columns, and what is under `metadata`, are metadata; where
-    they are a data set's own (`context` and `supporting_facts`, ..), they are read as that one's.
+    The question is `question`, or `extra_info.question`, or the text after the last "Question:" of the last user message
+    (Search-R1's and RouteRAG's prompts end like this). The instructions belong to another agent and are dropped. The id is
+    `data_source/split/index` (or `data_source/id`), because Search-R1 numbers each data set of a file from 0. `images` are
+    pictures (format.images_of); URLs go to `metadata["image_urls"]`. Other columns, and the values under `metadata`, are
+    metadata. If they are the columns of a known data set (`context` and `supporting_facts`, ..), its format reads them.
     """
 
     def holds(self, row: Row) -> bool:
@@ -54,7 +54,7 @@ class Verl(QuestionFormat):
         plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
         as_they_are = dataclasses.replace(example, metadata=columns)
         found = _of_data_set(columns | plain, lambda form, fields: form.example(fields, place), as_they_are)
-        if found is None:  # the data set says that there is no answer
+        if found is None:  # the row has no answer, according to the data set
             return None
         metadata = dict(found.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
@@ -66,13 +66,14 @@ class Verl(QuestionFormat):
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    """What a row holds beside what verl reads, with what FlashRAG keeps under `metadata`."""
+    """The columns of a row that verl doesn't read, joined with the values under FlashRAG's `metadata`."""
     return {key: _parsed(value) for key, value in with_metadata(row).items() if key not in _READ and value is not None}
 
 
 def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapping[str, Any]], T], otherwise: T) -> T:
-    """What is read of the data set whose gold passages the columns tell of; `otherwise` where there is none, or where they are
-    only called like its. Raises ValueError where `data_source` says that it is that one, and they can't be read."""
+    """The result of `read` for the format whose gold passages the columns hold. `otherwise` if there is no such format, or
+    if the columns only have the same names. Raises ValueError if `data_source` names that data set and the columns can't be
+    read."""
     for name in _WITH_PASSAGES:
         form = FORMATS.get(name)
         if form.holds(fields):
@@ -98,10 +99,10 @@ def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
 
 
 def question_in_prompt(prompt: str, place: Place, key: str) -> str:
-    """What follows the last "Question:", or else the whole prompt, if it is short; marks of pictures left out.
+    """The text after the last "Question:", or else the whole prompt if it is short. Marks of pictures are left out.
 
     Raises:
-      ValueError: there is no question, or instructions with no mark of their end; names the key.
+      ValueError: there is no question, or the end of the instructions is not marked; names the key.
     """
     text = prompt.replace(PICTURE, "")
     _, mark, question = text.rpartition(_MARK)

@@ -1,4 +1,4 @@
-"""ViDoSeek (arXiv 2502.18017), and what VRAG-RL writes in its schema: SlideVQA, MMLongBench-Doc; and that as verl's rows."""
+"""ViDoSeek (arXiv 2502.18017). VRAG-RL writes SlideVQA and MMLongBench-Doc in its schema, and converts such rows to verl's."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _READ = ("file_name", "reference_page", "source_type")
 
 
 class ViDoSeek(QuestionFormat):
-    """`{uid, query, reference_answer, meta_info: {file_name, reference_page: [5], source_type, query_type}}`, the rows of a
-    list or of `{"examples": [..]}`.
+    """`{uid, query, reference_answer, meta_info: {file_name, reference_page: [5], source_type, query_type}}`, in a list or in
+    `{"examples": [..]}`.
 
-    `metadata`: `document` and `pages`, `supporting` (formats.paged), `type` after `query_type`, `source_type` (a list), and
-    what else `meta_info` holds.
+    `metadata`: `document`, `pages`, `supporting` (formats.paged), `type` (from `query_type`), `source_type` (a list), and the
+    other keys of `meta_info`.
     """
 
     def holds(self, row: Row) -> bool:
@@ -42,8 +42,8 @@ class ViDoSeek(QuestionFormat):
 
 
 class VragRows(Verl):
-    """What VRAG-RL's converter makes of these rows: verl's, with `extra_info: {file_name, reference_page, content_type,
-    reason_type}`. Source types stand in `content_type`, joined by `####`; "Nan" is none."""
+    """The rows that VRAG-RL's converter makes of these: verl's rows with `extra_info: {file_name, reference_page, content_type,
+    reason_type}`. `content_type` holds the source types, joined by `####`; "Nan" means none."""
 
     def holds(self, row: Row) -> bool:
         info = row.get("extra_info")
@@ -55,12 +55,14 @@ class VragRows(Verl):
         example = super().example({**row, "extra_info": info}, place)
         if example is None:
             return None
-        found: dict[str, Any] = {key: value for key, value in info.items() if key in _READ}
-        if isinstance(content, str) and not content.endswith("Span"):  # else it says what form the answer has
-            found["source_type"] = content.split("####")
+        fields: dict[str, Any] = {key: value for key, value in info.items() if key in _READ}
+        if isinstance(content, str) and not content.endswith("Span"):  # otherwise it is the form of the answer
+            fields["source_type"] = content.split("####")
         kind = "doc_type" if example.metadata.get("data_source") == "mmlongdoc" else "query_type"
         metadata = without(example.metadata, (*_READ, "answer", "ability"))
-        return dataclasses.replace(example, metadata=metadata | _metadata({**found, kind: reason}, place, "extra_info"))
+        return dataclasses.replace(
+            example, metadata=metadata | _metadata({**fields, kind: reason}, place, "extra_info")
+        )
 
 
 def _metadata(info: Mapping[str, Any], place: Place, key: str = "meta_info") -> dict[str, Any]:

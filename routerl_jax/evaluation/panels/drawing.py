@@ -1,4 +1,4 @@
-"""What the panels of an analysis have in common: bars, error bars, tables of shares, legends."""
+"""Drawing helpers for the panels of an analysis: bars, error bars, tables of shares, legends."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from routerl_jax.evaluation.figures import color_of
 Rows = Mapping[str, Mapping[str, Any]]
 Panel = Callable[[Any], None]  # draws on an axis
 
-WHOLE = {"clip_on": False}  # markers at the edge of a panel are drawn whole
+WHOLE = {"clip_on": False}  # draws markers at the edge of a panel without clipping
 BELOW = {"frameon": False, "fontsize": 8, "loc": "upper center"}
-_DARK = 0.6  # a share from which it is written in white
+_DARK = 0.6  # shares from this on are written in white
 
 
 def stacked(
@@ -23,13 +23,13 @@ def stacked(
     colors: Sequence[str] = (),
     labels: Sequence[str] = (),
 ) -> None:
-    """Horizontal bars, each of all parts."""
-    left = [0.0] * len(names)
+    """Draws horizontal bars, each stacked from all parts."""
+    starts = [0.0] * len(names)
     for i, part in enumerate(parts):
         widths = [share.get(part, 0.0) for share in shares]
         color = colors[i] if colors else color_of(i)
-        axis.barh(names, widths, left=left, color=color, height=0.6, label=labels[i] if labels else part)
-        left = [a + b for a, b in zip(left, widths)]
+        axis.barh(names, widths, left=starts, color=color, height=0.6, label=labels[i] if labels else part)
+        starts = [a + b for a, b in zip(starts, widths)]
     downwards(axis, len(names))
     axis.set_xlim(0, 1)
     axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.06), ncols=max(min(len(parts), 4), 1))
@@ -38,7 +38,7 @@ def stacked(
 def table(
     axis: Any, rows: Sequence[str], columns: Sequence[str], shares: Sequence[Sequence[float | None]], heading: str
 ) -> None:
-    """Shares as a table of per cents, the greater the darker."""
+    """Draws shares as a table of percentages; greater ones are darker."""
     import matplotlib
 
     colors = matplotlib.colormaps["Blues"]
@@ -52,9 +52,9 @@ def table(
     )
     for i, row in enumerate(shares):
         for j, share in enumerate(row):
-            said = "-" if share is None else f"{100 * share:.1f}"
+            text = "-" if share is None else f"{100 * share:.1f}"
             color = "white" if (share or 0) > _DARK else "black"
-            axis.text(j, i, said, ha="center", va="center", color=color, fontsize=size_of(len(rows)))
+            axis.text(j, i, text, ha="center", va="center", color=color, fontsize=size_of(len(rows)))
     axis.set_xticks(range(len(columns)), columns, fontsize=9 if len(columns) <= 3 else 8)
     if len(columns) > 3:
         axis.tick_params(axis="x", rotation=20)
@@ -66,18 +66,18 @@ def table(
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far the intervals of EM reach below it, and above."""
+    """How far the intervals of EM reach below and above it."""
     below = [max(row["em"] - row["em_interval"][0], 0) for row in rows]
     return [below, [max(row["em_interval"][1] - row["em"], 0) for row in rows]]
 
 
 def downwards(axis: Any, names: int = 0) -> None:
-    """Horizontal bars in reading order, without lines between them; so many of them as are named."""
+    """Puts horizontal bars in reading order, without lines between them. `names`: number of named bars."""
     axis.invert_yaxis()
     axis.grid(visible=False, axis="y")
     axis.tick_params(axis="y", labelsize=size_of(names))
 
 
 def size_of(names: int) -> int:
-    """Of the letters of so many names, one below the other."""
+    """Font size for this many names, one below the other."""
     return 10 if names <= 6 else 8 if names <= 24 else 6

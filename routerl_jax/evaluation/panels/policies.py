@@ -1,4 +1,4 @@
-"""Panels of policies on the same questions: answers, searches, turns, and what they cost."""
+"""Panels of policies on the same questions: answers, searches, turns and costs."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from routerl_jax.evaluation.figures import COLORS, color_of
 from routerl_jax.evaluation.panels.drawing import BELOW, WHOLE, Panel, Rows, downwards, errors, size_of, stacked, table
 from routerl_jax.evaluation.report import title
 
-_LARGEST = 200  # square points, of a marker whose size tells a number
+_LARGEST = 200  # square points; largest marker whose size shows a number
 _MEASURES = {
     "em": "EM",
     "searched_rate": "questions with a search",
     "search_ratio": "searches made of those allowed",
 }
-_FOUR_WAYS = {  # of the breakdown: what it says, its colour, that of numbers in it
+_FOUR_WAYS = {  # parts of the breakdown: label, colour, and colour of numbers in it
     "correct_without_search": ("right, no search", "#2e8b57", "white"),
     "correct_with_search": ("right, searched", "#9bd1b1", "black"),
     "wrong_with_search": ("wrong, searched", "#f0b9a8", "black"),
     "wrong_without_search": ("wrong, no search", "#c0392b", "white"),
 }
-_LEAST = 0.04  # share of a bar that has room for its number
+_LEAST = 0.04  # smallest share of a bar with room for its number
 
 
 def answers_and_searches(policies: Rows) -> Panel:
-    """EM and how much was searched, in numbers."""
+    """A table of EM and searches."""
     measures = _measured(policies)
     names = [title(name) for name in policies]
     shares = [[row.get(measure) for measure in measures] for row in policies.values()]
@@ -33,7 +33,7 @@ def answers_and_searches(policies: Rows) -> Panel:
 
 
 def tables_by_group(policies: Rows, key: str) -> list[Panel]:
-    """The same by group of questions, a panel for each measure (MMSearch-R1, arXiv 2506.20670, figure 5a)."""
+    """EM and searches by group of questions, one panel per measure (MMSearch-R1, arXiv 2506.20670, figure 5a)."""
     groups = {name: row["by"][key] for name, row in policies.items() if key in row["by"]}
     values = next(iter(groups.values()))
     rows = [f"{value} ({row['n']})" for value, row in values.items()]
@@ -51,14 +51,14 @@ def _measured(rows: Rows) -> list[str]:
 
 
 def four_ways(rows: Rows, heading: str) -> Panel:
-    """Right and wrong, with and without a search (figure 4b); `rows` by what the bars are called."""
-    said, colors, inks = zip(*_FOUR_WAYS.values())
+    """Right and wrong answers, with and without a search (figure 4b). `rows`: by the names of the bars."""
+    labels, colors, inks = zip(*_FOUR_WAYS.values())
     shares = [row["breakdown"] for row in rows.values()]
 
     def draw(axis: Any) -> None:
-        stacked(axis, list(rows), shares, list(_FOUR_WAYS), colors, said)
-        for bars, way, ink in zip(axis.containers, _FOUR_WAYS, inks):
-            numbers = [f"{100 * share[way]:.0f}" if share[way] >= _LEAST else "" for share in shares]
+        stacked(axis, list(rows), shares, list(_FOUR_WAYS), colors, labels)
+        for bars, part, ink in zip(axis.containers, _FOUR_WAYS, inks):
+            numbers = [f"{100 * share[part]:.0f}" if share[part] >= _LEAST else "" for share in shares]
             axis.bar_label(bars, numbers, label_type="center", fontsize=min(size_of(len(rows)), 8), color=ink)
         axis.set_title(heading)
 
@@ -75,9 +75,10 @@ def turns(axis: Any, policies: Rows) -> None:
 
 
 def cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
-    """Policies are dots, the policy with a single mode, if it was asked as much, a square: they often coincide."""
-    asked = policies[policy]["n"]
-    fixed = {name: row for name, row in single.items() if name != "trained" and row["n"] == asked}
+    """EM against cost. Policies are dots. The policy with a single mode is a square, if it has the same number of questions;
+    they often coincide."""
+    count = policies[policy]["n"]
+    fixed = {name: row for name, row in single.items() if name != "trained" and row["n"] == count}
     looks = [{"fmt": "o", "markersize": 6}] * len(policies) + [{"fmt": "s", "markersize": 11, "mfc": "none"}] * len(
         fixed
     )
@@ -90,7 +91,7 @@ def cost(axis: Any, policies: Rows, single: Rows, policy: str) -> None:
 
 
 def em_by(axis: Any, policies: Rows, key: str, heading: str) -> None:
-    """EM along turns or tokens."""
+    """EM over turns or tokens."""
     most = max((point["n"] for row in policies.values() for point in row[key]), default=1)
     for i, (name, row) in enumerate(policies.items()):
         points, color = row[key], color_of(i)

@@ -1,4 +1,4 @@
-"""Panels of what was searched: by mode, one search after the other, and for right answers."""
+"""Panels of searches: by mode, by search number, and for right answers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from routerl_jax.evaluation.report import title
 
 
 def modes(policies: Rows) -> list[Panel]:
-    """Shares of knowledge bases among all searches; none where nothing was searched."""
+    """Shares of knowledge bases among all searches; [] if there were no searches."""
     names = [title(name) for name in policies]
     shares = [row["mode_usage"] for row in policies.values()]
     return _by_mode(names, shares, "Share of searches by mode")
 
 
 def modes_by_step(rows: Rows, by: str = "") -> list[Panel]:
-    """A bar for every search of every policy, or group of questions, that another one's same search can be held against."""
+    """A bar of modes for every search number of every policy or group of questions, if another one has the same number to
+    compare with."""
     steps = [(name, step) for name, row in rows.items() for step in row["mode_by_step"]]
     steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
     names = [f"{step['step']}. {title(name)} ({step['n']})" for name, step in steps]
@@ -36,14 +37,14 @@ def _by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) 
 
 
 def searches_of_correct(rows: Rows, by: str = "") -> list[Panel]:
-    """How many searches right answers took; none where nothing was answered rightly."""
+    """The number of searches of right answers; [] if there were none."""
     right = {name: row["searches_of_correct"] for name, row in rows.items() if row["searches_of_correct"]["share"]}
     return [lambda axis: _searches_of_correct(axis, right, by)] if right else []
 
 
 def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
-    """Distributions over numbers of searches, with their means; beside each other, or, where they are more than there are
-    colours, one below the other."""
+    """Distributions over numbers of searches, with their means. They are side by side, or one below the other if there are more
+    than colours."""
     numbers = sorted({int(count) for row in found.values() for count in row["share"]})
     axis.set_title(f"Searches of questions answered rightly{by}")
     names = [f"{title(name)}: {row['mean']:.2f}" for name, row in found.items()]
@@ -52,9 +53,9 @@ def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
         return
     width = 0.8 / len(found)
     for i, (name, row) in enumerate(zip(names, found.values())):
-        places = [number - 0.4 + (i + 0.5) * width for number in numbers]
+        positions = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]
-        axis.bar(places, heights, width, color=color_of(i), label=name)
+        axis.bar(positions, heights, width, color=color_of(i), label=name)
     axis.set(xlabel="searches", ylabel="share", ylim=(0, 1))
     axis.set_xticks(numbers)
     axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3, title="mean", title_fontsize=8)

@@ -1,4 +1,4 @@
-"""Panels of training: one run's rewards and lengths over its steps, and several runs beside each other."""
+"""Panels of training: rewards and lengths of one run over its steps, and a comparison of several runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from routerl_jax.evaluation.panels.drawing import Panel
 from routerl_jax.evaluation.report import title
 
 Steps = Sequence[dict[str, Any]]  # rows of metrics.jsonl
-Line = tuple[Steps, str, str, str]  # rows, key, what it is called, colour
+Line = tuple[Steps, str, str, str]  # rows, key, label, colour
 _REWARD, _SEARCHED, _TOKENS = "reward/total", "rollout/searched_rate", "rollout/tokens_per_question"
 
 
 def training_panels(rows: Steps, runs: Mapping[str, Steps], colors: Mapping[str, str]) -> list[Panel]:
-    """Of the run itself its rewards and sampled tokens; of it and its controls the reward, where there are several, and how
-    often they search, where any does (MMSearch-R1, arXiv 2506.20670, figure 5b).
+    """Panels of the run's rewards and sampled tokens; and to compare it with its controls, of the reward (if there are
+    controls) and of searches (if there are any; MMSearch-R1, arXiv 2506.20670, figure 5b).
 
     Args:
-      rows: all of the run.
-      runs: of the run and its controls, by name.
-      colors: of runs.
+      rows: all rows of the run.
+      runs: rows of the run and its controls, by name.
+      colors: colours of the runs, by name.
     """
     drawn = {
         "Reward of sampled attempts": _terms(rows),
@@ -33,14 +33,14 @@ def training_panels(rows: Steps, runs: Mapping[str, Steps], colors: Mapping[str,
 
 
 def _terms(rows: Steps) -> list[Line]:
-    """The reward and its terms, the total first."""
+    """Lines of the reward and its terms, the total first."""
     keys = dict.fromkeys(key for row in rows for key in row if key.startswith("reward/") and key != "reward/std")
     ordered = sorted(keys, key=lambda key: key != _REWARD)
     return [(rows, key, key.removeprefix("reward/"), color) for key, color in zip(ordered, COLORS)]
 
 
 def _compared(runs: Mapping[str, Steps], key: str, colors: Mapping[str, str]) -> list[Line]:
-    """Of every run the same; nothing where it is nothing throughout."""
+    """Lines of the same metric for every run; [] if it is 0 throughout."""
     if not any(row.get(key) for rows in runs.values() for row in rows):
         return []
     return [(rows, key, title(name), colors.get(name, color_of(i))) for i, (name, rows) in enumerate(runs.items())]

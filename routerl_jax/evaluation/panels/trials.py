@@ -1,4 +1,4 @@
-"""Panels of what a trained policy does under other conditions."""
+"""Panels of a trained policy under other conditions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def top_k(axis: Any, rows: Rows) -> None:
 
 
 def em(axis: Any, rows: Rows, heading: str) -> None:
-    """Bars of EM with its interval, the policy as it is on top."""
+    """Bars of EM with its interval, the unchanged policy on top."""
     names = ["as it was trained" if name == "trained" else title(name) for name in rows]
     colors = [COLORS[0] if name == "trained" else COLORS[5] for name in rows]
-    found = [row["em"] for row in rows.values()]
-    axis.barh(names, found, xerr=errors(list(rows.values())), color=colors, height=0.6, capsize=3)
+    values = [row["em"] for row in rows.values()]
+    axis.barh(names, values, xerr=errors(list(rows.values())), color=colors, height=0.6, capsize=3)
     downwards(axis)
     axis.set(title=heading, xlim=(0, 1.02), xlabel=f"EM (95 %, {_asked(rows)})")
 

@@ -1,4 +1,4 @@
-"""Panels of the start beside the trained policy: under the same workflow, and what a price on searches decides."""
+"""Panels that compare the start with the trained policy: in the same workflow, and for a price on searches."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from routerl_jax.evaluation.panels.drawing import BELOW, WHOLE, Panel, Rows, dow
 from routerl_jax.evaluation.report import title
 
 _MARKERS = "osD^v<>P"
-_LARGEST, _SMALLEST = 200, 80  # square points: points that coincide are all seen
+_LARGEST, _SMALLEST = 200, 80  # square points; different sizes, so that markers that coincide are all visible
 
 
 def workflow_panels(workflows: Mapping[str, Rows], colors: Mapping[str, str]) -> list[Panel]:
     """EM of several policies under each workflow, and by group of questions (MMSearch-R1, arXiv 2506.20670, figure 4a).
 
     Args:
-      workflows: by workflow and policy; those of one policy alone are left out, as there is nothing to compare.
-      colors: of policies.
+      workflows: by workflow and policy. Workflows with a single policy are left out.
+      colors: colours of the policies, by name.
     """
     compared = {name: rows for name, rows in workflows.items() if len(rows) > 1}
     if not compared:
@@ -27,7 +27,7 @@ def workflow_panels(workflows: Mapping[str, Rows], colors: Mapping[str, str]) ->
     for name, rows in compared.items():
         for key, groups in next(iter(rows.values()))["by"].items():
             found = {
-                f"{value} ({row['n']})": {policy: of["by"][key][value] for policy, of in rows.items()}
+                f"{value} ({row['n']})": {policy: row_of["by"][key][value] for policy, row_of in rows.items()}
                 for value, row in groups.items()
             }
             heading = f"EM in {title(name)}, by {key} (questions)"
@@ -36,14 +36,14 @@ def workflow_panels(workflows: Mapping[str, Rows], colors: Mapping[str, str]) ->
 
 
 def _grouped(axis: Any, groups: Mapping[str, Rows], heading: str, colors: Mapping[str, str]) -> None:
-    """For each group a bar of each policy, with its interval."""
+    """For each group, a bar per policy with its interval."""
     policies = list(next(iter(groups.values())))
     height = 0.8 / len(policies)
     for i, policy in enumerate(policies):
         rows = [group[policy] for group in groups.values()]
-        places = [number - 0.4 + (i + 0.5) * height for number in range(len(groups))]
+        positions = [number - 0.4 + (i + 0.5) * height for number in range(len(groups))]
         em = [row["em"] for row in rows]
-        axis.barh(places, em, height, xerr=errors(rows), color=colors[policy], capsize=2, label=title(policy))
+        axis.barh(positions, em, height, xerr=errors(rows), color=colors[policy], capsize=2, label=title(policy))
     axis.set_yticks(range(len(groups)), list(groups))
     downwards(axis, len(groups))
     axis.set(title=heading, xlim=(0, 1.02), xlabel="EM (95 %)")
@@ -51,9 +51,10 @@ def _grouped(axis: Any, groups: Mapping[str, Rows], heading: str, colors: Mappin
 
 
 def calibration(axis: Any, penalty: float, kinds: Rows) -> None:
-    """What the start knows (P_c, closed book) and finds (P_s, open book), and whether training searches for it.
+    """EM of the start without a search (P_c, closed book) and with searches (P_s, open book), and how often the trained policy
+    searches.
 
-    Below the lower line a search pays at its price, above the upper one it never does; in between the price decides.
+    Below the lower line a search pays in spite of its price. Above the upper line it never pays. In between the price decides.
     """
     paid = 1 - penalty
     axis.plot([0, 1], [0, 1], color="#555555", linewidth=1)

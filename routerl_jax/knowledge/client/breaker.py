@@ -1,4 +1,4 @@
-"""A circuit breaker: after many failures in a row a server is left alone for a while, then tried by one request."""
+"""A circuit breaker: after many failures in a row, a server gets no requests for a while, and then a single trial request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ State = Literal["closed", "open", "half_open"]
 
 
 class CircuitBreaker:
-    """Closed: requests pass. Open: none do, for `cool_down` seconds. Half open: one passes, whose outcome decides.
+    """Closed: requests pass. Open: no request passes for `cool_down` seconds. Half open: one request passes as a trial.
 
-    Each failed trial doubles the time until the next, up to `longest`. Not thread-safe: one event loop uses it.
+    Each failed trial doubles the time until the next one, up to `longest`. Not thread-safe: one event loop uses it.
 
     Args:
-      threshold: failures in a row that open it.
-      clock: seconds; for tests.
+      threshold: number of failures in a row that open it.
+      clock: returns seconds; for tests.
     """
 
     def __init__(
@@ -34,37 +34,37 @@ class CircuitBreaker:
         self._threshold, self._cool_down, self._longest, self._clock = threshold, cool_down, longest, clock
         self._failures = 0
         self._pause = cool_down
-        self._until: float | None = None  # open till then; None: closed
+        self._until: float | None = None  # open until this time; None: closed
         self._trial = False
 
     @property
     def state(self) -> State:
-        """Where it stands now."""
+        """The present state."""
         if self._until is None:
             return "closed"
         return "half_open" if self._clock() >= self._until else "open"
 
     @property
     def wait(self) -> float:
-        """Seconds until it lets a request pass; 0 if it does now, as far as time is concerned."""
+        """Seconds until a request may pass; 0 if no waiting time is left."""
         return 0.0 if self._until is None else max(0.0, self._until - self._clock())
 
     @property
     def passes(self) -> bool:
-        """Whether a request may go now; say so with `begin`."""
+        """Whether a request may pass now. Call `begin` when it is sent."""
         return self.state == "closed" or (self.state == "half_open" and not self._trial)
 
     def begin(self) -> None:
-        """A request goes."""
+        """Reports that a request is sent."""
         if self.state == "half_open":
             self._trial = True
 
     def succeeded(self) -> None:
-        """It was answered: closes."""
+        """Reports that the request was answered. Closes the breaker."""
         self._failures, self._pause, self._until, self._trial = 0, self._cool_down, None, False
 
     def failed(self) -> None:
-        """It was not."""
+        """Reports that the request failed."""
         if self._trial:
             self._pause = min(2 * self._pause, self._longest)
         self._failures += 1
@@ -73,5 +73,5 @@ class CircuitBreaker:
         self._trial = False
 
     def dropped(self) -> None:
-        """It was called off before its outcome was known."""
+        """Reports that the request was cancelled before its outcome was known."""
         self._trial = False

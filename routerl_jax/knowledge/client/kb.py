@@ -1,4 +1,4 @@
-"""A knowledge base that `launch.serve_kb` serves elsewhere, searched as if it were here."""
+"""Client of a knowledge base that `launch.serve_kb` serves."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from routerl_jax.remote.limits import RateLimiter
 class HttpKB(KnowledgeBase):
     """A served knowledge base. Safe to use from several threads.
 
-    What a query takes is the server's own measure, kept with a cached answer; where a server says none, a part of the request's
-    time.
+    The time of a query is the server's measurement, which is also cached. If the server gives none, the time of the request is
+    divided by its number of queries.
 
     Args:
-      urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first. A mode may
-        be named as `?mode=graph`.
+      urls: `http://host:port/NAME`, of one server or of several equal ones; without NAME, the server's first knowledge base. A
+        mode may be given as `?mode=graph`.
       token: default: ROUTERL_KB_TOKEN in the environment.
-      timeouts, retries: how patient it is.
-      hedge: ask a second time when an answer takes longer than 95 % of them do.
-      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
-      cache: answers are looked up there first, and kept for `ttl` seconds (None: for good). They are known by the URL, its
-        number of passages, mode, k and query; pictures that were asked for by themselves by the passage's id.
-      limiter: asked for as many permits as queries are sent, under the key `kb:NAME`.
+      timeouts, retries: time limits, and attempts per request.
+      hedge: send a second request when an answer takes longer than 95 % of them do.
+      batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
+      cache: cache of answers, kept for `ttl` seconds (None: forever). The key of an answer has the URL, the number of passages
+        there, mode, k and query; that of a picture has the passage's id.
+      limiter: grants one permit per query, under the key `kb:NAME`.
       breaker: makes the circuit breaker of a server.
 
     Raises:
-      ValueError: not a URL, nothing of that name or mode there, or the wrong token.
+      ValueError: a URL is malformed, the server has nothing of this name or mode, or the token is wrong.
       Unavailable: no server answered.
     """
 
@@ -65,13 +65,13 @@ class HttpKB(KnowledgeBase):
         limiter: RateLimiter | None = None,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
-        places = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not places or batch < 1 or concurrency < 1:
+        addresses = [_parse(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not addresses or batch < 1 or concurrency < 1:
             raise ValueError(f"HttpKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
-        modes = {mode for _, mode in places}
+        modes = {mode for _, mode in addresses}
         if len(modes) > 1:
             raise ValueError(f"the URLs name different modes: {', '.join(map(str, sorted(modes, key=str)))}")
-        self._bases = [base for base, _ in places]
+        self._bases = [base for base, _ in addresses]
         self._mode: str | None = modes.pop()
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
@@ -85,7 +85,7 @@ class HttpKB(KnowledgeBase):
             "connections": max(concurrency * 4, 16),
             "breaker": breaker,
         }
-        self._pictured = True  # are sent along
+        self._pictured = True  # whether searches fetch pictures
         self._connection = Connection(self._bases, settings)
         self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
 
@@ -95,15 +95,15 @@ class HttpKB(KnowledgeBase):
         return self._size
 
     def stage_counts(self) -> Counts:
-        """Of the cache, if there is one, and of the server: queries, each once a call."""
+        """Counts of queries to the cache, if there is one, and to the server; equal queries of a call count once."""
         return self._counts()
 
     def close(self) -> None:
-        """Closes the connections; the next search opens new ones."""
+        """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
     def _describe(self, said: Any) -> None:
-        if isinstance(said, dict) and "kbs" in said:  # the URL named a server: its first one
+        if isinstance(said, dict) and "kbs" in said:  # the URL is that of a server: use its first knowledge base
             said = next(iter(said["kbs"]), None)
         try:
             self.name = str(said["name"])
@@ -113,8 +113,10 @@ class HttpKB(KnowledgeBase):
             about = said["modes"][mode]
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
-            vars(self)["reads"] = frozenset(about["reads"])  # of the class elsewhere; here each has its own
-            self.has_pictures = about.get("pictures") is True  # an older server's searches bring them
+            vars(self)["reads"] = frozenset(
+                about["reads"]
+            )  # a class attribute in other kinds; here it depends on the server
+            self.has_pictures = about.get("pictures") is True  # searches of an older server always return pictures
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
@@ -122,7 +124,7 @@ class HttpKB(KnowledgeBase):
 
     @property
     def listing(self) -> KnowledgeBase:
-        """The same, whose passages come without pictures; itself where the server gives none by themselves."""
+        """The same, but searches return no pictures. `self` if the server can't send pictures separately."""
         if not self.has_pictures or not self._pictured:
             return self
         listing = copy.copy(self)  # connection, cache and counts are shared
@@ -130,13 +132,13 @@ class HttpKB(KnowledgeBase):
         return listing
 
     def pictures(self, ids: Sequence[str]) -> list[str]:
-        """The pictures of passages, as data URIs. Raises ValueError where the server gives none, or has no such passage."""
+        """The pictures of passages, as data URIs. Raises ValueError if the server sends none, or has no such passage."""
         if not self.has_pictures:
             return super().pictures(ids)
         keys = {id: self._digest("picture", id) for id in ids}
         packed = {} if self._cache is None else self._cache.get_many(list(keys.values()))
-        found = {id: packed[key].decode() for id, key in keys.items() if key in packed}
-        if missing := [id for id in keys if id not in found]:
+        images = {id: packed[key].decode() for id, key in keys.items() if key in packed}
+        if missing := [id for id in keys if id not in images]:
             chunks = [missing[start : start + _PICTURES] for start in range(0, len(missing), _PICTURES)]
             beside = {} if self._mode is None else {"mode": self._mode}
             bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
@@ -144,11 +146,11 @@ class HttpKB(KnowledgeBase):
             fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
             if self._cache is not None:
                 self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
-            found |= fresh
-        return [found[id] for id in ids]
+            images |= fresh
+        return [images[id] for id in ids]
 
     def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
-        """The pictures of these passages; a path would be read here."""
+        """Checks the reply to a request for pictures. A path is refused, because it would be read on this machine."""
         images = reply.get("images") if isinstance(reply, dict) else None
         if not isinstance(images, list) or len(images) != len(ids):
             raise Unavailable(
@@ -161,10 +163,10 @@ class HttpKB(KnowledgeBase):
     def _search(self, queries: list[Query], k: int) -> TimedResults:
         keys = [self._key(query, k) for query in queries]
         distinct = dict(zip(keys, queries))
-        found = self._cached(list(distinct))
-        missing = [key for key in distinct if key not in found]
+        results = self._cached(list(distinct))
+        missing = [key for key in distinct if key not in results]
         if self._cache is not None:
-            self._counts.add("cache", asked=len(distinct), hits=len(found))
+            self._counts.add("cache", asked=len(distinct), hits=len(results))
         if missing:
             self._counts.add("server", asked=len(missing))
             try:
@@ -172,11 +174,11 @@ class HttpKB(KnowledgeBase):
             except Exception:
                 self._counts.add("server", failures=len(missing))
                 raise
-            found |= dict(zip(missing, fresh))
+            results |= dict(zip(missing, fresh))
             if self._cache is not None:
-                packed = {key: _pack(*one) for key, one in zip(missing, fresh)}
+                packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        return TimedResults((list(found[key][0]) for key in keys), (found[key][1] for key in keys))
+        return TimedResults((list(results[key][0]) for key in keys), (results[key][1] for key in keys))
 
     def _key(self, query: Query, k: int) -> str:
         return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
@@ -188,14 +190,14 @@ class HttpKB(KnowledgeBase):
     def _cached(self, keys: list[str]) -> dict[str, _Found]:
         if self._cache is None:
             return {}
-        found = {}
+        results = {}
         for key, packed in self._cache.get_many(keys).items():
             try:
-                said = json.loads(packed)
-                found[key] = [passage_of(fields) for fields in said["passages"]], float(said["seconds"])
-            except (ValueError, TypeError, KeyError):  # somebody else's entry; asked for anew
+                entry = json.loads(packed)
+                results[key] = [passage_of(fields) for fields in entry["passages"]], float(entry["seconds"])
+            except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
                 continue
-        return found
+        return results
 
     def _ask(self, queries: list[Query], k: int) -> list[_Found]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
@@ -204,9 +206,9 @@ class HttpKB(KnowledgeBase):
         bodies = [("/v1/search", self._body(chunk, k)) for chunk in chunks]
         replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
         return [
-            found
+            result
             for chunk, (reply, seconds) in zip(chunks, replies)
-            for found in self._results(reply, len(chunk), seconds / len(chunk))
+            for result in self._results(reply, len(chunk), seconds / len(chunk))
         ]
 
     def _permit(self, n: int) -> None:
@@ -223,25 +225,25 @@ class HttpKB(KnowledgeBase):
         return body if self._mode is None else {**body, "mode": self._mode}
 
     async def _send(self, request: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
-        """The reply to a request (path, body), and the seconds that it took."""
+        """The reply to a request (path, body), and its seconds."""
         started = time.perf_counter()
         reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
-        """What each query found and took; `part` of the request's seconds where the server does not say."""
+        """Passages and seconds of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
-            found = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
+            timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error
         if len(results) != count:
             raise Unavailable(f"{self._bases[0]}: {len(results)} results for {count} queries")
-        return list(zip(found, found.seconds))
+        return list(zip(timed, timed.seconds))
 
 
-_PICTURES = 8  # in one request: a page takes up to some megabytes
-_Found = tuple[list[Passage], float]  # of a query, with its seconds
+_PICTURES = 8  # pictures per request; a page may have several megabytes
+_Found = tuple[list[Passage], float]  # passages of a query, and its seconds
 
 
 def _parse(url: str) -> tuple[str, str | None]:

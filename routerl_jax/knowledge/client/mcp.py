@@ -1,4 +1,4 @@
-"""Any MCP server's tool as a search tool of an agent."""
+"""A tool of any MCP server as a search tool of an agent."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from routerl_jax.remote.background import at_once, shared_loop
 
 
 class McpTool:
-    """A tool of an MCP server, as an agent's search tool: `search(queries, k)` calls it once per query.
+    """A tool of an MCP server as an agent's search tool. `search(queries, k)` calls it once per query.
 
-    Its answer becomes passages: structured content in the form of our own servers (`{"passages": [..]}`), or a list of
-    objects with a text (under `text`, `content`, `contents`, `snippet` or `description`); else one passage per block of
-    text, picture or resource. Safe to use from several threads. A server that crashed is started, or connected to, anew
-    at the next call.
+    Its answer becomes passages. Structured content may have the form of our own servers (`{"passages": [..]}`), or be a list of
+    objects with a text (under `text`, `content`, `contents`, `snippet` or `description`). Otherwise each block of text, picture
+    or resource becomes a passage. Safe to use from several threads. After a crash, the next call starts the server or connects
+    to it again.
 
     Args:
-      server: a URL (streamable HTTP), or a command (stdio): a string as a shell would split it, or a list.
-      tool: its name; may be left out where the server has one tool.
-      query_key, k_key, image_key: the tool's arguments for these; None: it has none. `k_key` and `image_key` are only used
-        where the tool's schema has them.
-      arguments: further ones, the same in every call.
-      timeout: seconds for one call at most, the connection included; it never takes longer than its caller waits
-        (core.patience).
+      server: a URL (streamable HTTP), or a command (stdio) as a list, or as a string that is split like in a shell.
+      tool: name of the tool; optional if the server has only one.
+      query_key, k_key, image_key: names of the tool's arguments for these; None: it has none. `k_key` and `image_key` are only
+        used if the tool's schema has them.
+      arguments: further arguments, the same in every call.
+      timeout: most seconds for one call, connection included. A call never takes longer than its caller waits (core.patience).
       token: for HTTP, `Authorization: Bearer`.
-      env: of the command, beside the few variables that MCP hands on.
-      concurrency: calls at a time.
+      env: environment variables of the command, besides the few that MCP passes on.
+      concurrency: number of calls at a time.
 
     Raises:
-      ValueError: no such tool, or several and none named.
+      ValueError: the tool does not exist, or there are several and none is named.
       Unavailable: the server can't be started or reached.
     """
 
@@ -69,25 +68,25 @@ class McpTool:
         self._query_key, self._k_key, self._image_key = query_key, k_key, image_key
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
         self._timeout, self._concurrency = timeout, concurrency
-        self._session: _Session | None = None  # of the shared loop, like all that is done with it
-        listed = {one.name: one for one in shared_loop().run(self._list())}
-        if not tool and len(listed) == 1:
-            tool = next(iter(listed))
-        if tool not in listed:
+        self._session: _Session | None = None  # belongs to the shared event loop, and is only used there
+        tools = {entry.name: entry for entry in shared_loop().run(self._list())}
+        if not tool and len(tools) == 1:
+            tool = next(iter(tools))
+        if tool not in tools:
             wanted = f"no tool {tool!r}" if tool else "several tools"
-            raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(listed)}")
+            raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(tools)}")
         self.name = tool
-        self._takes = set(listed[tool].input_schema.get("properties", {}))
+        self._takes = set(tools[tool].input_schema.get("properties", {}))
         if query_key not in self._takes:
             known = ", ".join(sorted(self._takes))
             raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {known}")
 
     def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
-        """At most k passages per query, `TimedResults` where a server of ours is asked. A blank query finds nothing.
+        """At most k passages per query; `TimedResults` if the server is one of ours. A blank query finds nothing.
 
         Raises:
           Unavailable: the server crashed, hangs or can't be reached.
-          RuntimeError: the tool says that it failed; its message.
+          RuntimeError: the tool reports a failure; has its message.
         """
 
         async def one(query: Query) -> tuple[list[Passage], float | None]:
@@ -97,12 +96,12 @@ class McpTool:
             return _passages(result, self.name)[:k], _seconds(result)
 
         answers = shared_loop().run(at_once(one, queries, self._concurrency))
-        found = [passages for passages, _ in answers]
-        seconds = [taken for _, taken in answers if taken is not None]
-        return TimedResults(found, seconds) if len(seconds) == len(found) else found
+        results = [passages for passages, _ in answers]
+        seconds = [elapsed for _, elapsed in answers if elapsed is not None]
+        return TimedResults(results, seconds) if len(seconds) == len(results) else results
 
     def close(self) -> None:
-        """Ends the connection, and the server if this started it."""
+        """Closes the connection, and stops the server if it was started here."""
         shared_loop().run(self._drop())
 
     @property
@@ -128,8 +127,11 @@ class McpTool:
         return await self._guarded(lambda client: client.call_tool(self.name, arguments))
 
     async def _guarded(self, ask: Any) -> Any:
-        """`ask(client)` within the time limit. Whatever goes wrong with the connection, no later call uses it; others that
-        wait on it go on waiting. A call that came too late says so of itself alone, where the server has answered meanwhile."""
+        """`ask(client)` within the time limit.
+
+        After any error of the connection, no later call uses it; calls that already wait for it continue to wait. If a call
+        times out but the server has answered other calls meanwhile, only this call has failed.
+        """
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
@@ -163,7 +165,7 @@ class McpTool:
         return self._session
 
     def _retire(self, session: _Session) -> None:
-        """The next call connects anew; this connection ends with the last call that waits on it."""
+        """Makes the next call connect again. This connection ends with the last call that waits for it."""
         if session is self._session:
             self._session = None
         session.retire()
@@ -189,19 +191,19 @@ class McpTool:
         return StdioServerParameters(command=words[0], args=words[1:], env=self._env)
 
 
-_GRACE = 10  # seconds that a connection may take to end
+_GRACE = 10  # seconds that a connection may take to close
 
 
 class _Session:
-    """One connection, kept open by a task of its own (MCP's context managers must be left by the task that entered)."""
+    """One connection, kept open by its own task, because MCP's context managers must be left by the task that entered them."""
 
     def __init__(self, transport: Any, where: str) -> None:
         loop = asyncio.get_running_loop()
         self._where = where
         self.client: Any = None
         self.ready: asyncio.Future[None] = loop.create_future()
-        self.answered = 0  # calls
-        self._waiting = 0  # calls
+        self.answered = 0  # number of answered calls
+        self._waiting = 0  # number of waiting calls
         self._retired = False
         self._leave = asyncio.Event()
         self._task = loop.create_task(self._live(transport))
@@ -222,35 +224,35 @@ class _Session:
         error = None if task.cancelled() else task.exception()
         if not self.ready.done():
             self.ready.set_exception(Unavailable(f"the MCP server {self._where} did not start: {_cause(error)}"))
-            self.ready.exception()  # retrieved: nobody may wait any more
+            self.ready.exception()  # marks the exception as retrieved, because nobody may be waiting
 
     async def race(self, ask: Any) -> Any:
-        """The result of `ask(client)` once there is a connection, or an error if that ends first."""
+        """The result of `ask(client)` once there is a connection, or an error if the connection ends first."""
         self._waiting += 1
         try:
             await asyncio.shield(self.ready)
-            asked: asyncio.Future[Any] = asyncio.ensure_future(ask(self.client))
+            request: asyncio.Future[Any] = asyncio.ensure_future(ask(self.client))
             try:
-                await asyncio.wait({asked, self._task}, return_when=asyncio.FIRST_COMPLETED)
-                if not asked.done():
+                await asyncio.wait({request, self._task}, return_when=asyncio.FIRST_COMPLETED)
+                if not request.done():
                     raise Unavailable(f"the MCP server {self._where} went away")
                 self.answered += 1
-                return asked.result()
+                return request.result()
             finally:
-                asked.cancel()
+                request.cancel()
         finally:
             self._waiting -= 1
             self._leave_if_idle()
 
     def retire(self) -> None:
-        """No further call will come."""
+        """Tells the session that no further call will come."""
         self._retired = True
         self._leave_if_idle()
 
     def _leave_if_idle(self) -> None:
         if self._retired and not self._waiting and not self._leave.is_set():
             self._leave.set()
-            # a server that does not go by itself is stopped
+            # a server that does not end by itself is stopped
             asyncio.get_running_loop().call_later(_GRACE, self._task.cancel)
 
     async def close(self) -> None:
@@ -280,33 +282,33 @@ _TEXT_KEYS = ("text", "content", "contents", "snippet", "description")
 
 
 def _passages(result: Any, tool: str) -> list[Passage]:
-    """What a tool's result says, as passages. Raises RuntimeError if it says that it failed."""
+    """A tool's result as passages. Raises RuntimeError if the result is a failure."""
     blocks = list(result.content)
     if result.is_error:
-        said = " ".join(block.text for block in blocks if block.type == "text")
-        raise RuntimeError(f"tool {tool!r}: {said or 'failed without a message'}")
+        message = " ".join(block.text for block in blocks if block.type == "text")
+        raise RuntimeError(f"tool {tool!r}: {message or 'failed without a message'}")
     rows = _rows(result.structured_content)
     if rows is None and len(blocks) == 1 and blocks[0].type == "text":
         with contextlib.suppress(ValueError):
             rows = _rows(json.loads(blocks[0].text))
     if rows is not None:
         return [_row_passage(row, rank) for rank, row in enumerate(rows)]
-    found = [_block_passage(block, rank) for rank, block in enumerate(blocks)]
-    return [passage for passage in found if passage is not None]
+    passages = [_block_passage(block, rank) for rank, block in enumerate(blocks)]
+    return [passage for passage in passages if passage is not None]
 
 
 def _seconds(result: Any) -> float | None:
-    """What a server of ours says that the search took; None if it is another."""
-    said = result.structured_content
-    if not isinstance(said, dict) or "passages" not in said:
+    """The seconds of the search that one of our servers reports; None for other servers."""
+    content = result.structured_content
+    if not isinstance(content, dict) or "passages" not in content:
         return None
-    seconds = said.get("seconds")
+    seconds = content.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < math.inf else None
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """A list of objects with texts, wherever it is: the value itself, or what stands under one of its keys; an empty list
-    only if there is no other."""
+    """The list of objects with texts in a value: the value itself, or the value of one of its keys. A list with objects is
+    preferred to an empty one."""
     candidates = [value, *value.values()] if isinstance(value, dict) else [value]
     lists = [
         rows
@@ -349,4 +351,4 @@ def _block_passage(block: Any, rank: int) -> Passage | None:
             return Passage(
                 **{**fields, "id": str(resource.uri)}, image=f"data:{resource.mime_type};base64,{resource.blob}"
             )
-    return None  # sound, and whatever comes next
+    return None  # sound, or unknown kinds of blocks

@@ -1,4 +1,4 @@
-"""How patient a client is, and what it raises when it gives up."""
+"""Time limits and retries of a client, and its exceptions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from routerl_jax.core.checked import NonNegative, Positive, Size, checked
 
 
 class Unavailable(RuntimeError):
-    """No replica answered: the message says what was tried and what came last."""
+    """No replica answered. The message says what was tried, and has the last error."""
 
 
 class RequestRefused(ValueError):
-    """The server understood the request and does not want it (4xx): trying again would not help."""
+    """The server understood the request and refused it (4xx). Another attempt would not help."""
 
 
 class Failed(Exception):
     """One attempt failed in a way that another may not.
 
     Attributes:
-      retry_after: seconds that the server asked to be left alone, 0 if it did not.
-      overload: the server is well, but has too much to do.
+      retry_after: seconds for which the server asked for no requests; 0 if it did not.
+      overload: the server works, but is overloaded.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0, overload: bool = False) -> None:
@@ -32,8 +32,8 @@ class Failed(Exception):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Timeouts:
-    """Seconds: to connect, between two pieces of a reply, and at most for a whole call with all its attempts, which never takes
-    longer than its caller waits (core.patience)."""
+    """Seconds: to connect, between two pieces of a reply, and for a whole call with all its attempts. A call never takes longer
+    than its caller waits (core.patience)."""
 
     connect: Positive = 5.0
     read: Positive = 30.0
@@ -46,9 +46,9 @@ class Retries:
     """Attempts, and the pauses between them: uniform in [0, min(cap, base 2^n)] ("full jitter", AWS Architecture Blog 2015).
 
     Attributes:
-      attempts: in all, the first included.
+      attempts: number of attempts, the first included.
       base, cap: seconds.
-      seed: of the jitter, for tests.
+      seed: seed of the jitter, for tests.
     """
 
     attempts: Size = 5
@@ -61,5 +61,5 @@ class Retries:
             raise ValueError(f"retries need base <= cap: {self}")
 
     def pause(self, failures: int, rng: random.Random) -> float:
-        """Seconds to wait after so many failures."""
+        """Seconds to wait after this number of failures."""
         return rng.uniform(0, min(self.cap, self.base * 2 ** min(failures, 30)))

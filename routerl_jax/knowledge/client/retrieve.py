@@ -1,7 +1,7 @@
-"""A retrieval server of Search-R1's protocol (`POST /retrieve`), searched as if it were here.
+"""Client of a retrieval server with Search-R1's protocol (`POST /retrieve`).
 
-The protocol: Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a); verl's and SkyRL's search tools speak it too. For a
-server of this project, `knowledge.client.kb.HttpKB` asks `/v1/search`, which also tells sizes and modes.
+The protocol is that of Search-R1's `search_r1/search/retrieval_server.py` (a14dc3a); verl's and SkyRL's search tools use it
+too. For a server of this project, use `knowledge.client.kb.HttpKB`, whose `/v1/search` also has sizes and modes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RetrieveKB(KnowledgeBase):
     Args:
       urls: `http://host:port/retrieve`, of one server or of several equal ones.
       token: default: ROUTERL_KB_TOKEN in the environment.
-      timeouts, retries: how patient it is.
-      batch: queries in one request; longer lists are sent in several, `concurrency` at a time.
+      timeouts, retries: time limits, and attempts per request.
+      batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
       breaker: makes the circuit breaker of a server.
 
     Raises:
-      ValueError: not such a URL.
-      Unavailable: while searching: no server answered, or not in this protocol.
+      ValueError: a URL has another form.
+      Unavailable: while searching: no server answered in this protocol.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class RetrieveKB(KnowledgeBase):
         concurrency: int = 4,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
-        places = [urls] if isinstance(urls, str) else list(urls)
-        for url in places:
+        addresses = [urls] if isinstance(urls, str) else list(urls)
+        for url in addresses:
             if not url.startswith(("http://", "https://")) or not url.rstrip("/").endswith(_PATH):
                 raise ValueError(f"{url!r} is no address of Search-R1's protocol: http://host:port{_PATH}")
-        if not places or batch < 1 or concurrency < 1:
+        if not addresses or batch < 1 or concurrency < 1:
             raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
-        self.name = places[0]
+        self.name = addresses[0]
         self._batch, self._concurrency = batch, concurrency
         settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
@@ -62,7 +62,7 @@ class RetrieveKB(KnowledgeBase):
             "retries": retries or Retries(),
             "breaker": breaker,
         }
-        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in places]
+        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in addresses]
         self._connection = Connection(self._bases, settings)
         self._counts = StageCounts(others=("server",))
 
@@ -70,11 +70,11 @@ class RetrieveKB(KnowledgeBase):
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
 
     def stage_counts(self) -> Counts:
-        """Of the server: queries."""
+        """Counts of queries to the server."""
         return self._counts()
 
     def close(self) -> None:
-        """Closes the connections; the next search opens new ones."""
+        """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
@@ -90,11 +90,11 @@ class RetrieveKB(KnowledgeBase):
         except Exception:
             self._counts.add("server", failures=len(queries))
             raise
-        return [found for reply in replies for found in reply]
+        return [passages for reply in replies for passages in reply]
 
     def _read(self, reply: Any, count: int) -> list[list[Passage]]:
         try:
-            results = [[_passage(item) for item in found] for found in reply["result"]]
+            results = [[_passage(item) for item in items] for items in reply["result"]]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Unavailable(f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})") from error
         if len(results) != count:

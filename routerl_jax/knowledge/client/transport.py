@@ -21,12 +21,12 @@ from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries,
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.retries import RETRIED, retry_after
 
-_SAMPLES = 20  # latencies that a percentile needs
+_SAMPLES = 20  # smallest number of latencies for a percentile
 
 
 @dataclasses.dataclass(eq=False)
 class Replica:
-    """One of the servers. `rest_until`: it asked to be left alone till then (monotonic seconds)."""
+    """One of the servers. `rest_until`: until then it wants no requests (monotonic seconds)."""
 
     url: str
     breaker: CircuitBreaker
@@ -34,13 +34,13 @@ class Replica:
 
 
 class Transport:
-    """Sends requests that may be repeated without harm. All methods run on one event loop.
+    """Sends requests that can safely be repeated. All methods run on one event loop.
 
     Args:
-      urls: of the replicas; requests go to them in turn.
-      token: for `Authorization: Bearer`, "" for none.
-      hedge: when a reply takes longer than 95 % of the recent ones, ask a second time and take what comes first.
-      connections: kept open at most.
+      urls: URLs of the replicas, which get the requests in turn.
+      token: for `Authorization: Bearer`; "" for none.
+      hedge: if a reply takes longer than 95 % of the recent ones, send a second request and use the first reply.
+      connections: most connections that are kept open.
       breaker: makes the circuit breaker of a replica.
     """
 
@@ -73,7 +73,7 @@ class Transport:
         """The JSON of the reply.
 
         Raises:
-          RequestRefused: 4xx; the server's own message.
+          RequestRefused: status 4xx; has the server's message.
           Unavailable: all attempts failed, the time is up, or no server takes requests now.
         """
         started = time.monotonic()
@@ -83,7 +83,7 @@ class Transport:
         for attempt in range(self._retries.attempts):
             replica = self._pick()
             if replica is None:
-                wait = min(one.breaker.wait for one in self.replicas)
+                wait = min(candidate.breaker.wait for candidate in self.replicas)
                 if attempt == 0 or time.monotonic() + wait >= deadline:
                     raise Unavailable(self._closed(wait, last))
                 await asyncio.sleep(max(wait, 0.05))
@@ -108,17 +108,19 @@ class Transport:
         await self._client.aclose()
 
     def _pick(self, but: Replica | None = None) -> Replica | None:
-        """The next replica in turn among those that take requests; those that asked for rest only if all did."""
-        ready = [one for one in self.replicas if one.breaker.passes and one is not but]
+        """The next replica in turn among those that take requests. Those that asked for a rest are used only if all did."""
+        ready = [replica for replica in self.replicas if replica.breaker.passes and replica is not but]
         now = time.monotonic()
-        rested = [one for one in ready if one.rest_until <= now]
+        rested = [replica for replica in ready if replica.rest_until <= now]
         choice = rested or ready
         return choice[next(self._turn) % len(choice)] if choice else None
 
     def _pause(self, failures: int) -> float:
-        """Jittered, and as long as every replica wants to rest."""
+        """Seconds to pause: jittered, and at least until one replica's rest is over."""
         now = time.monotonic()
-        rest = min((max(0.0, one.rest_until - now) for one in self.replicas if one.breaker.passes), default=0.0)
+        rest = min(
+            (max(0.0, replica.rest_until - now) for replica in self.replicas if replica.breaker.passes), default=0.0
+        )
         return rest + self._retries.pause(failures, self._rng)
 
     async def _attempt(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
@@ -138,14 +140,14 @@ class Transport:
             first.cancel()
 
     def _patience(self) -> float | None:
-        """The 95th percentile of recent latencies, None where nothing is to be hedged."""
+        """Seconds before a request is hedged: the 95th percentile of recent latencies; None without hedging."""
         if not self._hedge or len(self._latencies) < _SAMPLES:
             return None
         ordered = sorted(self._latencies)
         return ordered[int(0.95 * (len(ordered) - 1))]
 
     async def _send(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
-        """One request to one replica, whose circuit breaker learns the outcome."""
+        """Sends one request to one replica, and reports the outcome to its circuit breaker."""
         started = time.monotonic()
         left = deadline - started
         if left <= 0:
@@ -196,20 +198,20 @@ class Transport:
 
 
 class Connection:
-    """A transport that is opened at the first request, and again in a forked process, which needs sockets of its own.
+    """A transport that is opened at the first request, and again after a process fork, because that needs its own sockets.
 
     Args:
-      urls, settings: as of `Transport`.
+      urls, settings: see `Transport`.
     """
 
     def __init__(self, urls: Sequence[str], settings: Mapping[str, Any]) -> None:
         self._urls, self._settings = urls, settings
         self._transport: Transport | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the transport
+        self._loop: asyncio.AbstractEventLoop | None = None  # event loop of the transport
         self._lock = threading.Lock()
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
-        """As `Transport.request`, on the running loop."""
+        """`Transport.request` on the running event loop."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if self._transport is None or self._loop is not loop:
@@ -218,7 +220,7 @@ class Connection:
         return await transport.request(method, path, body)
 
     def close(self) -> None:
-        """Closes the sockets; the next request opens new ones."""
+        """Closes the sockets. The next request opens new ones."""
         with self._lock:
             transport, self._transport = self._transport, None
         if transport is not None:
@@ -226,7 +228,7 @@ class Connection:
 
 
 def _read(reply: httpx2.Response) -> Any:
-    """A reply's JSON. Raises Failed where another attempt may help, RequestRefused where not."""
+    """A reply's JSON. Raises Failed if another attempt may help, RequestRefused if not."""
     url = str(reply.request.url)
     if reply.is_success:
         try:
@@ -258,7 +260,7 @@ async def _or_cancel(task: asyncio.Task[Any]) -> Any:
 
 
 async def _first_success(*tasks: asyncio.Task[Any]) -> Any:
-    """The result of the first task that has one; the others are cancelled. Where all fail, the first failure is raised."""
+    """The result of the first task that succeeds; the others are cancelled. If all fail, the first failure is raised."""
     waiting, failure = set(tasks), None
     try:
         while waiting:

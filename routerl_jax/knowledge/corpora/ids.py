@@ -1,4 +1,4 @@
-"""Ids that must be distinct, among tens of millions, in 12 bytes each."""
+"""Checks that tens of millions of ids are distinct, with 12 bytes of memory per id."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from routerl_jax.core.rows import Place
 
-_RECENT = 2**20  # ids that are held as they are; older ones become 64-bit hashes
+_RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
 
 
 class DistinctIds:
     """Refuses an id that was used before.
 
-    The latest million ids are looked up at once. Older ones are 64-bit hashes, against which each further million is
-    compared when it is full, and `finish` the last: an error may come that much later than its row, but names it. Two
+    An id is compared with the latest million ids at once. Older ids are kept as 64-bit hashes; each further million is compared
+    with them when it is full, and the last ids in `finish`. So an error may come later than its row, but names the row. Two
     different ids collide in one of 13,000 corpora of 52 million passages.
     """
 
@@ -29,7 +29,7 @@ class DistinctIds:
         return self._count
 
     def add(self, row_id: str, place: Place) -> str:
-        """The id itself; ValueError if it is empty or was there before."""
+        """Returns the id. Raises ValueError if it is empty or was used before."""
         if not row_id.strip():
             raise place.error("key 'id' is empty. Give every row an id of its own")
         if row_id in self._recent:
@@ -41,7 +41,7 @@ class DistinctIds:
         return row_id
 
     def finish(self) -> None:
-        """Compares what is left with all that went before."""
+        """Compares the last ids with all before them."""
         if not self._recent:
             return
         ids = list(self._recent)
@@ -50,8 +50,8 @@ class DistinctIds:
             at = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
             hits = np.flatnonzero(before[at] == hashes)
             if len(hits):
-                place = self._recent[ids[hits[0]]]
-                raise self._repeated(ids[hits[0]], place, place._replace(number=int(numbers[at[hits[0]]])))
+                second = self._recent[ids[hits[0]]]
+                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[at[hits[0]]])))
         order = np.argsort(hashes)
         rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
         self._runs.append((hashes[order], rows))
@@ -60,7 +60,7 @@ class DistinctIds:
         self._recent = {}
 
     def _merge(self) -> None:
-        """Joins the last runs while they are of a size, so that there are few."""
+        """Merges the last runs while they have about the same size, so that there are few."""
         while len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
             (hashes, rows), (more, further) = self._runs.pop(), self._runs.pop()
             joined = np.concatenate([hashes, more])

@@ -22,15 +22,15 @@ from routerl_jax.core.rows import Place
 from routerl_jax.core.types import Passage
 
 _WIKI = "/wiki/"
-_KEYS = ("header", "data")  # of a table
-_LINKS = 2  # a cell is its text and what it links to
+_KEYS = ("header", "data")  # keys of a table
+_LINKS = 2  # length of a cell: its text and its links
 
 
 def table_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]] | None:
     """Tables as rows `{id, title, section_title, header, rows}`; None for a file of another kind.
 
     Raises:
-      ValueError: while reading, a cell that is neither a text nor a text with links; names file, table and row.
+      ValueError: while reading: a cell is neither a text nor a text with links; names file, table and row.
     """
     content = _object(path)
     if content is None:
@@ -43,7 +43,7 @@ def table_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]] | N
 
 
 def linked_passages(path: pathlib.Path) -> Iterator[tuple[Place, Passage]] | None:
-    """Passages, whose ids are their links and titles the links' names; None for a file of another kind."""
+    """Passages. Their ids are their links, and their titles are the names in the links. None for a file of another kind."""
     content = _object(path)
     if not content or not all(key.startswith(_WIKI) and isinstance(text, str) for key, text in content.items()):
         return None
@@ -54,7 +54,7 @@ def linked_passages(path: pathlib.Path) -> Iterator[tuple[Place, Passage]] | Non
 
 
 def _object(path: pathlib.Path) -> dict[str, Any] | None:
-    """The JSON object that a .json file is; None where it is something else, which others complain about."""
+    """The JSON object in a .json file; None if the file is something else, which other readers handle."""
     if pathlib.Path(plain_name(path)).suffix != ".json":
         return None
     with open_bytes(path) as file:

@@ -12,7 +12,7 @@ from routerl_jax.data.hub import on_this_machine
 
 @dataclasses.dataclass
 class PoolCounts:
-    """What a pool was made of: rows read, passages that came with them, and distinct ones among these."""
+    """Counts of a pool: rows read, passages that came with them, and distinct ones among these."""
 
     rows: int = 0
     given: int = 0
@@ -22,15 +22,15 @@ class PoolCounts:
 def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Iterator[Passage]:
     """The distinct passages of question files, gold ones and distractors, in the order in which they first occur.
 
-    Title and text decide: equal passages of several questions are one, with the id that the questions' `supporting` names
-    (`data.formats.format.passage_id`). Questions that are left out in training, as they have no answer, give theirs too.
+    Passages with equal title and text are the same. The id of a passage is the one that the questions' `supporting` names
+    (`data.formats.format.passage_id`). Questions without an answer, which training leaves out, contribute passages too.
 
     Args:
       names: `FILE` or `FORMAT:FILE`, as in `data.readers.open_dataset`.
       counts: filled in while reading, if given.
 
     Raises:
-      ValueError: while reading: a row that can't be used; a file whose rows bring no passages.
+      ValueError: while reading: a row can't be used, or the rows of a file have no passages.
     """
     counts = counts or PoolCounts()
     seen: set[str] = set()

@@ -1,18 +1,18 @@
-"""Long pages as passages of so many words that do not overlap, as DPR, KILT and R1-Router's paper have them."""
+"""Splits long pages into passages of a fixed number of words without overlap, as in DPR, KILT and R1-Router's paper."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
 
-WORDS = 100  # of a passage: DPR (Karpukhin et al. 2020, section 4.1)
+WORDS = 100  # words of a passage: DPR (Karpukhin et al. 2020, section 4.1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """How pages become passages: `words` words each, without overlap; a last piece of fewer than `least` is dropped.
+    """How pages become passages: `words` words each, without overlap. A last piece of fewer than `least` words is dropped.
 
-    A page's only piece is kept however short it is.
+    A page's only piece is always kept.
     """
 
     words: int = WORDS
@@ -23,7 +23,7 @@ class Split:
             raise ValueError(f"a passage of {self.words} words with at least {self.least}: give 1 <= least <= words")
 
     def pieces(self, text: str) -> Iterator[str]:
-        """The passages of a text; words are what white space separates, and are joined by one blank."""
+        """The passages of a text. Words are separated by white space, and are joined with single spaces."""
         words = text.split()
         for start in range(0, len(words), self.words):
             piece = words[start : start + self.words]
@@ -32,5 +32,5 @@ class Split:
 
 
 def split_of(words: int, least: int) -> Split | None:
-    """What a configuration says: None (words=0) leaves it to the format."""
+    """The split of a configuration; None (words=0) means the format's default."""
     return Split(words=words, least=least) if words else None

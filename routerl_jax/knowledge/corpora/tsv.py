@@ -19,14 +19,14 @@ _HOTPOT = re.compile(r"\s*Title:\s*(?P<title>.*?)\s*Text:\s*(?P<text>.*)", re.DO
 
 
 def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
-    """Passages of a .tsv file with their places.
+    """Passages of a .tsv file with their positions.
 
-    With a first line that names the columns id, text and title, in any order (psgs_w100.tsv): fields may be quoted as
-    in CSV. Without one, a line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three blanks) or
-    `id<TAB>Title: .. Text: ..`, and quotes are letters.
+    The first line may name the columns id, text and title, in any order (psgs_w100.tsv); fields may then be quoted as in CSV.
+    Without such a line, each line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three spaces) or
+    `id<TAB>Title: .. Text: ..`, and quotes are ordinary characters.
 
     Raises:
-      ValueError: while reading: another number of columns, or a line that is not UTF-8.
+      ValueError: while reading: a line has another number of columns or is not UTF-8.
     """
     place = Place(path, "line", 0)
     with open_bytes(path, lambda: f" after line {place.number}") as file:
@@ -42,7 +42,7 @@ def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
 
 
 def _header(file: BinaryIO, path: pathlib.Path) -> tuple[bytes, list[str]]:
-    """The first line, and the names of the columns if that is what it holds."""
+    """The first line, and the names of the columns if it has these."""
     head = file.readline()
     names = _decoded(head, Place(path, "line", 1)).removeprefix("\ufeff").strip().split("\t")
     known = sorted(names) == sorted(_COLUMNS) or sorted(names) == ["id", "text"]

@@ -15,8 +15,8 @@ from routerl_jax.core.compressed import open_bytes
 from routerl_jax.core.extras import needs
 from routerl_jax.core.rows import Place
 
-_ALONE_BELOW = 2**26  # bytes of a dump that one process cleans; larger ones are shared out
-_CHUNK = 64  # pages that are handed to a worker at a time
+_ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several
+_CHUNK = 64  # pages that a worker gets at a time
 _LISTS = ("List of ", "Lists of ", "Index of ", "Outline of ")
 _NO_TEXT = ("ref", "table", "gallery", "math", "chem", "score", "timeline", "syntaxhighlight", "imagemap", "references")
 _NO_LINK = re.compile(r"\s*(file|image|category|datei|media)\s*:", re.IGNORECASE)
@@ -33,17 +33,17 @@ class Page(NamedTuple):
 
 
 def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, Page]]:
-    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their places (page numbers of the file, from 1).
+    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their positions (page numbers in the file, from 1).
 
-    Left out: redirects, pages outside the main namespace, disambiguation pages, lists, indexes and outlines (as R1-Router
-    does), pages without text; of an article, its tables, templates, references, pictures, categories, and the sections
-    from "See also" or "References" on.
+    Left out are redirects, pages outside the main namespace, disambiguation pages, lists, indexes and outlines (as in
+    R1-Router), and pages without text. Within an article, tables, templates, references, pictures, categories, and all sections
+    from "See also" or "References" on are left out.
 
     Args:
-      workers: processes that take the markup apart; 0: one per core for files of 64 MB and more, else none.
+      workers: processes that remove the markup; 0: one per core for files of 64 MB and more, else none.
 
     Raises:
-      ValueError: while reading: not a MediaWiki dump, or a damaged one; the packages are missing.
+      ValueError: while reading: the file is no MediaWiki dump or is damaged, or packages are missing.
     """
     _libraries()
     workers = workers or (os.cpu_count() or 1 if path.stat().st_size >= _ALONE_BELOW else 1)
@@ -62,9 +62,9 @@ def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, 
 
 
 class _Ahead:
-    """The pages for a pool, which would otherwise read and keep the whole dump where its consumer is slower than it is.
+    """Feeds pages to a pool of processes, with a limit. Without it, a pool with a slow consumer would read the whole dump.
 
-    At most `most` are read that are not yet `consumed`; once closed, it ends, so that the pool can.
+    At most `most` pages are read that are not yet `consumed`. Once closed, it ends, so that the pool can end.
     """
 
     def __init__(self, pages: Iterator[tuple[Place, Page]], most: int) -> None:
@@ -79,17 +79,17 @@ class _Ahead:
                 return
 
     def consumed(self) -> None:
-        """One has come out at the other end."""
+        """Reports that the consumer has taken a page."""
         self._room.release()
 
     def close(self) -> None:
-        """No more are wanted."""
+        """Reports that no more pages are needed."""
         self._closed = True
         self._room.release()
 
 
 def plain_text(markup: str) -> str:
-    """The text of wiki markup: headings stay, templates, tables, notes, pictures and categories go."""
+    """The text of wiki markup. Headings stay; templates, tables, notes, pictures and categories are removed."""
     code = _libraries()[1].parse(_END.split(markup, maxsplit=1)[0])
     for node in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _NO_TEXT):
         _remove(code, node)
@@ -101,14 +101,14 @@ def plain_text(markup: str) -> str:
 
 
 def _remove(code: Any, node: Any) -> None:
-    with contextlib.suppress(ValueError):  # it stood in one that is gone already
+    with contextlib.suppress(ValueError):  # it was inside a node that is already removed
         code.remove(node)
 
 
 def _clean(source: Page) -> Page:
     try:
         return source._replace(text=plain_text(source.text))
-    except RecursionError:  # thousands of nested braces: vandalism
+    except RecursionError:  # thousands of nested braces, from vandalism
         return source._replace(text="")
 
 

@@ -1,1 +1,1 @@
-"""The graph knowledge base of HippoRAG 2 (arXiv 2502.14802): triples, their graph, personalised PageRank over it."""
+"""The graph knowledge base of HippoRAG 2 (arXiv 2502.14802): triples, their graph, and personalised PageRank over it."""

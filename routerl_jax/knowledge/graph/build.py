@@ -4,8 +4,8 @@ DIR/passages, DIR/embeddings    as in dense knowledge bases
 DIR/entities/, DIR/facts/       phrases and facts with their embeddings, stored in the same way (a fact's three parts are
                                 separated by tabs)
 DIR/index/graph.npz             adjacency in compressed rows, ends of facts, passages per entity
-DIR/triples.jsonl.gz            what was extracted, as `triples` of another build reads it
-DIR.extractions.sqlite          answers of the language model, beside DIR: they outlive rebuilds
+DIR/triples.jsonl.gz            the extracted triples, in the form that `triples` of another build reads
+DIR.extractions.sqlite          answers of the language model, beside DIR, so that they survive rebuilds
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ from routerl_jax.remote.cache import SqliteCache
 TRIPLES = "triples.jsonl.gz"
 Extract = Callable[[Sequence[Passage]], list[Extraction]]
 
-_SLICE = 2048  # passages whose triples are extracted, and texts that are embedded, between two looks at the progress
+_SLICE = 2048  # passages to extract from, and texts to embed, between two updates of the progress bar
 _LISTED = 20  # failures that a report names
-_STATS = "graph.json"  # in the directory: what the extraction and the graph came to
+_STATS = "graph.json"  # in the directory: counts of the extraction and the graph
 
 
 def build_graph(
@@ -84,15 +84,15 @@ def build_graph(
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
 ) -> BuildReport:
-    """Builds a graph knowledge base from `config.corpus`. Run again after a kill, it continues where it was.
+    """Builds a graph knowledge base from `config.corpus`. After a kill, another call continues where it was.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
-      encoder: embed with this object, which `config.encoder` then merely names.
-      llm: extracts triples, for extractor="llm", in place of `config.llm`.
+      directory: directory of the knowledge base; it appears only when it is complete.
+      encoder: embed with this object; `config.encoder` is only its name then.
+      llm: extracts triples instead of `config.llm`, for extractor="llm".
 
     Raises:
-      ValueError: names the file, row or config key that is at fault; or more extractions failed than `max_failures` allows.
+      ValueError: a file, a row or a setting is wrong (names it), or more extractions failed than `max_failures` allows.
     """
     source = corpus_source(config.corpus, "the file of passages", read_corpus, check=corpus_files)
     return _build(config, directory, source, progress, encoder, llm)
@@ -107,7 +107,7 @@ def build_graph_from_passages(
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
 ) -> BuildReport:
-    """As `build_graph`, from passages in memory (`config.corpus` stays empty), whose ids must be distinct."""
+    """Like `build_graph`, for passages in memory with distinct ids (`config.corpus` must be empty)."""
     return _build(config, directory, passages_source(passages, config.corpus), progress, encoder, llm)
 
 
@@ -126,23 +126,23 @@ def _build(
         llm = chat_model(config.llm)
     clock, model = Clock(), encoder or shared_encoder(config.encoder)
     embedding = _embedding(config, model)
-    given = file_sha256(checked_path(config.triples)) if config.triples else ""
+    triples_digest = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
         extractor += [llm.name, config.entities_first, dict(llm.settings)]
-    parts = [FORMAT, "graph", source.digest, extractor, given, embedding.digest, embedding.encoder]
+    parts = [FORMAT, "graph", source.digest, extractor, triples_digest, embedding.digest, embedding.encoder]
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest, embedding):
             writer.commit(write_graph(config, writer, source, model, clock, llm=llm, progress=progress))
     store = Store(writer.directory)
     graph, stats = Graph.load(store.index_directory), json.loads((store.directory / _STATS).read_text())
-    made = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
+    sizes = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
     return report(
         store,
         clock,
         ("passages", EMBEDDINGS, ENTITIES, FACTS, INDEX),
-        numbers=made | {key: value for key, value in stats.items() if key != "failed"},
+        numbers=sizes | {key: value for key, value in stats.items() if key != "failed"},
         failed=stats["failed"],
         encoder=config.encoder,
         dim=store.embeddings.shape[1],
@@ -155,18 +155,18 @@ class VectorsByText(Protocol):
     def of(
         self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text; `embed` gives those of the texts that are not known."""
+        """One vector per text. `embed` computes those of unknown texts."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-    """What an earlier build has left.
+    """Results of an earlier build.
 
     Attributes:
-      triples: of its passages.
-      changed: ids of passages to which they do not belong.
-      vectors: of its texts.
+      triples: the triples of its passages.
+      changed: ids of passages that have changed since, so that their triples are invalid.
+      vectors: the vectors of its texts.
     """
 
     triples: GivenTriples
@@ -174,7 +174,7 @@ class Known:
     vectors: VectorsByText
 
     def extraction(self, passage: Passage) -> Extraction | None:
-        """Of a passage that was there."""
+        """The known extraction of a passage; None if there is none."""
         return None if passage.id in self.changed else self.triples.of(passage)
 
 
@@ -189,10 +189,10 @@ def write_graph(
     known: Known | None = None,
     progress: bool = False,
 ) -> Manifest:
-    """All stages of a build, each skipped as far as an earlier run has finished it; what is left is to commit the manifest.
+    """Runs all stages of a build except the commit of the manifest. The parts that an earlier run has finished are skipped.
 
     Args:
-      known: what need not be extracted and embedded again.
+      known: earlier results that need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, known.vectors if known else None, progress)
     count = writer.passages(tqdm(source.read(), desc="reading", unit="passage", disable=not texts.progress))
@@ -233,29 +233,29 @@ def _extract(
     known: Known | None,
     progress: bool,
 ) -> dict[str, Any]:
-    """Writes the triples of all passages; returns counts, and the first failures."""
+    """Writes the triples of all passages. Returns counts and the first failures."""
     isolated = dropped = used = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as whole:
+    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as output:
         if known is not None:
             extract = _remembering(extract, known)
         with (
-            gzip.GzipFile("", "wb", compresslevel=3, fileobj=whole, mtime=0) as file,  # equal builds make equal files
+            gzip.GzipFile("", "wb", compresslevel=3, fileobj=output, mtime=0) as file,  # equal builds make equal files
             tqdm(total=count, desc="triples", unit="passage", disable=not progress) as bar,
         ):
             for start in range(0, count, _SLICE):
                 passages = stored.read(start, min(start + _SLICE, count))
-                for passage, found in zip(passages, extract(passages)):
-                    file.write(json.dumps(to_row(passage.id, found)).encode() + b"\n")
-                    isolated += not found.triples
-                    used += found is not _NOTHING
-                    dropped += found.dropped
-                    if found.error:
+                for passage, extraction in zip(passages, extract(passages)):
+                    file.write(json.dumps(to_row(passage.id, extraction)).encode() + b"\n")
+                    isolated += not extraction.triples
+                    used += extraction is not _NOTHING
+                    dropped += extraction.dropped
+                    if extraction.error:
                         failures += 1
                         if len(failed) < _LISTED:
-                            failed[passage.id] = found.error
+                            failed[passage.id] = extraction.error
                 bar.update(len(passages))
         if failures > config.max_failures * count:
             first = "; ".join(f"{key!r}: {why}" for key, why in list(failed.items())[:3])
@@ -276,26 +276,26 @@ _NOTHING = Extraction()
 
 
 def _remembering(extract: Extract, known: Known) -> Extract:
-    """Extracts only from the passages of which nothing is known."""
+    """An extractor that uses known extractions, and extracts only from the other passages."""
 
     def extract_new(passages: Sequence[Passage]) -> list[Extraction]:
-        found = [known.extraction(passage) for passage in passages]
-        fresh = iter(extract([passage for passage, there in zip(passages, found) if there is None]))
-        return [next(fresh) if there is None else there for there in found]
+        extractions = [known.extraction(passage) for passage in passages]
+        fresh = iter(extract([passage for passage, extraction in zip(passages, extractions) if extraction is None]))
+        return [next(fresh) if extraction is None else extraction for extraction in extractions]
 
     return extract_new
 
 
 @contextlib.contextmanager
 def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None) -> Iterator[Extract]:
-    """What turns passages into extractions."""
+    """The configured extractor of triples."""
     if config.extractor == "given":
         given = GivenTriples(config.triples)
         yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
     elif config.extractor == "rules":
         yield RuleExtractor().extract
     else:
-        assert llm is not None  # `_build` saw to it
+        assert llm is not None  # `_build` makes sure of it
         path = directory.with_name(f"{directory.name}.extractions.sqlite")
         with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
             yield ModelExtractor(llm, cache, entities_first=config.entities_first).extract
@@ -339,7 +339,7 @@ class _Vectors:
         return self._encoder.embed(["width"]).shape[1]
 
     def fill(self, target: StoreWriter | Part, dim: int, what: str, text: Callable[[Passage], str]) -> None:
-        """Embeds what is still missing in a part that is being written."""
+        """Embeds the missing vectors of a part that is being written."""
         shards = target.embeddings(dim, self._shard)
         count = len(shards.passages)
         with tqdm(
@@ -361,7 +361,7 @@ class _Vectors:
 
 
 def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
-    """How texts become vectors; their width is not known yet."""
+    """How texts become vectors. Their width is not known yet."""
     return Embedding(
         encoder=config.encoder,
         digest=encoder_digest(encoder),

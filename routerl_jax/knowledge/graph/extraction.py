@@ -1,7 +1,7 @@
 """Open information extraction by a language model: first a passage's named entities, then triples between them.
 
-Every passage that succeeds is kept in a cache at once, so that a killed run asks again only for the rest. A passage whose
-answer can't be used is asked once more; then it is a failure with a reason, and the next run asks for it again.
+Each successful extraction is cached at once, so that a run after a kill only asks for the rest. If an answer can't be used, the
+model is asked once more. Then the passage counts as a failure with a reason, and the next run asks for it again.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from routerl_jax.knowledge.graph.triples import (
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.remote.cache import Cache, cache_key
 
-PROMPTS = 1  # version of the prompts below; another one makes other answers
+PROMPTS = 1  # version of the prompts below; part of the cache's key
 
 _ENTITY_KEYS = ("entities", "named_entities")
 _BATCH = 64  # passages between two writes to the cache
-_SECOND_TEMPERATURE = 0.5  # of the second attempt: the first answer would only come again
+_SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer
 
 
 class ModelExtractor:
-    """Asks a chat model, and keeps what it says.
+    """Extracts triples with a chat model, and caches its answers.
 
     Args:
-      cache: where, under a digest of all that an extraction depends on; None keeps nothing.
-      entities_first: two calls a passage, as HippoRAG (entities, then triples between them); False: triples at once.
-      max_tokens: of an answer. One that is cut off there is used as far as it is whole.
-      max_characters: of a passage; what is beyond is not read.
+      cache: cache of extractions; the key is a digest of all that an extraction depends on. None: no cache.
+      entities_first: two calls per passage as in HippoRAG (entities, then triples between them); False: triples at once.
+      max_tokens: most tokens of an answer. The complete part of a cut answer is used.
+      max_characters: most characters of a passage; the rest is not read.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class ModelExtractor:
         self.max_tokens, self.max_characters = max_tokens, max_characters
 
     def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
-        """One extraction per passage, in order; failures have `error` set and are not kept."""
+        """One extraction per passage, in order. Failures have `error` set and are not cached."""
         texts = [passage_text(passage)[: self.max_characters] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
-        kept = self.cache.get_many(list(distinct)) if self.cache is not None else {}
-        known = {key: _read(value) for key, value in kept.items()}
+        cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}
+        known = {key: _read(value) for key, value in cached.items()}
         missing = [key for key in distinct if key not in known]
         with tqdm(
             total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
@@ -78,28 +78,28 @@ class ModelExtractor:
         return cache_key("triples", PROMPTS, self.model.name, settings, self.entities_first, self.max_tokens, text)
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
-        found = self._attempt(texts, 0.0)
-        again = [i for i, extraction in enumerate(found) if extraction.error]
+        extractions = self._attempt(texts, 0.0)
+        again = [i for i, extraction in enumerate(extractions) if extraction.error]
         if again:
             for i, extraction in zip(again, self._attempt([texts[i] for i in again], _SECOND_TEMPERATURE)):
-                found[i] = extraction
-        return found
+                extractions[i] = extraction
+        return extractions
 
     def _attempt(self, texts: Sequence[str], temperature: float) -> list[Extraction]:
         results: list[Extraction] = [Extraction() for _ in texts]
         entities: list[tuple[str, ...] | None] = [None for _ in texts]
-        asked = list(range(len(texts)))
+        texts_left = list(range(len(texts)))
         if self.entities_first:
             for i, answer in enumerate(
                 self._complete([_entity_prompt(text) for text in texts], temperature, _ENTITIES)
             ):
-                found = None if answer.error else parse_entities(answer.text)
-                if found is None:
+                names = None if answer.error else parse_entities(answer.text)
+                if names is None:
                     results[i] = Extraction(error=answer.error or f"no list of entities in {_start(answer.text)}")
-                entities[i] = found
-            asked = [i for i in asked if entities[i] is not None]
-        prompts = [_triple_prompt(texts[i], entities[i]) for i in asked]
-        for i, answer in zip(asked, self._complete(prompts, temperature, _TRIPLES)):
+                entities[i] = names
+            texts_left = [i for i in texts_left if entities[i] is not None]
+        prompts = [_triple_prompt(texts[i], entities[i]) for i in texts_left]
+        for i, answer in zip(texts_left, self._complete(prompts, temperature, _TRIPLES)):
             results[i] = _extraction(answer, entities[i])
         return results
 
@@ -122,17 +122,17 @@ def parse_entities(text: str) -> tuple[str, ...] | None:
 
 
 def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | None:
-    """The triples in a model's answer, `{"triples": [..]}` or a list, and how many items were none; None if it has no list.
+    """The triples in a model's answer, `{"triples": [..]}` or a list, and the number of invalid items; None without a list.
 
-    Of an answer that is not whole JSON, or has its triples one after the other, the triples that are whole count.
+    If the answer is no complete JSON, or has its triples one after the other, all complete triples are used.
     """
     value = json_value(text, "triples")
     if isinstance(value, dict) and "triples" in value:
         value = value["triples"]
     if isinstance(value, list) and not (value and all(isinstance(part, str) for part in value)):
         return checked_triples(value)
-    found, _ = checked_triples(whole_items(text))
-    return (found, 0) if found else None
+    triples, _ = checked_triples(whole_items(text))
+    return (triples, 0) if triples else None
 
 
 def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extraction:

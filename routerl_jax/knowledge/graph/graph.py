@@ -1,8 +1,8 @@
 """The graph of HippoRAG 2: a node for each phrase and each passage; edges from facts, from mentions and from synonymy.
 
-    phrase - phrase     twice the number of triples that join them: the original has an edge in each direction
-    passage - phrase    1 where a triple of the passage has the phrase as subject or object
-    synonyms            their cosine, in place of the count, for each end that has the other among its neighbours
+    phrase - phrase     twice the number of triples that join them, because the original has an edge in each direction
+    passage - phrase    1 if a triple of the passage has the phrase as subject or object
+    synonyms            their cosine instead of the count, for each end that has the other among its neighbours
 
 Dimensions: E entities (phrases), F facts, P passages; nodes are the E entities, then the P passages.
 """
@@ -32,7 +32,7 @@ class Phrases:
       entities: the phrases, sorted.
       facts: the distinct (subject, predicate, object) of phrases, in their first order.
       fact_ends: entities that a fact joins, [F, 2].
-      joined: the same for every triple of every passage, [T, 2]: a fact that two passages state is here twice.
+      joined: the same for every triple of every passage, [T, 2]. A fact of two passages occurs twice.
       mentions: (passage, entity) of every phrase of a passage's triples, each once, [M, 2].
     """
 
@@ -50,14 +50,14 @@ def phrases_of(passages: Iterable[Sequence[Triple]]) -> Phrases:
     joined: list[tuple[int, int]] = []
     mentions: list[tuple[int, int]] = []
     for row, triples in enumerate(passages):
-        here: dict[int, None] = {}
+        mentioned: dict[int, None] = {}
         for triple in triples:
             subject, predicate, object_ = (normalised(part) for part in triple)
             ends = tuple(numbers.setdefault(phrase, len(numbers)) for phrase in (subject, object_))
             facts.setdefault((subject, predicate, object_), (ends[0], ends[1]))
             joined.append((ends[0], ends[1]))
-            here |= dict.fromkeys(ends)
-        mentions += zip(itertools.repeat(row), here)
+            mentioned |= dict.fromkeys(ends)
+        mentions += zip(itertools.repeat(row), mentioned)
     entities = sorted(numbers)
     rank = np.zeros(len(entities), np.int32)
     rank[[numbers[phrase] for phrase in entities]] = np.arange(len(entities))
@@ -73,7 +73,7 @@ def phrases_of(passages: Iterable[Sequence[Triple]]) -> Phrases:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Graph:
-    """What a query walks on.
+    """The graph on which a query walks.
 
     Attributes:
       adjacency: symmetric weights, [E + P, E + P].
@@ -115,7 +115,7 @@ class Graph:
 
     @classmethod
     def load(cls, directory: pathlib.Path) -> Graph:
-        """Reads DIR/graph.npz; ValueError if it is absent or damaged."""
+        """Reads DIR/graph.npz. Raises ValueError if it is missing or damaged."""
         path = directory / _FILE
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -131,14 +131,14 @@ class Graph:
 
 
 def make_graph(phrases: Phrases, passages: int, synonyms: Neighbours) -> Graph:
-    """Puts the graph together; `passages` is their number, `synonyms` the neighbours of each entity."""
+    """Makes the graph. `passages` is the number of passages, `synonyms` the neighbours of each entity."""
     count = len(phrases.entities)
     loops = phrases.joined[:, 0] == phrases.joined[:, 1]
     left, right = phrases.joined[~loops].T
     triples = _sparse(np.ones(len(left)), left, right, count)
     alike = _sparse(synonyms.cosines, synonyms.sources, synonyms.targets, count)
     counts = triples + triples.T
-    directed = counts - counts * (alike != 0) + alike  # synonymy takes the place of a count, as in the original
+    directed = counts - counts * (alike != 0) + alike  # synonymy replaces a count, as in the original
     between = (directed + directed.T).tocoo()
     row, entity = phrases.mentions.T.astype(np.int64)
     nodes = count + passages

@@ -1,4 +1,4 @@
-"""Graph retrieval (HippoRAG 2): a query's facts and passages give weights to nodes, and a walk from there ranks passages."""
+"""Graph retrieval (HippoRAG 2): a query's facts and passages give weights to nodes, and a walk from these ranks passages."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from routerl_jax.llms.load import chat_model
 FACTS, ENTITIES = "facts", "entities"
 BACKENDS = ("host", "device")
 
-_QUERIES = 64  # that are walked at once
-_MEMORY = 2**30  # bytes up to which facts, and their vectors, are held in memory
+_QUERIES = 64  # queries that walk at once
+_MEMORY = 2**30  # bytes up to which facts, or their vectors, are held in memory
 _ROWS = 65_536  # passages that are compared at a time
 
 
@@ -68,17 +68,17 @@ class WalkSettings:
 
 
 class GraphKB(KnowledgeBase):
-    """Passages ranked by personalised PageRank; all queries of a call walk together.
+    """Ranks passages by personalised PageRank. All queries of a call walk together.
 
-    A passage's score is its rank in the walk, all nodes' adding up to one. For a query without linked facts it is the dense
-    score instead, brought to 0..1.
+    A passage's score is its rank in the walk; the ranks of all nodes sum to 1. For a query without linked facts, it is the
+    dense score scaled to 0..1.
 
     Args:
       store: an opened store that `knowledge.graph.build` wrote.
-      encoder: what its queries are embedded with.
-      settings: default: those it was built with.
-      fact_filter: decides which of the linked facts count; default: by the model that the settings name, or all.
-      cache_size: number of query vectors to remember.
+      encoder: the encoder of its queries.
+      settings: default: those of the build.
+      fact_filter: decides which of the linked facts count; default: by the model in the settings, or all facts.
+      cache_size: number of cached query vectors.
     """
 
     cost = 2.0
@@ -119,14 +119,14 @@ class GraphKB(KnowledgeBase):
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> GraphKB:
-        """Opens a built store; `index` may name the backend of the walk, "host" or "device"."""
+        """Opens a built store. `index` may name the backend of the walk, "host" or "device"."""
         if index is not None and index not in BACKENDS:
             raise ValueError(f"index={index!r}: a graph is walked on the 'host' or on the 'device'")
         kb = cls(store, query_encoder(store, encoder, mesh))
         return kb if index is None else kb.with_settings(backend=index)
 
     def with_settings(self, **changes: object) -> GraphKB:
-        """The same knowledge base, searched with other `WalkSettings`; what is in memory is there once."""
+        """The same knowledge base with other `WalkSettings`. Data in memory are shared."""
         changed = copy.copy(self)
         changed.settings = dataclasses.replace(self.settings, **changes)  # pyright: ignore[reportArgumentType]
         changed._walk = _page_rank(self.graph, changed.settings)
@@ -138,11 +138,12 @@ class GraphKB(KnowledgeBase):
         return len(self.store)
 
     def link(self, queries: Sequence[str]) -> list[list[tuple[int, float]]]:
-        """The facts that each query starts from: (row in `facts`, score 0..1), best first, after the filter if there is one."""
+        """The facts from which each query starts: (row in `facts`, score 0..1), best first, after the filter if there is
+        one."""
         return self._linked(queries, self._vectors(queries, self.fact_prefix))
 
     def triples(self, rows: Iterable[int]) -> list[Triple]:
-        """The facts of these rows, in phrases as nodes have them."""
+        """The facts of these rows, with normalised phrases, as in the nodes."""
         parts = [line.text.split("\t") for line in self.facts.take(list(rows))] if self.facts else []
         return [(subject, predicate, object_) for subject, predicate, object_ in parts]
 
@@ -157,17 +158,17 @@ class GraphKB(KnowledgeBase):
         if self.fact_filter is None:
             return linked
         kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
-        return [[facts[place] for place in places] for facts, places in zip(linked, kept)]
+        return [[facts[index] for index in indices] for facts, indices in zip(linked, kept)]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found: list[tuple[np.ndarray, np.ndarray]] = []
+        ranked: list[tuple[np.ndarray, np.ndarray]] = []
         for start in range(0, len(queries), _QUERIES):
-            found += self._ranked(queries[start : start + _QUERIES], k)
-        rows = np.unique(np.concatenate([ids for ids, _ in found]))
+            ranked += self._ranked(queries[start : start + _QUERIES], k)
+        rows = np.unique(np.concatenate([ids for ids, _ in ranked]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in found
+            for ids, scores in ranked
         ]
 
     def _ranked(self, queries: list[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -198,7 +199,7 @@ class GraphKB(KnowledgeBase):
         return [(rows, row[rows]) for rows, row in zip(best, scores)]
 
     def _dense(self, vectors: Float32[np.ndarray, "Q D"]) -> Float32[np.ndarray, "Q P"]:
-        """Inner products with all passages, brought to 0..1."""
+        """Inner products with all passages, scaled to 0..1."""
         count = len(self.store)
         scores = np.empty((len(vectors), count), np.float32)
         for start in range(0, count, _ROWS):

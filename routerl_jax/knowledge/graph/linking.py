@@ -1,4 +1,4 @@
-"""From a query to where its walk starts: facts that are near it, the weights of their phrases, and the recognition filter."""
+"""The start of a query's walk: the nearest facts, the weights of their phrases, and the recognition filter."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from routerl_jax.llms.base import ChatModel
 PhraseWeights = Literal["average", "released"]
 
 _ROWS = 65_536  # vectors that are compared at a time, which bounds memory
-_GROUP = 128  # values whose largest is looked at first
-_KEYS = 2048  # vectors that all queries go through while the cache holds them
+_GROUP = 128  # values per group; the maxima of groups are compared first
+_KEYS = 2048  # vectors per block, so that a block stays in the CPU's cache for all queries
 
 
 class Scores(NamedTuple):
-    """Inner products of queries with all vectors, as far as they are needed."""
+    """The needed part of the inner products of queries with all vectors."""
 
-    best: list[tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]]  # of each query: ids and products, best first
+    best: list[tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]]  # per query: ids and products, best first
     smallest: Float32[np.ndarray, " Q"]
     largest: Float32[np.ndarray, " Q"]
 
 
 def products(queries: Float32[np.ndarray, "Q D"], keys: Float32[np.ndarray, "R D"]) -> Float32[np.ndarray, "Q R"]:
-    """Inner products, each the same whatever else is in the call.
+    """Inner products that do not depend on the other queries of the call.
 
-    A matrix by a vector for each query: in a product of matrices, where a row lies in its block decides on some CPUs (AVX-512)
-    in which order its terms are added. For 64 queries that took 0.4 of the time.
+    There is one product of matrix and vector per query. In a product of two matrices, the order in which the terms of a row are
+    added depends, on some CPUs (AVX-512), on the position of the row in its block. That would take 0.4 of the time for 64
+    queries.
     """
     result = np.empty((len(queries), len(keys)), np.float32)
     for start in range(0, len(keys), _KEYS):
@@ -46,7 +47,7 @@ def products(queries: Float32[np.ndarray, "Q D"], keys: Float32[np.ndarray, "R D
 
 
 def nearest(queries: Float32[np.ndarray, "Q D"], vectors: VectorSource, k: int) -> Scores:
-    """The k vectors of largest inner product with each query, ties by lower id, and the range of all products."""
+    """The k vectors with the largest inner product with each query (ties: the lower id), and the range of all products."""
     count = vectors.shape[0]
     best = [(np.zeros(0, np.int64), np.zeros(0, np.float32)) for _ in queries]
     smallest = np.full(len(queries), np.inf, np.float32)
@@ -63,18 +64,18 @@ def nearest(queries: Float32[np.ndarray, "Q D"], vectors: VectorSource, k: int) 
 
 
 def largest_of(values: Float32[np.ndarray, " R"], k: int) -> Int[np.ndarray, " K"]:
-    """Places of the k largest values, best first, ties by lower place."""
-    whole = len(values) // _GROUP * _GROUP
-    if whole >= 2 * k * _GROUP:  # the k-th largest of the groups' largest is a bound that few values reach
-        tops = values[:whole].reshape(-1, _GROUP).max(1)
-        places = np.flatnonzero(values >= np.partition(tops, -k)[-k])
+    """Indices of the k largest values, best first; ties: the lower index."""
+    grouped = len(values) // _GROUP * _GROUP
+    if grouped >= 2 * k * _GROUP:  # the k-th largest maximum of groups is a bound that few values reach
+        tops = values[:grouped].reshape(-1, _GROUP).max(1)
+        candidates = np.flatnonzero(values >= np.partition(tops, -k)[-k])
     else:
-        places = np.arange(len(values))
-    return places[np.lexsort((places, -values[places]))[:k]]
+        candidates = np.arange(len(values))
+    return candidates[np.lexsort((candidates, -values[candidates]))[:k]]
 
 
 def min_max(values: np.ndarray, smallest: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """Values brought to 0..1 by their range; 1 where the range is empty, as HippoRAG has it."""
+    """Values scaled to 0..1 by their range; 1 if the range is empty, as in HippoRAG."""
     extent = largest - smallest
     return np.where(extent > 0, (values - smallest) / np.where(extent > 0, extent, 1), 1)
 
@@ -93,48 +94,52 @@ def phrase_weights(
 
     Args:
       ends: entities of the facts, best fact first.
-      scores: of the facts, 0..1.
-      rule: "average": a phrase has the mean of what its facts give, and the largest are kept (HippoRAG since its issue 128).
-        "released": the last fact overwrites the others, and those with the largest mean score of their facts are kept
-        (RouteRAG's release).
+      scores: scores of the facts, 0..1.
+      rule: "average": a phrase gets the mean over its facts, and the phrases with the largest weights are kept (HippoRAG since
+        its issue 128). "released": the last fact of a phrase overwrites the others, and the phrases with the largest mean score
+        of their facts are kept (RouteRAG's release).
     """
-    given: dict[int, list[tuple[float, float]]] = {}  # entity: (share, score) of each of its facts
+    shares: dict[int, list[tuple[float, float]]] = {}  # entity: (share, score) of each of its facts
     for (subject, object_), score in zip(ends.tolist(), scores):
         for entity in (subject, object_):
-            given.setdefault(entity, []).append((float(score) / max(int(passages_of[entity]), 1), float(score)))
-    mean = {entity: sum(share for share, _ in facts) / len(facts) for entity, facts in given.items()}
+            shares.setdefault(entity, []).append((float(score) / max(int(passages_of[entity]), 1), float(score)))
+    mean = {entity: sum(share for share, _ in facts) / len(facts) for entity, facts in shares.items()}
     if rule == "average":
         return dict(sorted(mean.items(), key=lambda item: -item[1])[:keep])
-    linked = {entity: sum(score for _, score in facts) / len(facts) for entity, facts in given.items()}
+    linked = {entity: sum(score for _, score in facts) / len(facts) for entity, facts in shares.items()}
     kept = sorted(linked, key=lambda entity: -linked[entity])[:keep]
-    return {entity: given[entity][-1][0] for entity in kept}
+    return {entity: shares[entity][-1][0] for entity in kept}
 
 
 class RecognitionFilter:
-    """Asks a language model which of the linked facts bear on the question (HippoRAG 2, section 3.3).
+    """Asks a language model which of the linked facts are relevant to the question (HippoRAG 2, section 3.3).
 
     Args:
-      most: facts that are kept at most.
-      max_tokens: of an answer.
+      most: most facts that are kept.
+      max_tokens: most tokens of an answer.
     """
 
     def __init__(self, model: ChatModel, *, most: int = 4, max_tokens: int = 256) -> None:
         self.model, self.most, self.max_tokens = model, most, max_tokens
 
     def __call__(self, queries: Sequence[str], facts: Sequence[Sequence[Triple]]) -> list[list[int]]:
-        """For each query, the places of the facts to keep, in the model's order; all of them where it makes no sense."""
-        asked = [i for i, found in enumerate(facts) if found]
+        """For each query, the indices of the facts to keep, in the model's order; all facts if its answer is unusable."""
+        with_facts = [i for i, linked in enumerate(facts) if linked]
         answers = self.model.complete(
-            [_filter_prompt(queries[i], facts[i], self.most) for i in asked], max_tokens=self.max_tokens, schema=_SCHEMA
+            [_filter_prompt(queries[i], facts[i], self.most) for i in with_facts],
+            max_tokens=self.max_tokens,
+            schema=_SCHEMA,
         )
-        kept = [list(range(len(found))) for found in facts]
+        kept = [list(range(len(linked))) for linked in facts]
         failed = 0
-        for i, answer in zip(asked, answers):
+        for i, answer in zip(with_facts, answers):
             chosen = None if answer.error else _chosen(answer.text, len(facts[i]))
             failed += chosen is None
             kept[i] = kept[i] if chosen is None else chosen[: self.most]
         if failed:
-            logging.warning("%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(asked))
+            logging.warning(
+                "%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(with_facts)
+            )
         return kept
 
 

@@ -1,14 +1,14 @@
-"""Personalised PageRank of many queries at once, on an undirected weighted graph; on the host or on a device.
+"""Personalised PageRank of many queries at once, on an undirected weighted graph, on the host or on a device.
 
-With A the adjacency matrix, P = A D^-1 its columns divided by their sums (the nodes' degrees), d the damping and v a query's
-reset distribution, the ranks are x = d (P x + v * x(nodes without edges)) + (1 - d) v: a walk that is stuck goes where resets
-go, as igraph has it. So x is y / sum(y) with (I - d P) y = v.
+Let A be the adjacency matrix, P = A D^-1 its columns divided by their sums (the nodes' degrees), d the damping and v a query's
+reset distribution. The ranks are x = d (P x + v * x(nodes without edges)) + (1 - d) v. A walk at a node without edges restarts
+from v, as in igraph. So x is y / sum(y) with (I - d P) y = v.
 
-D^-1/2 P D^1/2 is symmetric with eigenvalues in [-1, 1], so the system is solved by Chebyshev's iteration (Golub and Van Loan,
-Matrix Computations, 11.2.8), of which each step is one product of the sparse matrix with the block of all queries. With
-r = d / (1 + sqrt(1 - d^2)) (0.27 at d = 0.5, where plain iteration gains 0.5 a step) the error of any rank after k steps is at
-most 2 d r^k sqrt(largest degree / smallest degree): the number of steps follows from the tolerance and the graph, and what
-comes out for a query does not depend on its company.
+D^-1/2 P D^1/2 is symmetric with eigenvalues in [-1, 1], so Chebyshev's iteration solves the system (Golub and Van Loan, Matrix
+Computations, 11.2.8). Each step is one product of the sparse matrix with the block of all queries. Let
+r = d / (1 + sqrt(1 - d^2)), which is 0.27 at d = 0.5 (plain iteration has the factor 0.5 per step). After k steps, the error of
+any rank is at most 2 d r^k sqrt(largest degree / smallest degree). So the number of steps follows from the tolerance and the
+graph, and the result of a query does not depend on the other queries.
 
 Dimensions: N nodes, Q queries.
 """
@@ -30,18 +30,21 @@ import scipy.sparse.csgraph
 from jaxtyping import Array, Float, Int
 
 _COLUMNS = 16  # queries that a thread works on at a time
-_FLOAT32_TOLERANCE = 2e-7  # what float32's rounding leaves; below it float64 is used
-_DEVICE_COLUMNS, _PRODUCTS = 64, 2**28  # queries of a device program, and products of matrix and block that it may hold
+_FLOAT32_TOLERANCE = 2e-7  # rounding error of float32; for a smaller tolerance float64 is used
+_DEVICE_COLUMNS, _PRODUCTS = (
+    64,
+    2**28,
+)  # queries of a device program, and most products of matrix and block in its memory
 
 
 class PageRank(Protocol):
     """Ranks of all nodes for a block of reset distributions."""
 
     def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
-        """Ranks, of which every column sums to one.
+        """Ranks; every column sums to 1.
 
         Raises:
-          ValueError: another number of rows than nodes, or a column that is not finite, has a negative value or is all zero.
+          ValueError: the number of rows is not that of nodes, or a column is not finite, has a negative value or is all zero.
         """
         ...
 
@@ -52,10 +55,11 @@ def adjacency(
     targets: Int[np.ndarray, " M"],
     weights: Float[np.ndarray, " M"] | None = None,
 ) -> scipy.sparse.csr_array:
-    """The symmetric matrix of an undirected graph: parallel edges add up, a loop counts at both of its ends, as in igraph.
+    """The symmetric matrix of an undirected graph. Parallel edges are summed, and a loop counts at both of its ends, as in
+    igraph.
 
     Raises:
-      ValueError: an end outside of 0..nodes, or weights that are not finite and positive.
+      ValueError: an end is outside of 0..nodes, or a weight is not finite and positive.
     """
     ends = np.concatenate([sources, targets]).astype(np.int32 if max(nodes, 2 * len(sources)) < 2**31 else np.int64)
     if len(ends) and not (ends.min() >= 0 and ends.max() < nodes):
@@ -68,14 +72,14 @@ def adjacency(
 
 
 class HostPageRank:
-    """On the host: compressed rows times a dense block, threads over the queries.
+    """PageRank on the host: compressed rows times a dense block, with threads over the queries.
 
-    Nodes are put in the order of Cuthill and McKee (reversed), in which neighbours lie near one another, and so in the cache.
+    Nodes are in the reverse Cuthill-McKee order, in which neighbours are close to each other, and so in the CPU's cache.
 
     Args:
       matrix: symmetric adjacency with values above 0.
-      damping: probability of going on, in [0, 1).
-      tolerance: bound on the error of a rank; from 2e-7 on float32 is enough, below it all is done in float64.
+      damping: probability of walking on, in [0, 1).
+      tolerance: bound on the error of a rank. From 2e-7 on float32 suffices; below it, float64 is used.
       threads: default: one per core, up to 16.
     """
 
@@ -121,10 +125,10 @@ class HostPageRank:
 
 
 class DevicePageRank:
-    """On JAX's default device, in float32: the matrix as coordinates (BCOO).
+    """PageRank on JAX's default device, in float32, with the matrix as coordinates (BCOO).
 
-    On a CPU this takes a third of the time of rows padded to powers of two, and less than a segment sum; on others it was not
-    measured. GPUs add in no fixed order, so that ranks may differ by rounding from call to call.
+    On a CPU this takes a third of the time of rows padded to powers of two, and less than a segment sum. It was not measured on
+    other devices. GPUs add in no fixed order, so ranks may differ by rounding from call to call.
     """
 
     def __init__(self, matrix: scipy.sparse.csr_array, *, damping: float = 0.5, tolerance: float = 1e-6) -> None:
@@ -146,7 +150,7 @@ class DevicePageRank:
         blocks = []
         for start in range(0, v.shape[1], self._columns):
             block = v[:, start : start + self._columns]
-            missing = self._columns - block.shape[1]  # one width, one program
+            missing = self._columns - block.shape[1]  # padded to one width, so that there is one program
             blocks.append(
                 np.asarray(self._solve(self._matrix, np.pad(block, ((0, 0), (0, missing)))))[:, : block.shape[1]]
             )
@@ -154,10 +158,10 @@ class DevicePageRank:
 
 
 def steps(degrees: Float[np.ndarray, " N"], damping: float, tolerance: float) -> int:
-    """Steps of the iteration after which no rank is off by more than the tolerance (module docstring).
+    """Number of steps after which the error of every rank is below the tolerance (see the module's docstring).
 
     Raises:
-      ValueError: a damping outside of [0, 1), or a tolerance outside of [1e-14, 1).
+      ValueError: the damping is outside of [0, 1), or the tolerance outside of [1e-14, 1).
     """
     if not 0 <= damping < 1:
         raise ValueError(f"damping={damping} must lie in [0, 1)")

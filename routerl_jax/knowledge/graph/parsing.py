@@ -1,4 +1,4 @@
-"""JSON in what a language model says: whole if possible, or the parts of it that are whole."""
+"""Reads JSON from a language model's answer: the complete value if possible, else its complete parts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
 _INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_LONGEST = 200_000  # characters that are looked at
+_LONGEST = 200_000  # most characters that are parsed
 
 
 def json_value(text: str, *keys: str) -> Any:
-    """The JSON value in a text, with or without prose, a code fence or reasoning around it; None if there is none.
+    """The JSON value in a text, even with prose, a code fence or reasoning around it; None if there is none.
 
-    Trailing commas are forgiven. Nothing that was cut off is completed.
+    Trailing commas are allowed. A value that was cut off is not completed.
 
     Args:
-      keys: an object with one of these goes before other values, which prose may hold ("as [1] says").
+      keys: an object with one of these keys is preferred to other values, which prose may contain ("as [1] says").
     """
     first = None
     for part in _candidates(text):
@@ -36,22 +36,22 @@ def json_value(text: str, *keys: str) -> Any:
 
 
 def whole_items(text: str) -> list[Any]:
-    """The innermost lists and objects of a text that are whole and can be read, as JSON or as Python writes them.
+    """The innermost complete lists and objects of a text, in JSON or Python syntax.
 
-    This is what is left of an answer that breaks off, has stray brackets, or mixes quotes.
+    This is the usable part of an answer that breaks off, has stray brackets, or mixes quotes.
     """
-    found = []
+    values = []
     for match in _INNERMOST.finditer(_answer(text)):
         value = _literal(_TRAILING_COMMA.sub(r"\1", match[0]))
         if value is not None:
-            found.append(value)
-    return found
+            values.append(value)
+    return values
 
 
 def whole_strings(text: str, key: str) -> list[str]:
-    """The strings of the list under `key` in a text that breaks off, as far as they are whole."""
-    _, there, rest = _answer(text).partition(f'"{key}"')
-    if not there:
+    """The complete strings of the list under `key` in a text that breaks off."""
+    _, key_found, rest = _answer(text).partition(f'"{key}"')
+    if not key_found:
         return []
     rest = rest.partition("[")[2].partition("]")[0]
     strings = (_literal(match[0]) for match in _STRING.finditer(rest))
@@ -70,7 +70,7 @@ def _candidates(text: str) -> Iterator[str]:
 
 
 def _values(text: str) -> Iterator[Any]:
-    """The lists and objects in the text, one after the other, up to one that is not whole."""
+    """The lists and objects in the text, one after the other, up to the first incomplete one."""
     decoder = json.JSONDecoder()
     position, tries = 0, 0
     while (
@@ -82,7 +82,7 @@ def _values(text: str) -> Iterator[Any]:
             tries += 1
             yield value
         except (ValueError, RecursionError):
-            # what is inside of something broken is not the value that was meant, unless it was mere prose
+            # a value inside a broken one is not the intended value, unless the broken one is only prose
             if _opens(text, start):
                 return
             position, tries = start + 1, tries + 1

@@ -1,6 +1,6 @@
 """Triples without a language model: names and dates in a passage's sentences, joined with its title and with each other.
 
-A poor man's extraction, for when no language model is at hand: the predicate is whatever stands between two names.
+This is a simple extraction for use without a language model: the predicate is the text between two names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SPAN = re.compile(rf"(?P<date>\b(?:{_DATE})\b)|(?P<name>\b{_NAME})|(?P<number>\
 _SENTENCE = re.compile(r"(?<=[.!?])(?<![ .][A-Z]\.)(?<!\b(?:Mr|Dr|St|Jr|Sr|vs|No)\.)(?<!\bMrs\.)\s+(?=[\"'(A-Z\d])")
 _BRACKETS = re.compile(r"\s*\([^)]*\)\s*$")
 _SPACES = re.compile(r"\s+")
-# Words that begin a sentence or point at something, and name nothing.
+# Words that begin a sentence or refer to something, but are no names.
 _EMPTY = frozenset(
     """
     a an the this that these those he she it they we you i his her its their our my your him them in on at by for
@@ -38,7 +38,7 @@ _LONGEST = 8  # words of a predicate
 class RuleExtractor:
     """Finds names (runs of capitalised words), dates and numbers by their form.
 
-    Each is joined with the passage's title and with the name before it in its sentence.
+    Each one is joined with the passage's title and with the name before it in the sentence.
     """
 
     def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
@@ -48,7 +48,7 @@ class RuleExtractor:
 
 def names(sentence: str) -> list[tuple[int, int, str]]:
     """(start, end, text) of the names, dates and numbers of a sentence, in order."""
-    found = []
+    spans = []
     for match in _SPAN.finditer(sentence):
         start, end = match.span()
         if match["name"]:
@@ -60,8 +60,8 @@ def names(sentence: str) -> list[tuple[int, int, str]]:
             end = start + len(" ".join(words))
         text = re.sub(r"['’]s$", "", sentence[start:end].strip(" .,'’&-"))
         if normalised(text):
-            found.append((start, end, text))
-    return found
+            spans.append((start, end, text))
+    return spans
 
 
 def _extraction(passage: Passage) -> Extraction:
@@ -72,9 +72,9 @@ def _extraction(passage: Passage) -> Extraction:
         triples.append((title, "is", subject))
     entities = dict.fromkeys([subject] if subject else [])
     for sentence in _SENTENCE.split(_SPACES.sub(" ", passage.text)):
-        found = names(sentence)
-        entities |= dict.fromkeys(text for _, _, text in found)
-        triples += _triples(sentence, subject, found)
+        spans = names(sentence)
+        entities |= dict.fromkeys(text for _, _, text in spans)
+        triples += _triples(sentence, subject, spans)
     return Extraction(entities=tuple(entities), triples=checked_triples(triples)[0])
 
 

@@ -1,7 +1,7 @@
-"""Phrases that are nearly the same: the neighbours of each entity's vector, found block by block.
+"""Synonyms: phrases that are nearly the same. They are the neighbours of each entity's vector, found block by block.
 
-Memory is that of one block of products and of the neighbours kept; time is quadratic in the number of entities, so for very
-many an index (`knowledge.index`) can stand in for the comparison of all with all.
+The memory is that of one block of products and of the neighbours. The time is quadratic in the number of entities, so for very
+many entities, an index (`knowledge.index`) can replace the comparison of all with all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 
 from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
 
-MOST = 101  # synonyms of a phrase: HippoRAG's loop stops once it has more than 100
+MOST = 101  # most synonyms of a phrase: HippoRAG's loop stops once it has more than 100
 _LETTERS = re.compile("[^A-Za-z0-9]")
 _QUERIES, _KEYS = 1024, 8192  # a block of products: 32 MB
 
@@ -41,9 +41,9 @@ def synonyms(
     index: str = "",
     progress: bool = False,
 ) -> Neighbours:
-    """For each phrase of more than two letters and digits, the others of at least that cosine, `most` of the nearest.
+    """For each phrase of more than two letters and digits, at most `most` nearest other phrases with at least this cosine.
 
-    Phrases in other scripts than Latin are counted in their own letters. Ties go to the lower number.
+    Letters of other scripts than Latin count as letters. Ties go to the lower number.
 
     Args:
       index: "" compares all with all; "auto" (or another of `knowledge.index`) finds about the same in less time.
@@ -65,7 +65,7 @@ def synonyms(
 
 
 def _kept(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: float, most: int) -> Neighbours:
-    """Of candidates [R, C], those that are near enough, not the phrase itself, and the nearest of each row."""
+    """The nearest candidates of each row, [R, C], that reach the threshold and are not the phrase itself."""
     order = np.lexsort((ids, -scores), axis=1)
     ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
     good = (ids >= 0) & (scores >= threshold) & (ids != rows[:, None])
@@ -84,7 +84,7 @@ def _by_index(vectors: VectorSource, name: str):
 
 
 def _by_blocks(vectors: VectorSource):
-    """The best of all vectors for a block of queries: a matrix product and a selection for each block of keys."""
+    """A function that finds the best vectors for a block of queries: a matrix product and a selection per block of keys."""
     count = vectors.shape[0]
 
     def near(queries: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
@@ -92,8 +92,8 @@ def _by_blocks(vectors: VectorSource):
         scores = np.full((len(queries), most), -np.inf, np.float32)
         for start in range(0, count, _KEYS):
             keys = _unit(vectors.read(start, min(start + _KEYS, count)))
-            found, values = _best(queries, keys, most, threshold)
-            ids = np.concatenate([ids, np.where(found >= 0, found + start, -1)], axis=1)
+            nearest, values = _best(queries, keys, most, threshold)
+            ids = np.concatenate([ids, np.where(nearest >= 0, nearest + start, -1)], axis=1)
             scores = np.concatenate([scores, values], axis=1)
             order = np.lexsort((ids, -scores), axis=1)[:, :most]
             ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
@@ -103,25 +103,25 @@ def _by_blocks(vectors: VectorSource):
 
 
 def _best(queries: np.ndarray, keys: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and products of the nearest keys, -1 and -inf where there are fewer above the threshold."""
+    """Ids and products of the nearest keys; -1 and -inf if fewer are above the threshold."""
     most = min(most, len(keys))
     if jax.default_backend() == "cpu":
         return _few_above(queries @ keys.T, most, threshold)
     padded = np.pad(queries, ((0, _QUERIES - len(queries)), (0, 0)))
-    whole = np.pad(keys, ((0, _KEYS - len(keys)), (0, 0)))
-    scores, ids = (np.asarray(part)[: len(queries)] for part in _top(padded, whole, len(keys), most))
+    padded_keys = np.pad(keys, ((0, _KEYS - len(keys)), (0, 0)))
+    scores, ids = (np.asarray(part)[: len(queries)] for part in _top(padded, padded_keys, len(keys), most))
     return np.where(scores >= threshold, ids, -1), np.where(scores >= threshold, scores, -np.inf)
 
 
 def _few_above(products: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """As `_best`, of products in memory: few are above the threshold, so looking for those beats selecting the best."""
+    """Like `_best`, for products in memory. Few are above the threshold, so finding these is faster than selecting the best."""
     rows, columns = np.nonzero(products >= threshold)
     counts = np.bincount(rows, minlength=len(products))
     width = max(int(counts.max(initial=0)), 1)
     ids = np.full((len(products), width), -1, np.int64)
     scores = np.full((len(products), width), -np.inf, np.float32)
-    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    ids[rows, place], scores[rows, place] = columns, products[rows, columns]
+    column = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids[rows, column], scores[rows, column] = columns, products[rows, columns]
     if width <= most:
         return ids, scores
     order = np.lexsort((ids, -scores), axis=1)[:, :most]
@@ -136,7 +136,7 @@ def _top(queries: Array, keys: Array, count: Array, most: int) -> tuple[Array, A
 
 
 class _Unit:
-    """Vectors at unit length."""
+    """Vectors scaled to unit length."""
 
     def __init__(self, vectors: VectorSource) -> None:
         self._vectors, self.shape = vectors, vectors.shape

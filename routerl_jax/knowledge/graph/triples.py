@@ -1,10 +1,10 @@
-"""What is extracted from a passage, how phrases become nodes, and the reader of triples that are given.
+"""Extractions of a passage, the normal form of phrases, and the reader of given triples.
 
-Files of triples are rows (JSON Lines or a JSON list, plain or gzip), each for a passage of that id:
+Files of triples have rows (JSON Lines or a JSON list, plain or gzip), each for the passage with its id:
 
     {"passage_id": "p7", "entities": ["Paris", ..], "triples": [["Paris", "is the capital of", "France"], ..]}
 
-or the JSON object that HippoRAG writes (`openie_results_ner_*.json`), whose rows hold the passage's text instead:
+or they are the JSON object that HippoRAG writes (`openie_results_ner_*.json`), whose rows have the passage's text instead:
 
     {"docs": [{"idx": .., "passage": "Title\\ntext", "extracted_entities": [..], "extracted_triples": [[..], ..]}, ..]}
 """
@@ -24,20 +24,20 @@ from routerl_jax.core.types import Passage
 
 Triple = tuple[str, str, str]
 
-_LONGEST = 500  # characters of a subject, predicate or object; what is longer is no phrase
+_LONGEST = 500  # most characters of a subject, predicate or object
 _NOT_ASCII_WORD = re.compile("[^A-Za-z0-9 ]")
 _NOT_WORD = re.compile(r"[^\w ]|_")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extraction:
-    """What a passage says.
+    """The extraction of a passage.
 
     Attributes:
-      entities: the named entities that were found, as they are written; for inspection, the graph is made of triples.
-      triples: (subject, predicate, object), as they are written, each once.
-      dropped: items that were no triples and are left out.
-      error: why there is nothing, where extraction failed.
+      entities: the named entities as they are written. They are for inspection only; the graph is made of triples.
+      triples: (subject, predicate, object) as they are written, each once.
+      dropped: number of items that were no triples.
+      error: why the extraction failed, if it did.
     """
 
     entities: tuple[str, ...] = ()
@@ -47,35 +47,36 @@ class Extraction:
 
 
 def passage_text(passage: Passage) -> str:
-    """Title and text, as extractors and encoders read them."""
+    """Title and text in the form for extractors and encoders."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
 def normalised(phrase: str) -> str:
-    """The node that a phrase stands for, as HippoRAG has it: lower case, spaces for what is neither letter nor digit.
+    """The normal form of a phrase, which names its node, as in HippoRAG: lower case, with spaces for all but letters and
+    digits.
 
-    HippoRAG keeps ASCII alone, so that all phrases of other scripts would be one; here these keep their own letters.
+    HippoRAG keeps only ASCII, which would make all phrases of other scripts equal. Here these keep their letters.
     """
     lower = phrase.lower()
-    kept = _NOT_ASCII_WORD.sub(" ", lower).strip()
-    return kept or _NOT_WORD.sub(" ", lower).strip()
+    cleaned = _NOT_ASCII_WORD.sub(" ", lower).strip()
+    return cleaned or _NOT_WORD.sub(" ", lower).strip()
 
 
 def checked_triples(items: Iterable[Any]) -> tuple[tuple[Triple, ...], int]:
-    """The triples among what a model or a file calls so, each once, and how many items were none.
+    """The valid triples among the items of a model or a file, each once, and the number of invalid items.
 
-    A triple is three strings (or numbers) of which the first and the last hold letters or digits, or an object with such
-    values under subject, predicate (or relation), object.
+    A triple is a list of three strings (or numbers) whose first and last have letters or digits, or an object with such values
+    under subject, predicate (or relation), object.
     """
-    found: dict[Triple, None] = {}
+    triples: dict[Triple, None] = {}
     dropped = 0
     for item in items:
         triple = _triple(item)
         if triple is None:
             dropped += 1
         else:
-            found[triple] = None
-    return tuple(found), dropped
+            triples[triple] = None
+    return tuple(triples), dropped
 
 
 def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
@@ -85,10 +86,10 @@ def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
 
 
 class GivenTriples:
-    """Triples that were extracted before, looked up by a passage's id or, as HippoRAG's, by its text.
+    """Triples that were extracted before, looked up by a passage's id or, for HippoRAG's files, by its text.
 
     Raises:
-      ValueError: a file that can't be read, a row without id or triples, or two for one passage; names file and row.
+      ValueError: the file can't be read, a row lacks id or triples, or a passage has two rows; names file and row.
     """
 
     def __init__(self, path: str | pathlib.Path) -> None:
@@ -116,7 +117,7 @@ class GivenTriples:
         return len(self._by_id) + len(self._by_text)
 
     def of(self, passage: Passage) -> Extraction | None:
-        """What is given for a passage; None if nothing is."""
+        """The given extraction of a passage; None if there is none."""
         if passage.id in self._by_id:
             return self._by_id[passage.id]
         return self._by_text.get(passage_text(passage)) or self._by_text.get(passage.text)
@@ -171,8 +172,8 @@ def _extraction(row: Mapping[str, Any], entities: str, triples: str, place: Plac
     for key in (entities, triples):
         if not isinstance(row.get(key, [] if key == entities else None), list):
             raise place.error(f"key {key!r} must hold a list")
-    found, dropped = checked_triples(row[triples])
-    return Extraction(entities=checked_entities(row.get(entities, [])), triples=found, dropped=dropped)
+    checked, dropped = checked_triples(row[triples])
+    return Extraction(entities=checked_entities(row.get(entities, [])), triples=checked, dropped=dropped)
 
 
 def _add(known: dict[str, Extraction], key: str, extraction: Extraction, place: Place) -> None:

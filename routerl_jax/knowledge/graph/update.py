@@ -1,7 +1,7 @@
-"""Changing the passages of a graph knowledge base: what stays is neither extracted nor embedded again.
+"""Updates of a graph knowledge base: passages that stay are neither extracted nor embedded again.
 
-Phrases, synonyms and edges depend on all passages, so they are made anew. What takes long, the language model and the encoder,
-works on the new passages alone.
+Phrases, synonyms and edges depend on all passages, so they are made again. The slow parts, language model and encoder, only
+work on new passages.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def rebuild_graph(
     llm: ChatModel | None = None,
     progress: bool = False,
 ) -> None:
-    """Builds the graph of other passages by the settings of a knowledge base, and puts it in its place.
+    """Builds the graph of other passages with the settings of a knowledge base, and replaces it.
 
     Args:
-      writer: of the store's directory.
-      passages: all that the knowledge base shall hold, `new` among them.
-      new: those whose triples the store can't tell, though it may hold a passage of the same id.
-      llm: extracts the triples of `new`, where a model does; default: the one that kb.json describes.
+      writer: writer of the store's directory.
+      passages: all passages of the new knowledge base, those of `new` included.
+      new: passages whose triples the store does not know, even if it has a passage of the same id.
+      llm: extracts the triples of `new`, if a model does this; default: the model of kb.json.
 
     Raises:
-      ValueError: the encoder has other weights than the one that the store was built with, or kb.json describes no model.
+      ValueError: the encoder's weights differ from those that the store was built with, or kb.json has no model.
     """
     old = store.manifest
     assert old.embedding is not None
@@ -104,7 +104,7 @@ class KnownVectors:
     def of(
         self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text: from the store, or, of all that it lacks, from `embed`."""
+        """One vector per text: from the store, or from `embed` if the store lacks it."""
         rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         missing = [i for i, text in enumerate(texts) if text not in self._places]
         for i, text in enumerate(texts):
@@ -112,9 +112,9 @@ class KnownVectors:
                 array, row = self._places[text]
                 rows[array].append((i, row))
         parts = [(missing, embed([texts[i] for i in missing]))] if missing else []
-        for array, found in rows.items():
-            parts.append(([i for i, _ in found], self._arrays[array].take(np.asarray([row for _, row in found]))))
+        for array, pairs in rows.items():
+            parts.append(([i for i, _ in pairs], self._arrays[array].take(np.asarray([row for _, row in pairs]))))
         result = np.empty((len(texts), parts[0][1].shape[1]), np.float32)
-        for places, vectors in parts:
-            result[places] = vectors
+        for indices, vectors in parts:
+            result[indices] = vectors
         return result

@@ -1,6 +1,6 @@
-"""Building knowledge bases of page images: documents -> pages -> vectors -> pooled vectors -> index; and of their texts.
+"""Builds knowledge bases of page images (documents -> pages -> vectors -> pooled vectors -> index), and of their texts.
 
-Every stage goes on where a killed build stopped: pages one by one, vectors and pooled vectors in shards.
+After a kill, every stage continues where it stopped: pages one by one, vectors and pooled vectors in shards.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.late_interaction import LateInteraction
 
 _COMPARE_ALL = 1000  # pages up to which index="auto" compares all of them
-_POOLED = ((100_000, 32), (1_000_000, 8))  # up to so many pages, so many pooled vectors each; beyond, one
+_POOLED = ((100_000, 32), (1_000_000, 8))  # (up to this many pages, pooled vectors per page); beyond that, one
 _CANDIDATES = (32, 64, 128, 256, 512, 1024)
-_DEPTH = 256  # pooled vectors that each vector of a query looks up, at least
-_PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # what takes room on disk
+_DEPTH = 256  # fewest pooled vectors that each vector of a query looks up
+_PARTS = ("passages", PICTURES, VECTORS, POOLED, EMBEDDINGS, INDEX, TEXTS)  # parts whose size on disk is reported
 _MEANS = 8192  # pages whose mean vectors are committed together
-_SAMPLE = 16  # vectors of a page that stand for a query, where no questions are given
+_SAMPLE = 16  # vectors of a page that serve as a query if no questions are given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PagesConfig:
-    """What `build_pages` makes."""
+    """Configuration of `build_pages`."""
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
     kind: str = "pages"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
-    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
     precision: Precision = "bfloat16"  # of the vectors on disk: float32, bfloat16 (as VRAG-RL has them) or int8
     # "maxsim" (all pages are compared), a first stage over pooled vectors ("scann", "exact"), or "auto": by size, the first
     # stage as in knowledge.build
     index: str = "auto"
-    pooling: Pooling = "ward"  # how pooled vectors come about: ward (clusters) or runs (neighbours)
+    pooling: Pooling = "ward"  # how vectors are pooled: ward (clusters) or runs (neighbours)
     pooled: Count = 0  # pooled vectors of a page; 0: by the number of pages
     candidates: Count = 0  # pages that are compared in full; 0: as many as `recall_target` takes, measured by the build
     # of the 10 best pages by exact MaxSim, the share that is to be among the candidates
@@ -69,7 +69,7 @@ class PagesConfig:
     check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
     embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
     shard_size: Size = 64  # pages that are embedded and committed together
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "maxsim"):
@@ -78,15 +78,15 @@ class PagesConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OcrConfig:
-    """What `build_ocr` makes: pages by their text, in a text knowledge base of any kind."""
+    """Configuration of `build_ocr`: pages are found by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
     kind: str = "ocr"
     name: str = ""
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
-    encoder: str = ""  # of that knowledge base, where it has one; default: its own
-    index: str = ""  # likewise
+    encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
+    index: str = ""  # index of that knowledge base, likewise
     overwrite: bool = False
 
     def __post_init__(self) -> None:
@@ -106,15 +106,15 @@ class OcrConfig:
 def build_pages(
     config: PagesConfig, directory: str | pathlib.Path, *, progress: bool = True, encoder: LateInteraction | None = None
 ) -> BuildReport:
-    """Builds a knowledge base of page images. Run again after a kill, it goes on where that one stopped.
+    """Builds a knowledge base of page images. After a kill, another call continues where it stopped.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
+      directory: directory of the knowledge base; it appears only when it is complete.
       progress: show progress bars.
-      encoder: embed with this model, which `config.encoder` then merely names.
+      encoder: embed with this model; `config.encoder` is only its name then.
 
     Raises:
-      ValueError: names the file, page or config key that is at fault.
+      ValueError: a file, a page or a setting is wrong; names it.
     """
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     clock, source = Clock(), _source(config)
@@ -123,33 +123,34 @@ def build_pages(
         raise ValueError(
             f"encoder={config.encoder!r} is not a late-interaction model; pages need one, such as ColQwen2"
         )
-    made = Embedding(
+    embedding = Embedding(
         encoder=config.encoder,
         digest=encoder_digest(model),
         dim=model.dim,
         dtype=config.precision,
         query_prefix=own_prefix(model, "query") if config.query_prefix is None else config.query_prefix,
     )
-    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, dataclasses.asdict(config.pages)]
+    parts = [FORMAT, config.kind, source.digest, embedding.encoder, embedding.digest, dataclasses.asdict(config.pages)]
     parts += [config.precision, config.shard_size, config.pooling, config.pooled]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _PagesBuild(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, made):
-            build.run(source, made)
+        if not is_built(writer, config, source.digest, embedding):
+            build.run(source, embedding)
     store = Store(writer.directory)
     recall = store.manifest.settings["recall"]
     if recall is not None and recall < config.recall_target:
         logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
     numbers = {"embedded": build.embedded, "vectors": int(open_index(store).vectors.offsets[-1])}
-    rest = {"encoder": config.encoder, "dim": made.dim, "index": _described(store), "recall": recall}
-    return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **rest)
+    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _described(store), "recall": recall}
+    return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **details)
 
 
 def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
-    """Builds a knowledge base of pages that are found by their text. OCR is kept page by page, beyond this build too.
+    """Builds a knowledge base of pages that are found by their text. The results of OCR are cached page by page, for later
+    builds too.
 
     Raises:
-      ValueError: names the file, page or config key that is at fault.
+      ValueError: a file, a page or a setting is wrong; names it.
     """
     clock, source = Clock(), _source(config)
     parts = [FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)]
@@ -172,12 +173,12 @@ class _PagesBuild:
     def __init__(
         self, config: PagesConfig, writer: StoreWriter, encoder: LateInteraction, clock: Clock, progress: bool
     ) -> None:
-        self.embedded = 0  # pages, by this run
+        self.embedded = 0  # pages embedded by this run
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
 
     def run(self, source: Source, made: Embedding) -> None:
-        """All stages, each as far as an earlier run has not finished it."""
+        """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         if config.index not in ("auto", "maxsim"):
             INDEXES.get(config.index).require()
@@ -194,10 +195,10 @@ class _PagesBuild:
             rows = self._pool(vectors, pooled)
             self._clock.lap("pool")
             shutil.rmtree(writer.index_directory, ignore_errors=True)
-            found = INDEXES.get(name).build(rows.values, {})
-            index |= found.save(writer.index_directory)
+            stage = INDEXES.get(name).build(rows.values, {})
+            index |= stage.save(writer.index_directory)
             self._clock.lap("index")
-            first = FirstStage(found, rows.owner(), 0, 0)
+            first = FirstStage(stage, rows.owner(), 0, 0)
             settings |= self._measured(PageIndex(vectors, first)) | {"pooled": pooled}
             self._clock.lap("check")
         manifest = _manifest(config, writer, count, source)
@@ -227,13 +228,13 @@ class _PagesBuild:
         )
 
         def embed(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
-            found = []
+            vectors = []
             for first in range(start, stop, batch):
                 pictures = [files.path(row) for row in range(first, min(first + batch, stop))]
-                found += self._encoder.embed(pictures, batch_size=batch)
+                vectors += self._encoder.embed(pictures, batch_size=batch)
                 bar.update(len(pictures))
             self.embedded += stop - start
-            return found
+            return vectors
 
         with bar:
             ragged.write(embed)
@@ -242,7 +243,7 @@ class _PagesBuild:
         return vectors
 
     def _means(self, vectors: Ragged) -> None:
-        """One vector per page, which is what a store of any kind with an encoder has."""
+        """Writes one mean vector per page, because every store with an encoder has one vector per passage."""
 
         def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
             return np.stack([page.astype(np.float32).mean(0) for page in vectors.read(start, stop)])
@@ -271,16 +272,16 @@ class _PagesBuild:
         bar = tqdm(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
 
         def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
-            found = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
+            pooled_pages = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
             bar.update(stop - start)
-            return found
+            return pooled_pages
 
         with bar:
             ragged.write(make)
         return Ragged(writer.scratch / POOLED, "float32", memory_limit=2**30, hint="")
 
     def _measured(self, index: PageIndex) -> dict[str, Any]:
-        """Candidates, depth, and the recall that they give."""
+        """Candidates and depth, with the measured recall."""
         assert index.first is not None
         config, count = self._config, len(index.vectors)
         counts = [config.candidates] if config.candidates else [n for n in _CANDIDATES if n < count] or [count]
@@ -288,16 +289,16 @@ class _PagesBuild:
         if not config.check_queries:
             return {"candidates": min(config.candidates or 256, count), "depth": _DEPTH, "recall": None}
         queries = self._queries(index.vectors)
-        found = page_recall(PageIndex(index.vectors, first), queries, counts)
-        candidates = next((n for n in counts if found[n] >= config.recall_target), counts[-1])
+        recalls = page_recall(PageIndex(index.vectors, first), queries, counts)
+        candidates = next((n for n in counts if recalls[n] >= config.recall_target), counts[-1])
         depth = max(_DEPTH, candidates)
         if depth < first.depth:
             again = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
             if again[candidates] < config.recall_target:
                 depth = first.depth
             else:
-                found = again
-        return {"candidates": candidates, "depth": depth, "recall": found[candidates]}
+                recalls = again
+        return {"candidates": candidates, "depth": depth, "recall": recalls[candidates]}
 
     def _queries(self, vectors: Ragged) -> list[np.ndarray]:
         config = self._config
@@ -314,7 +315,7 @@ class _PagesBuild:
 
 
 def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None:
-    """The knowledge base of texts inside that of pages."""
+    """Builds the knowledge base of texts inside that of pages."""
     builder = KB_BUILDERS.get(config.retriever)
     corpus = writer.scratch / "texts.jsonl"
     passages = StoredPassages(writer.scratch, memory_limit=0, hint="")
@@ -348,7 +349,7 @@ def _described(store: Store) -> str:
 
 
 def _left_out(store: Store) -> dict[str, int]:
-    """Documents or pages that can't be read, and pages without text where text is what is searched."""
+    """Numbers of documents or pages that can't be read, and of pages without text if texts are searched."""
     return {why: len(pages) for why, pages in skipped_pages(store.directory).items()}
 
 

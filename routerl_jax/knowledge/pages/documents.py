@@ -1,7 +1,7 @@
-"""Documents to pages: PDFs (through pypdfium2), pictures and scans of several frames, from directories or a list of pages.
+"""Reads documents as pages: PDFs (through pypdfium2), pictures and multi-frame scans, from directories or a list of pages.
 
-A page's id is `file#page`, with the file's path below the corpus and the page's number from 1. Files are in their natural order
-(`slide2` before `slide10`), pages in the file's.
+A page's id is `file#page`, with the file's path below the corpus and the page's number from 1. Files are in natural order
+(`slide2` before `slide10`), pages in the order of their file.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from routerl_jax.models.images import decode_image
 OnError = Literal["raise", "skip"]
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 SUFFIXES = (".pdf", *PICTURES)
-_SCANS = (".tif", ".tiff")  # whose frames are pages
-_MOST_PIXELS = 2**25  # of a rendered page; a larger one (a poster) gets a lower resolution
-_POINTS = 72  # per inch, of a PDF
+_SCANS = (".tif", ".tiff")  # files whose frames are pages
+_MOST_PIXELS = 2**25  # most pixels of a rendered page; a larger page (a poster) gets a lower resolution
+_POINTS = 72  # PDF points per inch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Page:
-    """One page of a document, not yet looked at.
+    """One page of a document, not yet read.
 
     Attributes:
-      number: in the file, from 1.
-      text: what a list of pages says stands on it; of PDFs see `Reader.text`.
+      number: number of the page in the file, from 1.
+      text: the page's text according to a list of pages; for PDFs see `Reader.text`.
     """
 
     id: str
@@ -47,10 +47,10 @@ class Page:
 
 
 class Reader:
-    """Reads pages; keeps the document open that it read last. Safe to use from several threads, one at a time reads PDFs.
+    """Reads pages. Keeps the last document open. Safe to use from several threads; only one at a time reads PDFs.
 
     Args:
-      dpi: resolution of PDF pages, dots per inch.
+      dpi: resolution of PDF pages in dots per inch.
     """
 
     def __init__(self, dpi: int) -> None:
@@ -59,10 +59,10 @@ class Reader:
         self._open: tuple[pathlib.Path, Any] | None = None
 
     def count(self, path: pathlib.Path) -> int:
-        """Pages of a file.
+        """Number of pages of a file.
 
         Raises:
-          ValueError: not a PDF or picture that can be read, or a PDF that needs a password; names the file.
+          ValueError: the file is no readable PDF or picture, or needs a password; names the file.
         """
         if path.suffix.lower() == ".pdf":
             with self._lock:
@@ -74,7 +74,7 @@ class Reader:
             try:
                 with Image.open(path) as scan:
                     return getattr(scan, "n_frames", 1)
-            except Exception as error:  # decoders raise whatever they stumble over
+            except Exception as error:  # decoders raise many classes
                 raise ValueError(f"{path}: not a picture that can be read ({error}); repair or remove it") from error
         return 1
 
@@ -93,7 +93,7 @@ class Reader:
             raise ValueError(f"{name}: damaged or incomplete ({error}); repair or remove it") from error
 
     def text(self, page: Page) -> str:
-        """The text that the file itself carries for a page, "" if none: a PDF's text layer."""
+        """The text of a page in the file itself (a PDF's text layer); "" if there is none."""
         if page.path.suffix.lower() != ".pdf":
             return page.text
         return self._pdf(page, f"{page.path}, page {page.number}", lambda found: found.get_textpage().get_text_range())
@@ -129,14 +129,14 @@ class Reader:
 
 
 class Problems:
-    """What becomes of documents that can't be read: the first ends the build, or all are left out and reported."""
+    """Handling of unreadable documents: either the first one ends the build, or all are left out and reported."""
 
     def __init__(self, on_error: OnError) -> None:
         self.on_error = on_error
         self.skipped: list[str] = []
 
     def handle(self, error: ValueError) -> None:
-        """Raises the error, or takes note of it."""
+        """Raises the error, or records it."""
         if self.on_error == "raise":
             raise error
         logging.warning("skipped: %s", error)
@@ -147,11 +147,12 @@ def read_pages(corpus: str | pathlib.Path, reader: Reader, problems: Problems) -
     """All pages of a corpus, in order.
 
     Args:
-      corpus: a directory (read recursively; hidden files and other types are passed over), a PDF or picture, or a list of
-        pages: .jsonl, .jsonl.gz or .json with rows {id, image, title?, text?}, pictures relative to it.
+      corpus: a directory (read recursively; hidden files and other types are skipped), a PDF or picture, or a list of pages:
+        .jsonl, .jsonl.gz or .json with rows {id, image, title?, text?}, whose pictures are relative to it.
 
     Raises:
-      ValueError: no such place, no page in it; while reading, what `problems` does not skip. Names file or row.
+      ValueError: the corpus does not exist or has no page. While reading: an error that `problems` does not skip. Names file or
+        row.
     """
     root = pathlib.Path(corpus).expanduser()
     count = 0
@@ -172,17 +173,17 @@ def corpus_digest(corpus: str | pathlib.Path) -> str:
     digest = hashlib.sha256()
     if _is_list(root):
         digest.update(file_sha256(checked_path(root)).encode())
-        return digest.hexdigest()  # a picture that changes while its name stays is not noticed
+        return digest.hexdigest()  # a changed picture with the same name is not noticed
     for path in documents(root):
         digest.update(f"{_name(path, root)}\0{file_sha256(path)}\0".encode())
     return digest.hexdigest()
 
 
 def documents(root: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[pathlib.Path]:
-    """The files of a directory, at any depth, or the one that is given, in natural order.
+    """The files of a directory at any depth, in natural order; or the given file.
 
     Raises:
-      ValueError: no such place, a file of another type, or none in the directory.
+      ValueError: the path does not exist, is a file of another type, or is a directory without files.
     """
     if root.is_file():
         if root.suffix.lower() not in suffixes:
@@ -190,16 +191,16 @@ def documents(root: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[
         return [root]
     if not root.is_dir():
         raise ValueError(f"{root} does not exist. Give a directory of documents ({', '.join(suffixes)})")
-    found = [
+    paths = [
         path
         for path in root.rglob("*")
         if path.suffix.lower() in suffixes
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
-    if not found:
+    if not paths:
         raise ValueError(f"{root} holds no documents ({', '.join(suffixes)})")
-    return sorted(found, key=lambda path: _natural(path.relative_to(root).as_posix()))
+    return sorted(paths, key=lambda path: _natural(path.relative_to(root).as_posix()))
 
 
 def _found(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterator[Page]:

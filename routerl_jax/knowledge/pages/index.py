@@ -1,11 +1,11 @@
-"""The best pages for a query by MaxSim: all of them compared, or first a few that pooled vectors propose.
+"""Finds the best pages for a query by MaxSim. Either all pages are compared, or pooled vectors propose candidates first.
 
-With a first stage, every vector of the query finds its nearest among the pooled vectors of all pages. A page's estimate is the
-sum over the query's vectors of the best that was found for it, or of the worst that was found at all (so XTR, arXiv 2304.01982,
-fills its gaps). The pages of highest estimate are read from disk and compared in full.
+In the first stage, every vector of the query finds its nearest pooled vectors of all pages. A page's estimate is a sum over the
+query's vectors: of the best product found for this page, or if there is none, of the worst product found at all (as in XTR,
+arXiv 2304.01982). The pages with the highest estimates are read from disk and compared in full.
 
-Scores that are returned are computed query by query and page by page, whatever proposed the page; ties go to the page that
-comes first. Dimensions: Q queries, n vectors of a query, D width.
+The returned scores are computed query by query and page by page, whatever proposed the page. Ties go to the page that comes
+first. Dimensions: Q queries, n vectors of a query, D width.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.pages.maxsim import MaxSim
 from routerl_jax.knowledge.pages.ragged import Ragged
 
-_SPARE = 16  # pages beyond k that are scored anew: rounding can't push a winner out
-_PER_K = 4  # candidates at least, for each page asked for
-_SCAN_BYTES = 2**28  # of vectors that are on the devices at a time, where not all fit
+_SPARE = 16  # further pages beyond k that are scored again, so that rounding can't lose a winner
+_PER_K = 4  # fewest candidates for each page asked for
+_SCAN_BYTES = 2**28  # bytes of vectors that are on the devices at a time, if not all fit
 
 
 class FirstStage(NamedTuple):
-    """Pooled vectors, and what to ask of them.
+    """The first stage: pooled vectors and its settings.
 
     Attributes:
-      index: over all pooled vectors.
+      index: index over all pooled vectors.
       owner: the page of each of them.
-      depth: pooled vectors that each vector of a query looks up.
-      candidates: pages that are compared in full.
+      depth: number of pooled vectors that each vector of a query looks up.
+      candidates: number of pages that are compared in full.
     """
 
     index: VectorIndex
@@ -46,10 +46,10 @@ class PageIndex:
     """Searches the vectors of pages.
 
     Args:
-      vectors: of all pages.
+      vectors: the vectors of all pages.
       first: proposes candidates; None: all pages are compared.
-      resident_bytes: up to here all vectors are kept on the devices, once they are asked for.
-      mesh: devices; default: all of this process's.
+      resident_bytes: up to this size, all vectors are kept on the devices after their first use.
+      mesh: the devices; default: all of this process.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PageIndex:
     def exact(
         self, queries: Sequence[Float[np.ndarray, "n D"]], k: int
     ) -> list[tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]]:
-        """As `search`, with all pages compared."""
+        """Like `search`, with all pages compared."""
         k = min(k, len(self.vectors))
         best_rows = np.zeros((len(queries), 0), np.int64)
         best = np.zeros((len(queries), 0), np.float32)
@@ -83,11 +83,11 @@ class PageIndex:
             best_rows = np.concatenate([best_rows, rows], axis=1)
             if best.shape[1] > k + _SPARE:
                 kept = np.argpartition(-best, k + _SPARE - 1, axis=1)[:, : k + _SPARE]
-                best, best_rows = (np.take_along_axis(one, kept, 1) for one in (best, best_rows))
+                best, best_rows = (np.take_along_axis(part, kept, 1) for part in (best, best_rows))
         return [self._ranked(query, rows, k) for query, rows in zip(queries, best_rows)]
 
     def candidates(self, queries: Sequence[Float[np.ndarray, "n D"]], count: int) -> list[Int[np.ndarray, " C"]]:
-        """The first stage alone: rows of about the `count` pages of highest estimate, best first."""
+        """The first stage alone: rows of about `count` pages with the highest estimates, best first."""
         if self.first is None:
             raise ValueError("this index has no first stage")
         index, owner = self.first.index, self.first.owner
@@ -95,7 +95,8 @@ class PageIndex:
         ids, scores = index.search(np.concatenate(filled), min(max(self.first.depth, count), len(index)))
         edges = np.cumsum([len(query) for query in filled])[:-1]
         return [
-            _estimated(owner[found], near)[:count] for found, near in zip(np.split(ids, edges), np.split(scores, edges))
+            _estimated(owner[vector_rows], similarities)[:count]
+            for vector_rows, similarities in zip(np.split(ids, edges), np.split(scores, edges))
         ]
 
     def _best(self, query: np.ndarray, rows: Int[np.ndarray, " C"], k: int) -> Int[np.ndarray, " B"]:
@@ -112,7 +113,7 @@ class PageIndex:
         return rows[order], scores[order]
 
     def _everything(self) -> Iterator[tuple[int, MaxSim]]:
-        """(first row, pages) of stretches that together are all pages."""
+        """(first row, pages) of consecutive blocks of all pages."""
         if self.vectors.bytes <= self._resident_bytes:
             if self._resident is None:
                 self._resident = MaxSim(self.vectors.read(0, len(self.vectors)), mesh=self._mesh)
@@ -127,7 +128,7 @@ class PageIndex:
 def page_recall(
     index: PageIndex, queries: Sequence[Float[np.ndarray, "n D"]], counts: Sequence[int], k: int = 10
 ) -> dict[int, float]:
-    """For numbers of candidates, the share of the k best pages by exact MaxSim that is among them."""
+    """For each number of candidates, the share of the k best pages by exact MaxSim that is among them."""
     exact = [set(rows.tolist()) for rows, _ in index.exact(queries, k)]
     proposed = index.candidates(queries, max(counts))
     return {
@@ -139,13 +140,13 @@ def page_recall(
 
 
 def _estimated(pages_NM: Int[np.ndarray, "n M"], scores_NM: Float32[np.ndarray, "n M"]) -> Int[np.ndarray, " C"]:
-    """Pages by estimate, best first, ties by lower row; each row of `scores_NM` goes from best to worst."""
-    known, places = np.unique(pages_NM, return_inverse=True)
-    places = places.reshape(pages_NM.shape)
+    """Pages by estimate, best first; ties: the lower row. Each row of `scores_NM` goes from best to worst."""
+    known, numbers = np.unique(pages_NM, return_inverse=True)
+    numbers = numbers.reshape(pages_NM.shape)
     estimates = np.zeros(len(known), np.float64)
-    for place, score in zip(places, scores_NM):
-        found, first = np.unique(place, return_index=True)  # the first is the best
+    for row, score in zip(numbers, scores_NM):
+        seen, first = np.unique(row, return_index=True)  # the first is the best
         missing = np.full(len(known), score[-1], np.float64)
-        missing[found] = score[first]
+        missing[seen] = score[first]
         estimates += missing
     return known[np.lexsort((known, -estimates))]

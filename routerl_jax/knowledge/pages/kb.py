@@ -23,10 +23,10 @@ from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.late_interaction import LateInteraction
 
 VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
-_QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
-_MEMORY = 2**30  # bytes of vectors that are read from memory once they were read from disk
-_COST = 2.0  # of a dense search: every query has some twenty vectors, and candidates are read from disk
-_REMEMBERED = 4096  # queries whose vectors are kept (10 KB each at 20 vectors)
+_QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
+_MEMORY = 2**30  # bytes up to which vectors are held in memory after their first use
+_COST = 2.0  # in units of a dense search: a query has some twenty vectors, and candidates are read from disk
+_REMEMBERED = 4096  # queries whose vectors are cached (10 KB each at 20 vectors)
 
 
 class PageKB(KnowledgeBase):
@@ -34,8 +34,8 @@ class PageKB(KnowledgeBase):
 
     Args:
       store: an opened store of kind "pages".
-      encoder: gives queries their vectors.
-      index: over the pages' vectors.
+      encoder: the encoder of queries.
+      index: the index over the pages' vectors.
     """
 
     cost = _COST
@@ -52,7 +52,7 @@ class PageKB(KnowledgeBase):
 
     @classmethod
     def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> PageKB:
-        """Opens a built store; `index` is the backend of the first stage, "maxsim" for none: all pages are compared."""
+        """Opens a built store. `index` is the backend of the first stage; "maxsim": no first stage, all pages are compared."""
         model = query_encoder(store, encoder, mesh)
         if not isinstance(model, LateInteraction):
             raise ValueError(
@@ -65,14 +65,14 @@ class PageKB(KnowledgeBase):
         return len(self.store)
 
     def embed_queries(self, queries: Sequence[str]) -> list[np.ndarray]:
-        """A matrix [n, D] for every query, rounded as the pages' vectors are stored (bfloat16, as VRAG-RL's engine has it)."""
+        """A matrix [n, D] per query, rounded like the stored vectors of pages (bfloat16, as in VRAG-RL's engine)."""
         distinct = list(dict.fromkeys(queries))
         vectors = self.cache.known(distinct)
         missing = [query for query in distinct if query not in vectors]
         if missing:
             embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
             if self._rounded:
-                embedded = [one.astype(ml_dtypes.bfloat16).astype(np.float32) for one in embedded]
+                embedded = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in embedded]
             fresh = dict(zip(missing, embedded))
             self.cache.add(fresh)
             vectors |= fresh
@@ -86,20 +86,20 @@ class PageKB(KnowledgeBase):
         return _Pages(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        found = self.index.search(self.embed_queries(queries), k)
-        rows = np.unique(np.concatenate([rows for rows, _ in found]))
+        ranked = self.index.search(self.embed_queries(queries), k)
+        rows = np.unique(np.concatenate([rows for rows, _ in ranked]))
         passages = {
             row: dataclasses.replace(passage, image=str(self._files.path(row)))
             for row, passage in zip(rows.tolist(), self.store.passages.take(rows))
         }
         return [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(best.tolist(), scores.tolist())]
-            for best, scores in found
+            for best, scores in ranked
         ]
 
 
 class OcrKB(KnowledgeBase):
-    """Pages by their text: a text knowledge base over it, whose passages get the pages' pictures.
+    """Pages by their text: a text knowledge base whose passages get the pictures of the pages.
 
     Args:
       store: an opened store of kind "ocr": the pages.
@@ -128,16 +128,16 @@ class OcrKB(KnowledgeBase):
 
     def _search(self, queries: list[str], k: int) -> TimedResults:
         texts = self.texts.search(queries, k)
-        images = [self._pages.pictures([one.id for one in found]) for found in texts]
+        images = [self._pages.pictures([passage.id for passage in passages]) for passages in texts]
         pages = [
-            [dataclasses.replace(one, image=image) for one, image in zip(found, shown)]
-            for found, shown in zip(texts, images)
+            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, shown)]
+            for passages, shown in zip(texts, images)
         ]
         return TimedResults(pages, texts.seconds)
 
 
 class _Pages:
-    """Where the pictures of a store's pages are, by the pages' ids. Reads all ids."""
+    """The paths of pictures by the ids of pages. Reads all ids of the store."""
 
     def __init__(self, store: Store) -> None:
         self._name = store.manifest.name
@@ -145,7 +145,7 @@ class _Pages:
         self._rows = {passage.id: row for row, passage in enumerate(store.passages.read(0, len(store)))}
 
     def pictures(self, ids: Sequence[str]) -> list[str]:
-        """Their paths. Raises ValueError for an id that there is not."""
+        """The paths of pictures. Raises ValueError for an unknown id."""
         for id in ids:
             if id not in self._rows:
                 raise ValueError(f"{id!r} is no page of knowledge base {self._name!r}")

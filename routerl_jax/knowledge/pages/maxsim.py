@@ -2,10 +2,11 @@
 
 score(query, page) = sum over the query's vectors of the largest inner product with a vector of the page.
 
-No masks and little padding: a page is filled up to a length of a short ladder with copies of its last vector, which can't
-change a maximum, and the vectors of all queries stand one below the other, so that one matrix product per page serves them all.
-Sums are float32. So are products; where pages are bfloat16 and the queries are representable in it, bfloat16 units make them,
-which is exact too and faster.
+There are no masks and little padding. A page is padded to one of a few lengths with copies of its last vector, which can't
+change a maximum. The vectors of all queries are stacked, so that one matrix product per page serves all queries. Sums and
+products are float32. If pages are bfloat16 and the queries are representable in bfloat16, bfloat16 units compute the
+products, which is also exact and faster.
+
 Dimensions: N vectors of all queries, D width, P pages, L vectors of a page, Q queries.
 """
 
@@ -25,29 +26,31 @@ from jaxtyping import Array, Float, Float32
 
 from routerl_jax.knowledge.encoders import local_mesh
 
-_MOST_VECTORS = 1024  # of queries, in one call of the device
-_FEW_VECTORS = 64  # up to here a block's products are made in one piece, beyond it page by page, to stay in the cache
+_MOST_VECTORS = 1024  # most query vectors in one device call
+_FEW_VECTORS = (
+    64  # up to this number, a block is one product; beyond it, products are page by page, to stay in the cache
+)
 _STEPS = (16, 32, 64)  # numbers of query vectors are rounded up to these, and to multiples of the last
-_BLOCK_BYTES = 2**24  # of pages that one call reads
+_BLOCK_BYTES = 2**24  # bytes of pages that one call reads
 _TOGETHER = 64  # pages of one product on an accelerator
 
 
 class Block(NamedTuple):
-    """Pages of one padded length on one device; those beyond `rows` are copies that fill it up."""
+    """Pages of one padded length on one device. Those beyond `rows` are padding."""
 
-    rows: np.ndarray  # which pages they are
+    rows: np.ndarray  # row numbers of the pages
     values: Array  # [P, L, D]
 
 
 class MaxSim:
-    """Pages on this process's devices, spread over them block by block, to be scored for any queries.
+    """Pages on this process's devices, distributed block by block, to be scored for any queries.
 
     Args:
-      pages: each [m, D], m >= 1, of float32, bfloat16 or another dtype; it is kept in that dtype.
-      mesh: devices; default: all of this process's.
+      pages: each [m, D], m >= 1, of float32, bfloat16 or another dtype, which is kept.
+      mesh: the devices; default: all of this process.
 
     Raises:
-      ValueError: no page, a page without vectors, or widths that differ.
+      ValueError: there is no page, a page has no vectors, or widths differ.
     """
 
     def __init__(self, pages: Sequence[np.ndarray], *, mesh: Mesh | None = None) -> None:
@@ -70,21 +73,21 @@ class MaxSim:
         """Scores of all queries for all pages.
 
         Args:
-          alone: query by query and page by page, slower: to the last bit, a score then follows from query and page alone.
-            Otherwise its rounding may depend on what else is scored.
+          alone: compute query by query and page by page, which is slower. A score then depends only on its query and page, to
+            the last bit. Otherwise its rounding may depend on what else is scored.
 
         Raises:
-          ValueError: a query of another width.
+          ValueError: a query has another width.
         """
         for i, query in enumerate(queries):
             if query.ndim != 2 or query.shape[1] != self.width:
                 raise ValueError(
                     f"query {i} has shape {query.shape}, expected [n, {self.width}] like the pages' vectors"
                 )
-        found = np.zeros((len(queries), self.count), np.float32)
-        for which in _calls([len(query) for query in queries], 1 if alone else _MOST_VECTORS):
-            self._score([queries[i] for i in which], found, which, alone)
-        return found
+        totals = np.zeros((len(queries), self.count), np.float32)
+        for batch in _calls([len(query) for query in queries], 1 if alone else _MOST_VECTORS):
+            self._score([queries[i] for i in batch], totals, batch, alone)
+        return totals
 
     def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
@@ -115,12 +118,12 @@ class MaxSim:
 def maxsim(
     queries: Sequence[Float[np.ndarray, "n D"]], pages: Sequence[Float[np.ndarray, "m D"]], *, mesh: Mesh | None = None
 ) -> Float32[np.ndarray, "Q P"]:
-    """Scores of all queries for all pages, once; `MaxSim` keeps the pages on the devices for the next queries."""
+    """Scores of all queries for all pages, for a single use. `MaxSim` keeps the pages on the devices for further queries."""
     return MaxSim(pages, mesh=mesh).scores(queries)
 
 
 def padded_length(length: int) -> int:
-    """The length of the ladder that a page of so many vectors is filled up to: at most 1/16 more, or 15 vectors."""
+    """The length to which a page with this many vectors is padded: at most 1/16 more, or 15 vectors."""
     step = 16
     while step * 32 < length:
         step *= 2
@@ -128,7 +131,7 @@ def padded_length(length: int) -> int:
 
 
 def _blocks(pages: Sequence[np.ndarray], most_bytes: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(which pages, [P, L, D]) with pages of one padded length; P is a power of two, or whatever fits."""
+    """(row numbers, [P, L, D]) of pages of one padded length. P is a power of two, or what fits."""
     lengths = np.asarray([padded_length(len(page)) for page in pages])
     for length in np.unique(lengths):
         rows = np.flatnonzero(lengths == length)
@@ -138,31 +141,32 @@ def _blocks(pages: Sequence[np.ndarray], most_bytes: int) -> Iterator[tuple[np.n
             part = rows[start : start + most]
             size = most if len(rows) > most else 1 << (len(part) - 1).bit_length()
             values = np.empty((size, length, pages[0].shape[1]), pages[0].dtype)
-            for place, row in zip(values, part):
-                place[: len(pages[row])], place[len(pages[row]) :] = pages[row], pages[row][-1]
+            for target, row in zip(values, part):
+                target[: len(pages[row])], target[len(pages[row]) :] = pages[row], pages[row][-1]
             values[len(part) :] = values[0]
             yield part, values
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """Each waits for the program of one block: devices work at the same time, and a CPU runs several programs at once."""
+    """Threads that each wait for the program of one block, so that devices, or several programs on a CPU, run in parallel."""
     return ThreadPoolExecutor(max(jax.local_device_count(), os.cpu_count() or 1), thread_name_prefix="maxsim")
 
 
 def _calls(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Which queries are scored together: `most` vectors, or a single query. Those without vectors score 0 everywhere."""
-    which, total = [], 0
+    """Groups of queries that are scored together: at most `most` vectors, or a single query. Queries without vectors are left
+    out; they score 0 everywhere."""
+    batch, total = [], 0
     for i, length in enumerate(lengths):
         if not length:
             continue
-        if which and total + length > most:
-            yield which
-            which, total = [], 0
-        which.append(i)
+        if batch and total + length > most:
+            yield batch
+            batch, total = [], 0
+        batch.append(i)
         total += length
-    if which:
-        yield which
+    if batch:
+        yield batch
 
 
 def _rounded(count: int) -> int:
@@ -171,12 +175,13 @@ def _rounded(count: int) -> int:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
-    """The largest inner product of every query vector with a page's, [P, N]; `together` pages at a time, 0: all."""
+    """The largest inner product of every query vector with the vectors of each page, [P, N]. `together` pages at a time;
+    0: all."""
 
     def best(page_LD: Array) -> Array:
         if queries_ND.dtype == jnp.float32:
             page_LD = page_LD.astype(jnp.float32)
-        # HIGHEST: GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
+        # HIGHEST, because GPUs and TPUs would otherwise multiply float32 in TF32 or bfloat16
         products = jnp.einsum(
             "ld,nd->ln",
             page_LD,

@@ -1,6 +1,6 @@
-"""Text of page images through PP-OCR (rapidocr on onnxruntime), the text baseline of VRAG-RL; each page is read once, ever.
+"""OCR of page images with PP-OCR (rapidocr on onnxruntime), the text baseline of VRAG-RL. Each page is read only once.
 
-What was read is kept under $ROUTERL_CACHE/ocr in a file per picture, named by the digest of its bytes and the engine's version.
+Results are cached under $ROUTERL_CACHE/ocr in a file per picture, named by the digest of its bytes and the engine's version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENGINE = "rapidocr"
 
 
 class Line(NamedTuple):
-    """A line of text, where it stands (left, top, right, bottom; pixels), and how sure the engine is, 0 to 1."""
+    """A line of text, its box (left, top, right, bottom; pixels), and the engine's confidence, 0 to 1."""
 
     text: str
     box: tuple[float, float, float, float]
@@ -31,10 +31,10 @@ class Line(NamedTuple):
 
 
 class Ocr:
-    """Reads text off pictures. Safe to use from several threads, each of which computes on one core.
+    """Reads text from pictures. Safe to use from several threads, each of which computes on one core.
 
     Args:
-      cache: directory of what was read; default: $ROUTERL_CACHE/ocr.
+      cache: directory of cached results; default: $ROUTERL_CACHE/ocr.
 
     Raises:
       ValueError: the package is not installed.
@@ -50,19 +50,19 @@ class Ocr:
         self._engines = threading.local()
 
     def lines(self, picture: bytes, *, name: str = "picture") -> list[Line]:
-        """The lines on an encoded picture from top to bottom; [] where it holds none.
+        """The lines on an encoded picture from top to bottom; [] if it has no text.
 
         Raises:
-          ValueError: no picture that can be read; names it.
+          ValueError: the picture can't be read; names it.
         """
-        kept = self._kept(picture)
-        if (found := _read(kept)) is not None:
-            return found
+        cached = self._kept(picture)
+        if (result := _read(cached)) is not None:
+            return result
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
-        found = self._engine()(np.ascontiguousarray(pixels))
-        columns = () if found.txts is None else (found.boxes, found.txts, found.scores)
+        result = self._engine()(np.ascontiguousarray(pixels))
+        columns = () if result.txts is None else (result.boxes, result.txts, result.scores)
         lines = [_line(box, text, confidence) for box, text, confidence in zip(*columns)]
-        _keep(kept, lines)
+        _keep(cached, lines)
         return lines
 
     def text(self, picture: bytes, *, name: str = "picture") -> str:
@@ -75,7 +75,7 @@ class Ocr:
 
     def _engine(self) -> Any:
         if not hasattr(self._engines, "engine"):
-            # More threads than cores make its runtime spin: measured here, 52 s a page in place of 2.
+            # More threads than cores make its runtime spin: 52 s per page instead of 2, as measured.
             threads = {f"EngineConfig.onnxruntime.{key}_op_num_threads": 1 for key in ("intra", "inter")}
             quiet = {"Global.log_level": "error"}  # it warns of every picture without text
             self._engines.engine = self._package.RapidOCR(params=threads | quiet)
@@ -89,7 +89,7 @@ def _line(box: Any, text: str, confidence: Any) -> Line:
 
 
 def _read(path: pathlib.Path) -> list[Line] | None:
-    """What is kept there; None if nothing is, or if it is damaged."""
+    """The cached lines in a file; None if there are none, or the file is damaged."""
     try:
         return [Line(text, tuple(box), confidence) for text, box, confidence in json.loads(path.read_text("utf-8"))]
     except (OSError, ValueError, TypeError):

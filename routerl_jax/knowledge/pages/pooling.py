@@ -1,6 +1,6 @@
-"""Fewer vectors per page: means of those that are alike, or that are neighbours on the page.
+"""Pools the vectors of a page: means of similar vectors, or of neighbours on the page.
 
-Ward's clusters are what ColPali's authors pool by ("token pooling", arXiv 2409.14683); the means of neighbours cost nothing.
+Ward's clusters are the token pooling of ColPali's authors (arXiv 2409.14683). The means of neighbours cost almost nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ POOLINGS = get_args(Pooling)
 
 
 def pool(vectors: Float32[np.ndarray, "m D"], count: int, method: Pooling = "ward") -> Float32[np.ndarray, "c D"]:
-    """At most `count` vectors that stand for a page's: means of groups, at the length that they have.
+    """At most `count` vectors that represent a page's: means of groups, not normalised.
 
     Args:
-      method: "ward" merges what is nearest, step by step (variance grows least); "runs" cuts the page, whose vectors come in
-        reading order of its patches, into stretches of equal length.
+      method: "ward" merges step by step the groups that increase the variance least; "runs" cuts the vectors, which are in
+        reading order of the patches, into runs of equal length.
     """
     vectors = np.asarray(vectors, np.float32)
     if count == 1:

@@ -1,7 +1,7 @@
-"""Many vectors per page on disk: one zarr matrix of all vectors, read page by page, written so that a killed build goes on.
+"""Many vectors per page on disk: one zarr matrix of all vectors, read page by page. A killed build can continue writing it.
 
     DIR/NAME/values   [all vectors, width], one page after the other
-    DIR/NAME/offsets  int64 [P + 1]: where each page begins
+    DIR/NAME/offsets  int64 [P + 1]: the first row of each page
 
 Dimensions: P pages, D width of the vectors.
 """
@@ -29,7 +29,7 @@ _SCALE = 4  # bytes after an int8 vector: its largest absolute value, float32, l
 
 
 def encode(vectors: Float32[np.ndarray, "n D"], precision: Precision) -> np.ndarray:
-    """Vectors as they are stored: rounded, or int8 with a scale of its own for each."""
+    """Vectors in the stored form: rounded, or int8 with a scale per vector."""
     if precision != "int8":
         return vectors.astype(np.float32 if precision == "float32" else ml_dtypes.bfloat16)
     largest = np.maximum(np.abs(vectors).max(1, keepdims=True), 1e-12).astype("<f4")
@@ -37,7 +37,7 @@ def encode(vectors: Float32[np.ndarray, "n D"], precision: Precision) -> np.ndar
 
 
 def decode(stored: np.ndarray, precision: Precision) -> np.ndarray:
-    """What `encode` was given, as well as can be: float32 of int8, the others as they are stored."""
+    """The inverse of `encode`, up to rounding: float32 for int8, otherwise the stored dtype."""
     if precision != "int8":
         return stored
     largest = np.ascontiguousarray(stored[:, -_SCALE:]).view("<f4")
@@ -45,10 +45,10 @@ def decode(stored: np.ndarray, precision: Precision) -> np.ndarray:
 
 
 class Ragged:
-    """The vectors of P pages, read lazily; held in memory where all of them take at most `memory_limit` bytes.
+    """The vectors of P pages, read lazily. They are held in memory if all of them take at most `memory_limit` bytes.
 
     Raises:
-      ValueError: files that are missing, damaged or disagree; the message ends in `hint`.
+      ValueError: files are missing, damaged or inconsistent; the message ends with `hint`.
     """
 
     def __init__(self, directory: pathlib.Path, precision: Precision, *, memory_limit: int, hint: str) -> None:
@@ -67,20 +67,20 @@ class Ragged:
 
     @property
     def values(self) -> StoredArray:
-        """All vectors as they are stored, one below the other."""
+        """All vectors in their stored form, one row each."""
         return self._values
 
     @property
     def bytes(self) -> int:
-        """What all vectors take, as stored."""
+        """Bytes of all vectors in their stored form."""
         return math.prod(self._values.shape) * self._values.dtype.itemsize
 
     def lengths(self) -> Int[np.ndarray, " P"]:
-        """Vectors of each page."""
+        """Number of vectors of each page."""
         return np.diff(self.offsets)
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[np.ndarray]:
-        """The vectors of these pages, each [m, D]; only their own are read."""
+        """The vectors of these pages, each [m, D]. Only these are read."""
         rows = np.asarray(rows, np.int64)
         parts = self._values.ranges(self.offsets[rows].tolist(), self.offsets[rows + 1].tolist())
         return [decode(part, self.precision) for part in parts]
@@ -97,11 +97,11 @@ class Ragged:
 
 
 class RaggedWriter:
-    """Writes DIRECTORY/NAME step by step; a step that was finished by a killed build is not made again.
+    """Writes DIRECTORY/NAME step by step. Steps that a killed build has finished are not repeated.
 
     Args:
-      directory, progress: where a `StoreWriter` builds, and keeps its markers.
-      name: of the array, and of its markers.
+      directory, progress: directory of a `StoreWriter`, and the one of its markers.
+      name: name of the array and of its markers.
       count: number of pages.
       step: pages that are made and committed together.
     """
@@ -136,13 +136,13 @@ class RaggedWriter:
             for start, _ in self._steps[: self._done]:
                 self._marker(start).unlink()
             self._lengths, self._done = [], 0
-        self.resumed = len(self._lengths)  # pages that were there already
+        self.resumed = len(self._lengths)  # pages of an earlier run
 
     def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
-        """Makes what is missing: `make(start, stop)` gives the vectors of pages start..stop.
+        """Makes the missing steps. `make(start, stop)` returns the vectors of pages start..stop.
 
         Raises:
-          ValueError: `make` gives another number or shape than it should, or values that are not finite.
+          ValueError: `make` returns a wrong number or shape, or values that are not finite.
         """
         if self._done < len(self._steps):
             array: Any = open_array(self._directory / "values") if self._done else self._create()

@@ -1,4 +1,5 @@
-"""Pages of documents into a knowledge base that is being built: a picture file and a passage for each; resumes page by page."""
+"""Writes pages of documents into a knowledge base: a picture file and a passage for each. A killed build resumes page by
+page."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from routerl_jax.knowledge.writer import StoreWriter
 Text = Literal["none", "layer", "ocr", "either"]
 SKIPPED = "skipped.json"  # in the knowledge base: what was left out, and why
 _JOURNAL = "rendered.jsonl"
-_AHEAD = 4  # pages per core that are under way at a time
+_AHEAD = 4  # pages per core that are processed at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,15 +32,15 @@ _AHEAD = 4  # pages per core that are under way at a time
 class PageConfig:
     """How documents become pages."""
 
-    dpi: Annotated[int, Range(least=18, most=1200)] = 144  # of PDF pages
-    picture_format: PictureFormat = "jpeg"  # of the pages that are kept: jpeg or png
+    dpi: Annotated[int, Range(least=18, most=1200)] = 144  # resolution of PDF pages
+    picture_format: PictureFormat = "jpeg"  # format of the stored pages: jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged document: raise, or skip it and report
-    # a page's text: "none", "layer" (what the PDF carries), "ocr", "either" (OCR where the file carries none)
+    # a page's text: "none", "layer" (the PDF's text layer), "ocr", "either" (OCR if the file has no text)
     text: Text = "layer"
 
 
 class PageWriter:
-    """Gives the passages of a corpus of documents, and writes their pictures on the way.
+    """Yields the passages of a corpus of documents, and writes their pictures meanwhile.
 
     Args:
       keep_blank: pages without text become passages too.
@@ -57,20 +58,20 @@ class PageWriter:
         self._blank: list[str] = []
 
     def passages(self) -> Iterator[Passage]:
-        """A passage for every page, in order; after a kill, no page is drawn again that was kept.
+        """A passage for every page, in order. After a kill, stored pages are not rendered again.
 
         Raises:
-          ValueError: as `documents.read_pages`; no page can be used.
+          ValueError: an error of `documents.read_pages`, or no page can be used.
         """
         row = 0
         bar = tqdm(desc="pages", unit="page", disable=not self._progress, smoothing=0.05)
         with bar, PictureJournal(self._journal, self._files) as journal:
-            for page, made in self._in_order(journal):
+            for page, future in self._in_order(journal):
                 bar.update()
                 try:
-                    # A picture that was kept for another row is not trusted: this run may have written there by now.
-                    kept = journal.row(page.id)
-                    encoded, text = made.result() if kept in (None, row) else self._make(page, None)
+                    # A picture stored for another row is not used: this run may have overwritten it.
+                    stored_row = journal.row(page.id)
+                    encoded, text = future.result() if stored_row in (None, row) else self._make(page, None)
                 except ValueError as error:
                     self._problems.handle(error)
                     continue
@@ -79,7 +80,7 @@ class PageWriter:
                 if not text.strip() and not self._keep_blank:
                     self._blank.append(page.id)
                     continue
-                if kept != row:
+                if stored_row != row:
                     journal.write(page.id, row, encoded)
                 yield Passage(id=page.id, title=page.title, text=text)
                 row += 1
@@ -92,7 +93,7 @@ class PageWriter:
         (self._scratch / SKIPPED).write_text(json.dumps(skipped, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
     def _in_order(self, journal: PictureJournal) -> Iterator[tuple[Page, Future[tuple[bytes, str]]]]:
-        """Pages with what becomes of them, a few of which are under way at a time."""
+        """Pages with the futures of their pictures and texts; a few are processed at a time."""
         workers = os.cpu_count() or 1
         waiting: collections.deque[tuple[Page, Future[tuple[bytes, str]]]] = collections.deque()
         with ThreadPoolExecutor(workers) as pool:
@@ -116,6 +117,6 @@ class PageWriter:
 
 
 def skipped_pages(directory: pathlib.Path) -> dict[str, list[str]]:
-    """What a finished build left out: under "damaged" the errors, under "blank" the pages without text."""
+    """What a finished build left out: errors under "damaged", pages without text under "blank"."""
     path = directory / SKIPPED
     return json.loads(path.read_text("utf-8")) if path.is_file() else {"damaged": [], "blank": []}

@@ -1,4 +1,4 @@
-"""Building knowledge bases of pictures: rows -> pictures on disk -> vectors (CLIP's) -> index. Resumes after a kill."""
+"""Builds knowledge bases of pictures: rows -> pictures on disk -> CLIP vectors -> index. Resumes after a kill."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _PRINTS_SHARD, _PRINTS_CHUNK = 2**18, 2**10
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PicturesConfig:
-    """What `build_pictures` makes."""
+    """Configuration of `build_pictures`."""
 
     corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.corpus)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
     encoder: str = "openai/clip-vit-large-patch14"
-    instruction: str = ""  # only for text_image: put before queries of text alone, as the model was trained
+    instruction: str = ""  # only for text_image: put before queries of text alone, as in the model's training
     image_instruction: str = ""  # only for text_image: put before queries with a picture
     index: str = AUTO  # as in knowledge.build
-    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only where ScaNN is the index
+    scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only if ScaNN is the index
     # of the pictures that are kept: the shorter side, pixels; they are what is embedded
     side: Annotated[int, Range(least=32)] = 384
     picture_format: PictureFormat = "jpeg"  # jpeg or png
@@ -60,7 +60,7 @@ class PicturesConfig:
     embed_batch: Count = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # rows that are embedded and committed together
     check_queries: Count = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -78,15 +78,15 @@ def build_pictures(
     progress: bool = True,
     encoder: PictureEmbedder | None = None,
 ) -> BuildReport:
-    """Builds a knowledge base of pictures. Run again after a kill, it goes on with the next shard.
+    """Builds a knowledge base of pictures. After a kill, another call continues with the next shard.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
+      directory: directory of the knowledge base; it appears only when it is complete.
       progress: show progress bars.
-      encoder: embed with this model, which `config.encoder` then merely names.
+      encoder: embed with this model; `config.encoder` is only its name then.
 
     Raises:
-      ValueError: names the file, row or config key that is at fault.
+      ValueError: a file, a row or a setting is wrong; names it.
     """
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     what = "rows with pictures, or a directory of them,"
@@ -96,21 +96,29 @@ def build_pictures(
         raise ValueError(
             f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
         )
-    made = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
-    parts = [FORMAT, config.kind, source.digest, made.encoder, made.digest, config.side, config.picture_format]
+    embedding = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
+    parts = [
+        FORMAT,
+        config.kind,
+        source.digest,
+        embedding.encoder,
+        embedding.digest,
+        config.side,
+        config.picture_format,
+    ]
     parts += [config.on_error, config.shard_size]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _Build(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, made):
-            build.run(source, made)
+        if not is_built(writer, config, source.digest, embedding):
+            build.run(source, embedding)
     store = Store(writer.directory)
-    found = _check(config, store)
+    measured = _check(config, store)
     clock.lap("check")
     skipped = json.loads((store.directory / _SKIPPED).read_text("utf-8"))
     numbers = {"pictures": store.manifest.settings["pictures"], "damaged": len(skipped), "embedded": build.embedded}
     backend = opening_backend(None, str(store.manifest.index["backend"]))
-    rest = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": found}
-    return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **rest)
+    details = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": measured}
+    return report(store, clock, ("passages", PICTURES, EMBEDDINGS, FINGERPRINTS, INDEX), numbers=numbers, **details)
 
 
 class _Build:
@@ -119,13 +127,13 @@ class _Build:
     def __init__(
         self, config: PicturesConfig, writer: StoreWriter, encoder: PictureEmbedder, clock: Clock, progress: bool
     ) -> None:
-        self.embedded = 0  # rows, by this run
+        self.embedded = 0  # rows embedded by this run
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
         self._files = PictureFiles(writer.scratch, config.picture_format)
 
     def run(self, source: Source, made: Embedding) -> None:
-        """All stages, each as far as an earlier run has not finished it."""
+        """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
         backend = INDEXES.get(name)
@@ -167,7 +175,7 @@ class _Build:
         )
 
     def _passages(self, bar: tqdm) -> Iterator[Passage]:
-        """Passages in order; their pictures are written on the way."""
+        """Passages in order. Their pictures are written meanwhile."""
         problems, row = Problems(self._config.on_error), 0
         with PictureJournal(self._writer.progress / _JOURNAL, self._files) as journal:
             for entry in read_pictures(self._config.corpus, problems):
@@ -187,12 +195,14 @@ class _Build:
         if entry.image is None:
             if self._config.kind == "reverse_image":
                 raise ValueError("no picture, which a reverse image search is about; fill in 'image' or remove the row")
-            self._files.path(row).unlink(missing_ok=True)  # of another row, before a killed build's corpus was mended
+            self._files.path(row).unlink(
+                missing_ok=True
+            )  # may belong to another row, from a killed build of a corpus that was corrected since
         elif journal.row(entry.id) != row:
             journal.write(entry.id, row, self._files.encode(smaller(entry.image, self._config.side)))
 
     def _finger_prints(self, count: int) -> int:
-        """Writes the pictures' fingerprints, zeros where there is none; returns the number of pictures."""
+        """Writes the fingerprints of pictures, zeros for rows without one. Returns the number of pictures."""
         marker = self._writer.progress / FINGERPRINTS
         if marker.is_file():
             return json.loads(marker.read_text())["pictures"]
@@ -204,7 +214,9 @@ class _Build:
             for i in range(len(prints)):
                 if (file := self._files.path(start + i)).is_file():
                     prints[i] = fingerprint(smaller(file, 64))
-                    prints[i, -1] |= not prints[i].any()  # a black picture is one too
+                    prints[i, -1] |= not prints[
+                        i
+                    ].any()  # keeps the fingerprint of a black picture from being all zeros
                     pictures += 1
             array[start : start + len(prints)].write(prints).result()
         finish(marker, {"pictures": pictures})
@@ -224,7 +236,7 @@ class _Build:
         return np.concatenate(parts)
 
     def _input(self, passage: Passage, image: pathlib.Path | None) -> TextAndImage:
-        """What of a row is embedded: all of it, or the picture alone where pictures look for pictures."""
+        """The parts of a row that are embedded: all, or for reverse image search the picture alone."""
         if self._config.kind == "reverse_image":
             return TextAndImage(image=image)
         text = uniir_text(" ".join(part for part in (passage.title.strip(), passage.text.strip()) if part))

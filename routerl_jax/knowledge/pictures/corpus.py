@@ -23,21 +23,21 @@ class Entry:
     title: str
     text: str
     image: ImageSource | None
-    place: str  # where it stands, for messages
+    place: str  # its position, for messages
 
 
 def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[Entry]:
     """The rows of a corpus, in order.
 
     Args:
-      corpus: .jsonl, .jsonl.gz or .json with rows {id, title?, text? or caption?, image?}, whose pictures are paths relative
-        to the file, or `data:` URIs; M-BEIR's candidates {did, txt, img_path, modality}, whose paths are relative to a
-        directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl); or a directory of pictures, whose paths below it
-        are their ids and names their titles.
+      corpus: one of three forms. A .jsonl, .jsonl.gz or .json file with rows {id, title?, text? or caption?, image?}; images
+        are paths relative to the file, or `data:` URIs. M-BEIR's candidates {did, txt, img_path, modality}; paths are relative
+        to a directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl). A directory of pictures; the paths below it are
+        ids, and the file names titles.
 
     Raises:
-      ValueError: no such place, or nothing in it; a row without id, or with neither text nor picture; a picture that is not
-        there, unless `problems` skips it. Names file and row.
+      ValueError: the corpus does not exist or is empty; a row has no id, or neither text nor picture; or a picture is missing,
+        unless `problems` skips it. Names file and row.
     """
     root = pathlib.Path(corpus).expanduser()
     count = 0
@@ -55,8 +55,8 @@ def pictures_digest(corpus: str | pathlib.Path) -> str:
         return file_sha256(checked_path(root))
     digest = hashlib.sha256()
     for path in documents(root, PICTURES):
-        found = os.stat(path)
-        digest.update(f"{path.relative_to(root)}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+        status = os.stat(path)
+        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 
 
@@ -90,8 +90,8 @@ def _of_mbeir(row: dict[str, Any], place: Place) -> dict[str, Any]:
     """A candidate of M-BEIR (Wei et al. 2023, arXiv 2311.17136) in this module's keys."""
     image = string_field(row, "img_path", place, default="")
     above = (folder / image for folder in place.path.parents)
-    found = next((file for file in above if file.is_file()), image) if image.strip() else ""
-    return {"id": row["did"], "text": row.get("txt"), "image": str(found)}
+    path = next((file for file in above if file.is_file()), image) if image.strip() else ""
+    return {"id": row["did"], "text": row.get("txt"), "image": str(path)}
 
 
 def _source(path: pathlib.Path, image: str, place: Place) -> ImageSource:
@@ -99,7 +99,7 @@ def _source(path: pathlib.Path, image: str, place: Place) -> ImageSource:
         return image
     if "://" in image:
         raise place.error(f"key 'image': {image[:80]!r} is not on this machine; fetch it and give its path")
-    found = path.parent / pathlib.Path(image).expanduser()
-    if not found.is_file():
-        raise place.error(f"key 'image': {found} does not exist. Paths are relative to the file")
-    return found
+    source = path.parent / pathlib.Path(image).expanduser()
+    if not source.is_file():
+        raise place.error(f"key 'image': {source} does not exist. Paths are relative to the file")
+    return source

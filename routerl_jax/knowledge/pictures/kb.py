@@ -24,17 +24,17 @@ from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.images import decode_image, is_url
 
 FINGERPRINTS = "fingerprints"
-_QUERY_BATCH = 16  # rows of every encoder call, so that a vector does not depend on how many come with it
-_REMEMBERED = 16_384  # query vectors that are kept (3 KB each at 768 dimensions)
+_QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
+_REMEMBERED = 16_384  # cached query vectors (3 KB each at 768 dimensions)
 
 
 class PictureKB(KnowledgeBase):
-    """What both kinds share: vectors of CLIP or another `PictureEmbedder`, an index over them, pictures on disk.
+    """Base of both kinds: vectors of CLIP or another `PictureEmbedder`, an index over them, and pictures on disk.
 
     Args:
       store: an opened store with embeddings.
-      encoder: gives queries their vectors.
-      index: over the store's embeddings.
+      encoder: the encoder of queries.
+      index: the index over the store's embeddings.
     """
 
     def __init__(self, store: Store, encoder: PictureEmbedder, index: VectorIndex) -> None:
@@ -60,7 +60,7 @@ class PictureKB(KnowledgeBase):
         """The queries' vectors: the sum of text and picture, at unit length.
 
         Raises:
-          ValueError: a picture that can't be read, or the URL of one; names the query.
+          ValueError: a picture can't be read, or only its URL is given; names the query.
         """
         if url := next((query.image for query in queries if not isinstance(query, str) and is_url(query.image)), None):
             raise ValueError(
@@ -79,15 +79,15 @@ class PictureKB(KnowledgeBase):
         return np.stack([vectors[query_key(query)] for query in queries])
 
     def _input(self, query: Query) -> TextAndImage:
-        """A query as the encoder takes it."""
+        """A query in the form for the encoder."""
         if isinstance(query, str):
             return TextAndImage(text=query)
         return dataclasses.replace(query, image=decode_image(query.image, name="the query's picture"))
 
     def _passages(self, rows: Sequence[int] | np.ndarray) -> dict[int, Passage]:
-        """Passages by row, with their pictures where they have one."""
+        """Passages by row, with their pictures if they have any."""
         distinct = np.unique(np.asarray(rows, np.int64))
-        shown = [bool(one.any()) for one in self._fingerprints.take(distinct)] if len(distinct) else []
+        shown = [bool(fingerprint.any()) for fingerprint in self._fingerprints.take(distinct)] if len(distinct) else []
         return {
             row: dataclasses.replace(passage, image=str(self._files.path(row)) if has_picture else "")
             for row, passage, has_picture in zip(distinct.tolist(), self.store.passages.take(distinct), shown)
@@ -95,9 +95,9 @@ class PictureKB(KnowledgeBase):
 
 
 class TextImageKB(PictureKB):
-    """Texts, pictures, or texts with pictures, found by texts, pictures, or both at once.
+    """Finds texts, pictures, or texts with pictures by a text, a picture, or both.
 
-    The instruction that goes before a query's text is part of the trained model (UniIR has one per task).
+    The instruction before a query's text belongs to the trained model (UniIR has one per task).
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"text", "image"})
@@ -112,15 +112,15 @@ class TextImageKB(PictureKB):
         ids, scores = self.index.search(self.embed_queries(queries), k)
         passages = self._passages(ids[ids >= 0])
         return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(found, row) if i >= 0]
-            for found, row in zip(ids.tolist(), scores.tolist())
+            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids_row, scores_row) if i >= 0]
+            for ids_row, scores_row in zip(ids.tolist(), scores.tolist())
         ]
 
 
 class ReverseImageKB(PictureKB):
-    """The nearest pictures to a picture, with the titles of where they were found; `Passage.image` is a thumbnail.
+    """Finds the nearest pictures to a picture, with the titles of their sources. `Passage.image` is a thumbnail.
 
-    A picture that is there several times (re-encoded or resized too) is one result; its text lists the other titles.
+    Copies of a picture (also re-encoded or resized ones) are one result, whose text lists the other titles.
     """
 
     reads: ClassVar[frozenset[str]] = frozenset({"image"})
@@ -141,7 +141,7 @@ class ReverseImageKB(PictureKB):
         return results
 
     def _groups(self, rows: np.ndarray) -> list[list[int]]:
-        """Rows of the same picture together, each group where its best one stands."""
+        """Groups the rows of the same picture. A group has the position of its best row."""
         prints = self._fingerprints.take(rows)
         groups: list[list[int]] = []
         left = np.ones(len(rows), bool)

@@ -1,4 +1,4 @@
-"""Endpoints in the shapes of other projects' retrieval servers, so that their clients need no change but the URL.
+"""Endpoints of other projects' retrieval servers. Their clients work after a change of the URL.
 
 POST /retrieve  Search-R1 `search_r1/search/retrieval_server.py` (a14dc3a), verl: `queries`, `topk`, `return_scores`; SkyRL
                 `examples/train/search` (a956457): one `query`. The reply's `result[i][j]` is `{document, score}`;
@@ -9,7 +9,7 @@ GET /search     VRAG `search_engine/search_engine_api.py` (24f8d05): `?queries=a
                 `{idx, image_file}`.
 POST /queries   R1-Searcher `train/wiki_corpus_load.py` (631167c): `queries`, `k`; `answers[i][j]` is a line of the corpus.
 
-Where a peer's own server fails (Search-R1 and RouteRAG with `return_scores` false), these give what its code means to.
+Where a project's own server fails (Search-R1 and RouteRAG with `return_scores` false), these return what its code intends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from routerl_jax.knowledge.query import as_read
 from routerl_jax.knowledge.serving.schema import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 from routerl_jax.knowledge.timing import TimedResults
 
-PASSAGE = "passage"  # the mode that a knowledge base without modes has, whatever it calls it
+PASSAGE = "passage"  # also accepted as the mode of a knowledge base without modes
 _MODE = re.compile(r"\[(passage|graph)\]")
 
 
@@ -33,8 +33,8 @@ class Adapter:
     """One foreign endpoint.
 
     Attributes:
-      name: for metrics.
-      read: (body, limits) -> the searches of the request, each with its places in the reply; a GET's body is
+      name: name for metrics.
+      read: (body, limits) -> the searches of the request, each with its indices in the reply. For a GET, the body is
         `{name: [values]}` of its query string.
       write: (body, results in order with the seconds of each) -> JSON.
     """
@@ -56,7 +56,7 @@ def _read_search_r1(body: Any, limits: Limits) -> list[tuple[SearchRequest, list
 
 
 def _write_search_r1(body: Mapping[str, Any], results: TimedResults) -> Any:
-    """`contents` begins with the title in quotation marks, as in the wiki-18 corpus that their prompts are made of."""
+    """`contents` begins with the title in quotation marks, as in the wiki-18 corpus that their prompts use."""
 
     def document(passage: Passage) -> dict[str, str]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
@@ -69,15 +69,15 @@ def _read_routerag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[
     fields = read_object(body)
     k = _topk(fields, "topk", 5, limits)
     by_mode: dict[str, tuple[list[Query], list[int]]] = {}
-    for place, query in enumerate(read_queries(fields.get("queries"), limits)):
+    for i, query in enumerate(read_queries(fields.get("queries"), limits)):
         query = as_read(query, ())
         if not isinstance(query, str):
-            raise invalid(f"queries[{place}] must be a string")
+            raise invalid(f"queries[{i}] must be a string")
         named = set(_MODE.findall(query))
         mode = "hybrid" if len(named) == 2 else "graph" if "graph" in named else PASSAGE
-        queries, places = by_mode.setdefault(mode, ([], []))
+        queries, indices = by_mode.setdefault(mode, ([], []))
         queries.append(_MODE.sub("", query).strip())
-        places.append(place)
+        indices.append(i)
     return [(SearchRequest(queries=queries, k=k, mode=mode), places) for mode, (queries, places) in by_mode.items()]
 
 
@@ -96,8 +96,10 @@ def _read_vrag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]
 
 
 def _write_vrag(body: Mapping[str, Any], results: TimedResults) -> Any:
-    """`idx` is the rank, as there; `image_file` the picture where the server has it: their client opens that path."""
-    return [[{"idx": rank, "image_file": passage.image} for rank, passage in enumerate(found)] for found in results]
+    """`idx` is the rank, as there. `image_file` is the path of the picture on the server, which their client opens."""
+    return [
+        [{"idx": rank, "image_file": passage.image} for rank, passage in enumerate(passages)] for passages in results
+    ]
 
 
 def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]]]:
@@ -106,7 +108,7 @@ def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, li
 
 def _write_r1_searcher(body: Mapping[str, Any], results: TimedResults) -> Any:
     """A passage is a line of their corpus: number, tab, then title and text; their client cuts the number off."""
-    answers = [[_line(passage, rank) for rank, passage in enumerate(found)] for found in results]
+    answers = [[_line(passage, rank) for rank, passage in enumerate(passages)] for passages in results]
     return {"queries": body["queries"], "answers": answers}
 
 
@@ -123,7 +125,7 @@ def _one_search(
 
 
 def _topk(fields: Mapping[str, Any], key: str, default: int, limits: Limits) -> int:
-    """None and 0 mean the server's own number, as in the peers."""
+    """The number of passages. None and 0 mean the server's default, as in the other projects."""
     return read_k(fields.get(key) or limits.default(default), limits, key)
 
 
@@ -131,8 +133,10 @@ def _scored(
     body: Mapping[str, Any], results: Sequence[Sequence[Passage]], document: Callable[[Passage], Any]
 ) -> list[list[Any]]:
     if not body.get("return_scores"):
-        return [[document(passage) for passage in found] for found in results]
-    return [[{"document": document(passage), "score": float(passage.score)} for passage in found] for found in results]
+        return [[document(passage) for passage in passages] for passages in results]
+    return [
+        [{"document": document(passage), "score": float(passage.score)} for passage in passages] for passages in results
+    ]
 
 
 ADAPTERS = (

@@ -1,6 +1,6 @@
-"""The ASGI application that serves knowledge bases: native schema, the peers' endpoints, health and metrics.
+"""The ASGI application that serves knowledge bases: our own schema, other projects' endpoints, health and metrics.
 
-Every knowledge base lies under its name, `/NAME/v1/search`; the first one is also at the root, `/v1/search`.
+Every knowledge base is served under its name, `/NAME/v1/search`; the first one also at the root, `/v1/search`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_OPEN = frozenset({"/", "/healthz", "/readyz"})  # need no token
+_OPEN = frozenset({"/", "/healthz", "/readyz"})  # paths that need no token
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A knowledge base under a name, in one or more modes; the first mode is the default.
+    """A knowledge base with a name, in one or more modes. The first mode is the default.
 
     `Served("wiki", {"passage": dense, "graph": graph, "hybrid": fused})`, or `Served("wiki", {"default": kb})`.
     """
@@ -65,14 +65,14 @@ class Served:
             raise ValueError(f"knowledge base {self.name!r} has no modes")
 
     def mode(self, name: str | None) -> tuple[str, Searchable]:
-        """The mode of that name, or the default; Refusal 400 if there is none."""
+        """The mode of this name, or the default. Raises Refusal 400 if there is none."""
         name = name or next(iter(self.modes))
         if name not in self.modes:
             raise Refusal(400, "unknown_mode", f"{self.name!r} has no mode {name!r}; it has: {', '.join(self.modes)}")
         return name, self.modes[name]
 
     def describe(self) -> dict[str, Any]:
-        """What `/v1/kbs` says."""
+        """The description for `/v1/kbs`."""
         modes = {}
         for mode, kb in self.modes.items():
             try:
@@ -100,13 +100,13 @@ _RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ServerSettings(BatchConfig):
-    """How requests are batched, and how each is bounded (`limits`)."""
+    """How requests are batched, and the limits of each (`limits`)."""
 
     limits: Limits = Limits()
 
 
 class Server:
-    """The state behind the application: knowledge bases, their batchers, counters."""
+    """The state of the application: knowledge bases, their batchers, counters."""
 
     def __init__(self, served: Sequence[Served], settings: ServerSettings) -> None:
         if not served:
@@ -118,14 +118,14 @@ class Server:
         self.settings = settings
         self.metrics = Metrics()
         self.closing = False
-        self._batchers: dict[int, Batcher] = {}  # one per knowledge base, whatever the names it goes by
-        for one in served:
-            for mode, kb in one.modes.items():
+        self._batchers: dict[int, Batcher] = {}  # one per knowledge base, even if it has several names
+        for entry in served:
+            for mode, kb in entry.modes.items():
                 if id(kb) not in self._batchers:
-                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(one.name, mode))
+                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(entry.name, mode))
 
     def named(self, name: str) -> Served:
-        """The knowledge base of that name; Refusal 404 if there is none."""
+        """The knowledge base of this name. Raises Refusal 404 if there is none."""
         if name in _RESERVED:
             raise Refusal(405, "wrong_method", "this path does not take that method; POST /v1/search, GET /v1/kbs")
         if name not in self.served:
@@ -134,7 +134,7 @@ class Server:
         return self.served[name]
 
     async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, TimedResults]:
-        """The mode that was searched, what was, and what it found. Raises Refusal."""
+        """The mode that was searched, its knowledge base, and the results. Raises Refusal."""
         mode, kb = served.mode(request.mode)
         try:
             return mode, kb, await self._batchers[id(kb)].search(request.queries, request.k)
@@ -146,7 +146,7 @@ class Server:
             raise Refusal(500, "search_failed", f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> str:
-        """Why no further request should be sent here; "" if it may."""
+        """Why no further request should be sent to this server; "" if it is ready."""
         if self.closing:
             return "the server is shutting down"
         waiting = max(batcher.waiting for batcher in self._batchers.values())
@@ -154,11 +154,11 @@ class Server:
 
     @property
     def searching(self) -> bool:
-        """Whether a knowledge base is being searched, be it for a client that has gone."""
+        """Whether a knowledge base is being searched, even for a client that has disconnected."""
         return any(batcher.searching for batcher in self._batchers.values())
 
     async def close(self) -> None:
-        """Finishes what waits."""
+        """Finishes waiting requests."""
         self.closing = True
         await asyncio.gather(*(batcher.close() for batcher in self._batchers.values()))
 
@@ -172,8 +172,8 @@ def create_app(
 ) -> Starlette:
     """The application.
 
-    `token`: asked of every client, "" for none. `mcp`: makes an MCP server's application, whose routes and lifespan it takes
-    over (`serving.mcp.http_app`).
+    `token`: required of every client; "" for none. `mcp`: makes the application of an MCP server, whose routes and lifespan are
+    included (`serving.mcp.http_app`).
     """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
@@ -220,7 +220,7 @@ _Answer = Callable[[Server, Served, "Request"], Awaitable[Any]]
 
 
 async def _respond(server: Server, endpoint: str, answer: _Answer, request: Request) -> Response:
-    """Runs one request to its reply, whatever happens, and counts it."""
+    """Runs one request and counts it. Every outcome gives a reply."""
     name = request.path_params.get("kb", server.default)
     started = time.perf_counter()
     server.metrics.in_flight.inc()
@@ -232,7 +232,7 @@ async def _respond(server: Server, endpoint: str, answer: _Answer, request: Requ
         refusal = error
     except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
         refusal = Refusal(503, "shutting_down", "the server is shutting down", {"Retry-After": "1"})
-    except Exception as error:  # a bug here; the server goes on
+    except Exception as error:  # a bug in this server, which continues to serve
         logging.exception("request to %s failed", request.url.path)
         refusal = Refusal(500, "internal", f"{type(error).__name__}: {error}")
     finally:
@@ -256,18 +256,18 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
         mode=mode,
         images=search.images,
     )
-    files = search.images and any(passage.image for found in results for passage in found)
+    files = search.images and any(passage.image for passages in results for passage in passages)
     return await asyncio.to_thread(write) if files else write()
 
 
 async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
-    asked = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
-    mode, kb = served.mode(asked.mode)
+    wanted = read_pictures(await _body(request, server.settings.limits), server.settings.limits)
+    mode, kb = served.mode(wanted.mode)
     if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
 
     def read() -> list[str]:
-        return [portable_image(image) for image in kb.pictures(asked.ids)]
+        return [portable_image(image) for image in kb.pictures(wanted.ids)]
 
     try:
         return {"images": await _while_connected(server, request, asyncio.to_thread(read))}
@@ -278,7 +278,7 @@ async def _pictures(server: Server, served: Served, request: Request) -> dict[st
 async def _listing(server: Server, served: Served, request: Request) -> dict[str, Any]:
     if "kb" in request.path_params:
         return served.describe()
-    return {"kbs": [one.describe() for one in server.served.values()]}
+    return {"kbs": [entry.describe() for entry in server.served.values()]}
 
 
 async def _foreign(adapter: Adapter, server: Server, served: Served, request: Request) -> Any:
@@ -290,12 +290,12 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
 
     async def search_all() -> TimedResults:
         replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
-        found = {
-            place: one
-            for (_, places), (_, _, results) in zip(searches, replies)
-            for place, one in zip(places, zip(results, results.seconds))
+        by_index = {
+            i: result
+            for (_, indices), (_, _, results) in zip(searches, replies)
+            for i, result in zip(indices, zip(results, results.seconds))
         }
-        in_order = [found[place] for place in range(len(found))]
+        in_order = [by_index[i] for i in range(len(by_index))]
         return TimedResults((passages for passages, _ in in_order), (seconds for _, seconds in in_order))
 
     return adapter.write(body, await _while_connected(server, request, search_all()))
@@ -329,12 +329,12 @@ async def _body(request: Request, limits: Limits) -> Any:
 
 
 async def _while_connected(server: Server, request: Request, work: Awaitable[Any]) -> Any:
-    """The result of `work`, which is cancelled when the client goes away or the time is up."""
+    """The result of `work`. It is cancelled when the client disconnects or the time is up."""
     seconds = server.settings.limits.seconds
-    asked = request.headers.get("x-timeout-seconds")
-    if asked is not None:
+    header = request.headers.get("x-timeout-seconds")
+    if header is not None:
         with contextlib.suppress(ValueError):
-            seconds = min(seconds, max(float(asked), 0.0))
+            seconds = min(seconds, max(float(header), 0.0))
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -390,15 +390,15 @@ async def _wrong_method(request: Request, error: Exception) -> Response:
 
 
 class _TokenCheck:
-    """Lets in whoever knows the token, and everybody to health checks and the page (which asks for the token)."""
+    """Admits requests with the token. Health checks and the page (which asks for the token) are open to all."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app, self._expected = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
-            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
+            header = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(header, self._expected):
                 message = "this server wants a token: Authorization: Bearer TOKEN"
                 headers = {"WWW-Authenticate": "Bearer"}
                 refusal = Refusal(401, "unauthorized", message, headers)

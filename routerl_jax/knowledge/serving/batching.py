@@ -1,4 +1,4 @@
-"""Dynamic batching: whatever queries wait while a knowledge base is busy become its next call."""
+"""Dynamic batching: the queries that wait while a knowledge base is busy become its next call."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class BatchConfig:
     """How the queries of many requests become calls of a knowledge base.
 
     Attributes:
-      max_batch: queries in one call; a request of more is searched in several.
-      max_wait_ms: how long an idle knowledge base waits for further queries; 0: a lone query never waits.
-      max_queue: queries that may wait per knowledge base; more are refused with 503 and Retry-After.
+      max_batch: most queries in one call; a larger request is searched in several calls.
+      max_wait_ms: how long an idle knowledge base waits for further queries; 0: a single query never waits.
+      max_queue: most queries that may wait per knowledge base; more are refused with 503 and Retry-After.
     """
 
     max_batch: Size = 128
@@ -38,13 +38,13 @@ class BatchConfig:
 
 
 class BatchObserver(Protocol):
-    """Hears what a batcher does."""
+    """Receives reports of a batcher."""
 
     def batch(self, queries: int, seconds: float) -> None:
-        """A call was made."""
+        """Called after each call of the knowledge base."""
 
     def queue(self, queries: int) -> None:
-        """So many queries wait."""
+        """Called with the number of waiting queries."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,7 +54,7 @@ class _Request:
     future: asyncio.Future[TimedResults]
     results: list[list[Passage]]
     seconds: list[float]
-    taken: int = 0  # queries that have been put in a call
+    taken: int = 0  # queries that are in a call already
     missing: int = 0
 
     @property
@@ -62,15 +62,16 @@ class _Request:
         return len(self.queries) - self.taken
 
 
-_Piece = tuple[_Request, int, int]  # a request's queries from one place to another
+_Piece = tuple[_Request, int, int]  # a request, and a range (start, stop) of its queries
 
 
 class Batcher:
-    """Searches of many requests in few calls of one knowledge base, made by one thread.
+    """Searches for many requests in few calls of one knowledge base, on one thread.
 
-    A request that finds the knowledge base idle is searched at once, alone, unless `max_wait_ms` says otherwise. What
-    comes meanwhile waits in order of arrival and goes together, up to `max_batch` queries of one k: with another k, the
-    index may find others. So every query finds what it would have found alone. `observer` is told of every call.
+    If the knowledge base is idle, a request is searched at once and alone, unless `max_wait_ms` is set. Requests that arrive
+    meanwhile wait in order of arrival and are searched together, up to `max_batch` queries with the same k, because the
+    index may find other results with another k. So every query gets the results that it would get alone. `observer` gets a
+    report of every call.
     """
 
     def __init__(
@@ -81,19 +82,19 @@ class Batcher:
         self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
         self._worker: asyncio.Task[None] | None = None
-        self._unfinished = 0  # requests whose future is open
+        self._unfinished = 0  # requests without a result
         self._rate = 0.0  # queries per second of recent calls, for Retry-After
-        self.waiting = 0  # queries
-        self.searching = False  # the thread is in a call
+        self.waiting = 0  # number of waiting queries
+        self.searching = False  # whether the thread is in a call
 
     async def search(self, queries: Sequence[Query], k: int) -> TimedResults:
-        """The results of one request, with the time of each query alone, its wait left out.
+        """The results of one request, with the time of each query alone, without its wait.
 
-        Whoever cancels this takes what still waits out of the queue.
+        If this is cancelled, the request's waiting queries leave the queue.
 
         Raises:
-          Refusal: 503 if too much is waiting.
-          Exception: what the knowledge base raised on this request's queries.
+          Refusal: 503 if too many queries are waiting.
+          Exception: an error of the knowledge base on this request's queries.
         """
         if not queries:
             return TimedResults([], [])
@@ -116,13 +117,13 @@ class Batcher:
         return Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
 
     def _forget(self, request: _Request) -> None:
-        """What of an ended request still waits (its client has gone, or a part of it failed) waits no more."""
+        """Removes the waiting queries of a request that has ended (its client disconnected, or a part of it failed)."""
         self._unfinished -= 1
         self.waiting -= request.waiting
         request.taken = len(request.queries)
 
     async def close(self) -> None:
-        """Finishes what waits and what is searched, then ends the thread."""
+        """Finishes waiting and running queries, then ends the thread."""
         while self._unfinished and self._worker is not None and not self._worker.done():
             await asyncio.sleep(0.01)
         if self._worker is not None:
@@ -131,7 +132,7 @@ class Batcher:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _start(self) -> asyncio.Event:
-        """The event that wakes the worker, which is started on this event loop if it runs on none."""
+        """The event that wakes the worker. Starts the worker on this event loop if it does not run yet."""
         loop = asyncio.get_running_loop()
         if self._worker is None or self._worker.done() or self._worker.get_loop() is not loop:
             self._arrived = asyncio.Event()
@@ -156,17 +157,17 @@ class Batcher:
     async def _fill(self, arrived: asyncio.Event) -> None:
         """Waits for a full batch, at most `max_wait_ms`."""
         until = time.monotonic() + self._config.max_wait_ms / 1000
-        while self.waiting < self._config.max_batch and (left := until - time.monotonic()) > 0:
+        while self.waiting < self._config.max_batch and (seconds := until - time.monotonic()) > 0:
             arrived.clear()
             try:
-                await asyncio.wait_for(arrived.wait(), left)
+                await asyncio.wait_for(arrived.wait(), seconds)
             except TimeoutError:
                 return
 
     def _take(self) -> list[_Piece]:
-        """The longest waiting queries that go in one call; forgets requests whose clients have gone."""
+        """The longest waiting queries that fit into one call. Drops requests whose clients have disconnected."""
         pieces: list[_Piece] = []
-        room, k, left = self._config.max_batch, None, collections.deque()
+        room, k, waiting = self._config.max_batch, None, collections.deque()
         while self._requests:
             request = self._requests.popleft()
             if request.future.done() or not request.waiting:
@@ -179,30 +180,30 @@ class Batcher:
                 request.taken = stop
                 self.waiting -= stop - pieces[-1][1]
             if request.waiting:
-                left.append(request)
-        self._requests = left
+                waiting.append(request)
+        self._requests = waiting
         return pieces
 
     async def _call(self, pieces: list[_Piece]) -> None:
-        """Searches for these queries; one bad query harms no other request."""
+        """Searches for these queries. A bad query harms no other request."""
         k = pieces[0][0].k
-        async for number, found in search_together(
+        async for number, results in search_together(
             lambda queries: self._timed(queries, k),
             [request.queries[start:stop] for request, start, stop in pieces],
             wanted=lambda number: not pieces[number][0].future.done(),
         ):
             request, start, stop = pieces[number]
-            if isinstance(found, Exception):
-                _fail(request, found)
+            if isinstance(results, Exception):
+                _fail(request, results)
                 continue
-            request.results[start:stop] = [passages for passages, _ in found]
-            request.seconds[start:stop] = [seconds for _, seconds in found]
+            request.results[start:stop] = [passages for passages, _ in results]
+            request.seconds[start:stop] = [seconds for _, seconds in results]
             request.missing -= stop - start
             if not request.missing and not request.future.done():
                 request.future.set_result(TimedResults(request.results, request.seconds))
 
     async def _timed(self, queries: Sequence[Query], k: int) -> list[tuple[list[Passage], float]]:
-        """One call: for each query its passages and what it took."""
+        """Makes one call. Per query: its passages and its seconds."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         results, times = await loop.run_in_executor(self._thread, self._search, list(queries), k)
@@ -220,7 +221,7 @@ class Batcher:
         except BaseException as error:
             if isinstance(error, Exception):
                 raise
-            # A panic in Rust, as tokenizers may have, would end the worker and answer nobody.
+            # A Rust panic (as in tokenizers) would end the worker, and no request would get a reply.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         finally:
             self.searching = False

@@ -1,4 +1,4 @@
-"""What `launch.serve_kb` is told: which knowledge bases, where, and within which bounds."""
+"""The configuration of `launch.serve_kb`: knowledge bases, address and limits."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from routerl_jax.core.checked import Count, Range, checked
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.serving.app import Served, ServerSettings
 
-_WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled before the first client comes
+_WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled at the start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ServeConfig(ServerSettings):
-    """A server; its other settings are those of `ServerSettings`, `BatchConfig` and `Limits`.
+    """Configuration of a server. Further settings are those of `ServerSettings`, `BatchConfig` and `Limits`.
 
     Attributes:
       knowledge_bases: NAME or NAME:MODE -> directory (or URL, which makes this server a gateway). The first name is also
         served at the root; the first mode of a name is its default.
-      host, port: to listen at. 0.0.0.0 for all interfaces; set a token then.
-      token_file: file with the token that clients must give (`Authorization: Bearer`), "" for none.
-      mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" does that alone, on standard input and
+      host, port: address to listen at. 0.0.0.0 means all interfaces; set a token then.
+      token_file: file with the token that clients must give (`Authorization: Bearer`); "" for none.
+      mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" offers only these, on standard input and
         output, without HTTP.
-      warm_up: search a few times before the first client comes, so that nobody waits for compilers.
-      index: search with this backend instead of those that the knowledge bases were built with; those without one
-        (bm25, graph, served ones) are as they are.
-      shutdown_seconds: that requests may still take after SIGTERM.
+      warm_up: make a few searches at the start, so that no client waits for compilation.
+      index: search with this backend instead of those of the builds. Knowledge bases without an index (bm25, graph, served
+        ones) are not affected.
+      shutdown_seconds: seconds that requests may still take after SIGTERM.
     """
 
     knowledge_bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ class ServeConfig(ServerSettings):
 
 
 def read_token(path: str) -> str:
-    """The token in a file, "" for no path. Raises ValueError if there is none in it."""
+    """The token in a file; "" for no path. Raises ValueError if the file has no token."""
     if not path:
         return ""
     try:
@@ -58,29 +58,29 @@ def read_token(path: str) -> str:
 
 
 def open_served(config: ServeConfig) -> list[Served]:
-    """Opens all knowledge bases; the same directory under two names is opened once. Raises ValueError as `load_kb`."""
+    """Opens all knowledge bases. The same directory under two names is opened once. Raises ValueError like `load_kb`."""
     from routerl_jax.knowledge.load import has_index, load_kb
 
     if not config.knowledge_bases:
         raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
-    places: dict[str, dict[str, str]] = {}
-    for key, place in config.knowledge_bases.items():
+    sources: dict[str, dict[str, str]] = {}
+    for key, source in config.knowledge_bases.items():
         name, _, mode = key.partition(":")
-        modes = places.setdefault(name, {})
+        modes = sources.setdefault(name, {})
         if (mode := mode or "default") in modes:
             raise ValueError(f"knowledge base {name!r} has two modes {mode!r}")
-        modes[mode] = place
+        modes[mode] = source
     opened: dict[str, KnowledgeBase] = {}
-    for place in dict.fromkeys(place for modes in places.values() for place in modes.values()):
-        remote = "://" in place
-        opened[place] = load_kb(place, index=config.index if config.index and has_index(place) else None)
+    for source in dict.fromkeys(place for modes in sources.values() for place in modes.values()):
+        remote = "://" in source
+        opened[source] = load_kb(source, index=config.index if config.index and has_index(source) else None)
         if config.warm_up and not remote:
-            warm_up(opened[place])
-    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in places.items()]
+            warm_up(opened[source])
+    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in sources.items()]
 
 
 def warm_up(kb: KnowledgeBase) -> None:
-    """Searches for texts of usual lengths; a knowledge base that can't is left to its clients."""
+    """Searches for texts of common lengths. Errors are ignored; clients will see them."""
     if "text" not in kb.reads:
         return
     for words in _WARM_WORDS:

@@ -33,22 +33,22 @@ _OUTPUT = {
 
 
 def mcp_server(behind: serving.Server) -> Server[Any]:
-    """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, and `mode` or `image` where there are any.
+    """An MCP server with one tool per knowledge base, `search_NAME(query, k)`, with arguments `mode` or `image` if they apply.
 
-    It searches through `behind`, so its calls share batches, limits and counters with whoever else does.
+    It searches through `behind`, so its calls share batches, limits and counters with other requests.
 
     A result has the passages and the seconds of the search as structured content, the passages as text, and their pictures as
-    image content. What is wrong with a call is the tool's error (`isError`), for the model to read.
+    image content. An error of a call is the tool's error (`isError`), which the model can read.
     """
     with needs("MCP", "serve"):
         from mcp import types
         from mcp.server import Server
 
     limits = behind.settings.limits
-    tools = {_tool_name(one.name): one for one in behind.served.values()}
+    tools = {_tool_name(entry.name): entry for entry in behind.served.values()}
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_tool(name, one, limits) for name, one in tools.items()])
+        return types.ListToolsResult(tools=[_tool(name, entry, limits) for name, entry in tools.items()])
 
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
@@ -57,12 +57,12 @@ def mcp_server(behind: serving.Server) -> Server[Any]:
             served = tools[params.name]
             request = _read_call(params.arguments or {}, limits)
             async with asyncio.timeout(limits.seconds):
-                _, _, found = await behind.search(served, request)
+                _, _, results = await behind.search(served, request)
         except TimeoutError:
             return _error(f"no result within {limits.seconds:g} s")
         except Exception as error:
             return _error(str(error) if isinstance(error, Refusal | ValueError) else f"{type(error).__name__}: {error}")
-        return await asyncio.to_thread(_result, found[0], found.seconds[0])
+        return await asyncio.to_thread(_result, results[0], results.seconds[0])
 
     return Server("routerl_jax", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -81,9 +81,9 @@ def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None
 
 
 def http_app(behind: serving.Server, *, host: str = "127.0.0.1") -> Starlette:
-    """Streamable HTTP at /mcp; `serving.app.create_app` takes this function. Stateless: any replica may answer any request.
+    """Streamable HTTP at /mcp, for `serving.app.create_app`. It is stateless: any replica may answer any request.
 
-    On the loopback interface, only requests for that host are answered (DNS rebinding).
+    On the loopback interface, only requests for that host are answered, as a protection against DNS rebinding.
     """
     size = behind.settings.limits.body_bytes
     return mcp_server(behind).streamable_http_app(
@@ -98,8 +98,8 @@ def _tool_name(name: str) -> str:
 def _tool(name: str, served: Served, limits: Limits) -> Any:
     from mcp import types
 
-    said = served.describe()
-    reads = sorted({kind for mode in said["modes"].values() for kind in mode["reads"]})
+    description = served.describe()
+    reads = sorted({kind for mode in description["modes"].values() for kind in mode["reads"]})
     properties: dict[str, Any] = {}
     if "text" in reads:
         properties["query"] = {"type": "string", "description": "What to search for."}
@@ -108,7 +108,7 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
     properties["k"] = {"type": "integer", "minimum": 1, "maximum": limits.k}
     properties["k"] |= {"default": limits.default(5), "description": "Passages."}
     if len(served.modes) > 1:
-        properties["mode"] = {"type": "string", "enum": list(served.modes), "default": said["default_mode"]}
+        properties["mode"] = {"type": "string", "enum": list(served.modes), "default": description["default_mode"]}
     schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": False}
     if "question" in reads:
         properties["question"] = {"type": "string", "description": "The user's own question, which the search is for."}
@@ -116,7 +116,7 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
         properties["url"] = {"type": "string", "description": "Where the picture stands on the web."}
     if "image" not in reads:
         schema["required"] = ["query"]
-    size = "" if said["size"] is None else f" of {said['size']:,} passages"
+    size = "" if description["size"] is None else f" of {description['size']:,} passages"
     return types.Tool(
         name=name,
         description=f"Searches the knowledge base {served.name!r}{size} and returns the best passages.",
@@ -131,11 +131,11 @@ def _read_call(arguments: Mapping[str, Any], limits: Limits) -> SearchRequest:
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(known)}")
-    asked: Any = arguments.get("query", "")
+    question: Any = arguments.get("query", "")
     beside = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
     if beside:
-        asked = {"text": asked or None, **beside}
-    query = read_query(asked, "query", limits)
+        question = {"text": question or None, **beside}
+    query = read_query(question, "query", limits)
     return SearchRequest(
         queries=[query], mode=arguments.get("mode"), k=read_k(arguments.get("k", limits.default(5)), limits)
     )

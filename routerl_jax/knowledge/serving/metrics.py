@@ -1,4 +1,4 @@
-"""Counters of a server, as Prometheus reads them."""
+"""Counters of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """All of a server's counters, in a registry of their own: several servers may live in one process."""
+    """All counters of a server, in a separate registry, because a process may have several servers."""
 
     def __init__(self) -> None:
         import prometheus_client as prometheus
@@ -39,7 +39,7 @@ class Metrics:
         self._known: dict[tuple[str, ...], Any] = {}
 
     def request(self, kb: str, endpoint: str, status: int, seconds: float, error: str = "") -> None:
-        """A request was answered."""
+        """Counts an answered request."""
         self._child(self._requests, kb, endpoint, str(status)).inc()
         self._child(self._latency, kb, endpoint).observe(seconds)
         if error:
@@ -56,7 +56,7 @@ class Metrics:
         return self._write(self.registry)
 
     def _child(self, metric: Any, *labels: str) -> Any:
-        """`metric.labels` takes a lock and checks; a server has few label values."""
+        """`metric.labels`, cached, because that takes a lock and makes checks."""
         key = (metric._name, *labels)
         if key not in self._known:
             self._known[key] = metric.labels(*labels)
@@ -64,16 +64,16 @@ class Metrics:
 
 
 class BatchMetrics:
-    """What `batching.Batcher` reports."""
+    """Counters for the reports of `batching.Batcher`."""
 
     def __init__(self, sizes: Any, seconds: Any, queue: Any) -> None:
         self._sizes, self._seconds, self._queue = sizes, seconds, queue
 
     def batch(self, queries: int, seconds: float) -> None:
-        """A call was made."""
+        """Counts a call of the knowledge base."""
         self._sizes.observe(queries)
         self._seconds.observe(seconds)
 
     def queue(self, queries: int) -> None:
-        """So many queries wait."""
+        """Sets the number of waiting queries."""
         self._queue.set(queries)

@@ -1,4 +1,4 @@
-"""Running the application under uvicorn: one process, uvloop and httptools, in-flight requests finished at the end."""
+"""Runs the application with uvicorn: one process, uvloop and httptools. Running requests are finished at the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
         with listener:
             server.run(sockets=[listener])
     finally:
-        if app.state.server.searching:  # Python would wait for its thread at the end, perhaps for good
+        if app.state.server.searching:  # Python would wait for its thread at exit, perhaps forever
             print("a search that does not end is given up", file=sys.stderr, flush=True)
             os._exit(1)
 
@@ -60,10 +60,10 @@ def _greeting(served: Sequence[Served], config: ServeConfig, port: int) -> str:
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     url = f"http://{host}:{port}"
     lines = [f"serving at {url} (a page to try it: {url}/)"]
-    for one in served:
-        said = one.describe()
-        size = "" if said["size"] is None else f", {said['size']:,} passages"
-        lines.append(f"  {one.name}: {'|'.join(one.modes)}{size}    rj.load_kb({f'{url}/{one.name}'!r})")
+    for entry in served:
+        description = entry.describe()
+        size = "" if description["size"] is None else f", {description['size']:,} passages"
+        lines.append(f"  {entry.name}: {'|'.join(entry.modes)}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
     token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
     body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
     lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")

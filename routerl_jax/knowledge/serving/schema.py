@@ -1,9 +1,9 @@
-"""The native HTTP schema of served knowledge bases: what a request may say, what a reply looks like, and how it fails.
+"""Our HTTP schema of served knowledge bases: requests, replies and errors.
 
 POST /v1/search   {"queries": ["text", {"text": "..", "image": "data:image/png;base64,.."}], "k": 5, "mode": "default"}
 200               {"results": [[{"id", "title", "text", "score", "image"}]], "query_seconds": [0.002],
                    "seconds": 0.01, "cost": 1.0, "mode": "default"}
-POST /v1/pictures {"ids": ["slides.pdf#3"], "mode": "default"}      where GET /v1/kbs says "pictures": true
+POST /v1/pictures {"ids": ["slides.pdf#3"], "mode": "default"}      if GET /v1/kbs has "pictures": true
 200               {"images": ["data:image/jpeg;base64,.."]}
 4xx, 5xx          {"error": {"type": "invalid_request", "message": ".."}}
 """
@@ -24,12 +24,12 @@ from routerl_jax.models.images import image_bytes, is_url
 
 
 class Refusal(Exception):
-    """A request that gets an error for a reply.
+    """A request gets an error as reply.
 
     Attributes:
-      status: of HTTP.
-      kind: what `error.type` says; one of a few words that programs may compare with.
-      headers: of the reply, such as Retry-After.
+      status: HTTP status.
+      kind: value of `error.type`; one of a few words that programs may check.
+      headers: headers of the reply, such as Retry-After.
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -37,21 +37,21 @@ class Refusal(Exception):
         self.status, self.kind, self.headers = status, kind, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The reply."""
+        """The body of the reply."""
         return {"error": {"type": self.kind, "message": str(self)}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Limits:
-    """What one request may ask for.
+    """Limits of one request.
 
     Attributes:
-      body_bytes: of the request; pictures travel in it in base64.
-      queries: in one request.
-      query_chars: of the text of one query.
-      k: passages per query.
-      seconds: that a request may take, its wait included; a client may ask for less by `X-Timeout-Seconds`.
+      body_bytes: most bytes of the body, which includes pictures in base64.
+      queries: most queries.
+      query_chars: most characters of a query's text.
+      k: most passages per query.
+      seconds: most seconds, with the wait; a client may set a shorter time by `X-Timeout-Seconds`.
     """
 
     body_bytes: Size = 32 << 20
@@ -61,13 +61,13 @@ class Limits:
     seconds: Positive = 60.0
 
     def default(self, k: int) -> int:
-        """Passages where a request does not say how many: `k`, or as many as it may ask for."""
+        """The default number of passages: `k`, or the limit if that is smaller."""
         return min(k, self.k)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchRequest:
-    """A checked request. `mode` is None where the client leaves it to the server; `images`: send pictures along."""
+    """A checked request. `mode` is None if the client leaves it to the server. `images`: send pictures along."""
 
     queries: list[Query]
     k: int
@@ -77,14 +77,14 @@ class SearchRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PicturesRequest:
-    """Whose pictures are asked for; `mode` as in a search."""
+    """A checked request for the pictures of passages. `mode` as in a search."""
 
     ids: list[str]
     mode: str | None = None
 
 
 def read_request(body: Any, limits: Limits) -> SearchRequest:
-    """A native request out of parsed JSON. Raises Refusal that names what is wrong with it."""
+    """A search request from parsed JSON. Raises Refusal that names the problem."""
     fields = _known(body, ("queries", "k", "mode", "images"))
     mode, images = _mode(fields), fields.get("images", True)
     if not isinstance(images, bool):
@@ -94,7 +94,7 @@ def read_request(body: Any, limits: Limits) -> SearchRequest:
 
 
 def read_pictures(body: Any, limits: Limits) -> PicturesRequest:
-    """A request for pictures out of parsed JSON; as many ids as queries may come in one. Raises Refusal."""
+    """A request for pictures from parsed JSON. The limit of queries applies to ids. Raises Refusal."""
     fields = _known(body, ("ids", "mode"))
     ids = fields.get("ids")
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
@@ -184,12 +184,12 @@ def _checked_text(text: str, where: str, limits: Limits) -> str:
 
 
 def invalid(message: str) -> Refusal:
-    """A request that makes no sense, whoever serves it."""
+    """The refusal of an invalid request."""
     return Refusal(400, "invalid_request", message)
 
 
 def passage_json(passage: Passage, *, images: bool = True) -> dict[str, Any]:
-    """A passage as replies hold it; its picture, wherever it is here, as a data URI ("" where it can't be read)."""
+    """A passage for a reply. Its picture is a data URI, or "" if it can't be read."""
     image = portable_image(passage.image) if images else ""
     return {
         "id": passage.id,
@@ -201,7 +201,7 @@ def passage_json(passage: Passage, *, images: bool = True) -> dict[str, Any]:
 
 
 def portable_image(image: str) -> str:
-    """A picture's data URI; "" where there is none, or its file is not to be had any more."""
+    """A picture's data URI; "" if there is none, or its file is missing."""
     if not image or image.startswith("data:"):
         return image
     try:
@@ -212,13 +212,13 @@ def portable_image(image: str) -> str:
 
 
 def data_uri(data: bytes, kind: str) -> str:
-    """Encoded bytes of this media type as a URI in base64."""
+    """Encoded bytes of a media type as a base64 URI."""
     return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
 def passage_of(fields: Any) -> Passage:
-    """The passage that `passage_json` wrote. Raises ValueError if it is none, or if its picture is no data URI: a path
-    that another machine sends would be read on this one."""
+    """The passage that `passage_json` wrote. Raises ValueError if it is no passage, or its picture is no data URI: a path from
+    another machine would be read on this one."""
     try:
         image = str(fields.get("image") or "")
         if image and not image.startswith("data:"):
@@ -237,6 +237,6 @@ def passage_of(fields: Any) -> Passage:
 
 
 def reply_json(results: TimedResults, *, seconds: float, cost: float, mode: str, images: bool = True) -> dict[str, Any]:
-    """The native reply. `seconds` are those of the whole request, waiting and other queries included."""
-    found = [[passage_json(passage, images=images) for passage in passages] for passages in results]
-    return {"results": found, "query_seconds": results.seconds, "seconds": seconds, "cost": cost, "mode": mode}
+    """The reply to a search. `seconds` is the time of the whole request, with waiting and other queries."""
+    rows = [[passage_json(passage, images=images) for passage in passages] for passages in results]
+    return {"results": rows, "query_seconds": results.seconds, "seconds": seconds, "cost": cost, "mode": mode}

@@ -1,1 +1,1 @@
-"""A tree of summaries over passages: what is told in many places is found at one (RAPTOR)."""
+"""A tree of summaries over passages (RAPTOR): a summary collects what many passages say."""

@@ -1,8 +1,8 @@
-"""Building a tree of summaries: corpus -> leaves -> [embeddings -> groups -> summaries] level by level -> one index of all.
+"""Builds a tree of summaries: corpus -> leaves -> [embeddings -> groups -> summaries] level by level -> one index of all.
 
 DIR/passages, DIR/embeddings    leaves first, in the corpus's order, then the summaries of each level
 DIR/tree.jsonl.gz               a row per summary: `{id, level, children}`
-DIR.summaries.sqlite            answers of the language model, beside DIR: they outlive rebuilds
+DIR.summaries.sqlite            answers of the language model, beside DIR, so that they survive rebuilds
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from routerl_jax.llms.cached import CachedModel
 from routerl_jax.llms.load import chat_model
 from routerl_jax.remote.cache import SqliteCache
 
-_SAVE_EVERY = 16  # summaries that a killed build may have to ask for again
+_SAVE_EVERY = 16  # summaries between two saves; a killed build may have to repeat these
 _BLOCK = 8192  # passages copied at a time
 _SUMMARY = "summary"  # ids of summaries begin so
 
@@ -55,15 +55,15 @@ def build_tree(
     encoder: TextEncoder | None = None,
     llm: ChatModel | None = None,
 ) -> BuildReport:
-    """Builds a tree of summaries over `config.corpus` (RAPTOR, arXiv 2401.18059). Run again after a kill, it goes on.
+    """Builds a tree of summaries over `config.corpus` (RAPTOR, arXiv 2401.18059). After a kill, another call continues.
 
     Args:
-      directory: where it will be; nothing is there until all is done.
-      encoder: embed with this object, which `config.encoder` then merely names.
-      llm: writes the summaries, in place of `config.llm`.
+      directory: directory of the knowledge base; it appears only when it is complete.
+      encoder: embed with this object; `config.encoder` is only its name then.
+      llm: writes the summaries instead of `config.llm`.
 
     Raises:
-      ValueError: names the file, row or config key that is at fault; or more summaries failed than `max_failures` allows.
+      ValueError: a file, a row or a setting is wrong (names it), or more summaries failed than `max_failures` allows.
     """
     split = split_of(config.passage_words, config.least_words)
     source = corpus_source(
@@ -78,12 +78,20 @@ def build_tree(
         embed_batch=config.embed_batch,
     )
     embedding = Vectoriser(inner, encoder or shared_encoder(config.encoder))
-    made = embedding.manifest
-    parts: list[Any] = [FORMAT, "tree", PROMPT, source.digest, made.encoder, made.digest, made.passage_prefix]
+    manifest = embedding.manifest
+    parts: list[Any] = [
+        FORMAT,
+        "tree",
+        PROMPT,
+        source.digest,
+        manifest.encoder,
+        manifest.digest,
+        manifest.passage_prefix,
+    ]
     parts += [llm.name, dict(llm.settings), config.shard_size, config.passage_words, config.least_words]
     parts += [config.summary_words, config.read_words, config.levels, config.seed, dataclasses.asdict(config.clusters)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest, made):
+        if not is_built(writer, config, source.digest, manifest):
             INDEXES.get(backend_of(config.index)).require()
             writer.check_target()
             with _keeping(llm, writer.directory) as model:
@@ -111,7 +119,7 @@ def _keeping(llm: ChatModel, directory: pathlib.Path) -> Iterator[ChatModel]:
 
 
 class _Build:
-    """The stages of `build_tree`, each skipped as far as an earlier run has finished it."""
+    """The stages of `build_tree`. The parts that an earlier run has finished are skipped."""
 
     def __init__(
         self,
@@ -134,15 +142,15 @@ class _Build:
         rows: list[dict[str, Any]] = []
         self._embed(0)
         while counts[-1] > config.dimensions + 1 and len(counts) <= config.levels:
-            made = self._summarised(len(counts), failed)
-            if not made or len(made) >= counts[-1]:  # nothing is left to be gathered
+            summarised = self._summarised(len(counts), failed)
+            if not summarised or len(summarised) >= counts[-1]:  # nothing is left to summarise
                 break
             level = len(counts)
-            counts.append(self._part(level).passages(summary for summary, _ in made))
-            rows += [{"id": summary.id, "level": level, "children": children} for summary, children in made]
+            counts.append(self._part(level).passages(summary for summary, _ in summarised))
+            rows += [{"id": summary.id, "level": level, "children": children} for summary, children in summarised]
             self._embed(level)
         index = self._join(len(counts))
-        with whole_file(writer.scratch / TREE) as whole, gzip.GzipFile("", "wb", fileobj=whole, mtime=0) as file:
+        with whole_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._commit(source, counts, failed, index)
@@ -159,7 +167,7 @@ class _Build:
         self._clock.lap("embed")
 
     def _summarised(self, level: int, failed: dict[str, str]) -> list[tuple[Passage, list[str]]]:
-        """The summaries of a level with their children's ids; those that failed are not among them."""
+        """The summaries of a level with their children's ids, without failed ones."""
         config, below = self._config, self._part(level - 1).directory
         stored = StoredPassages(below, memory_limit=0, hint="")
         nodes = stored.read(0, len(stored))
@@ -175,45 +183,47 @@ class _Build:
                 f"max_failures={config.max_failures} allows ({'; '.join(failures[:3])}). What succeeded is kept: mend the "
                 "model and run the same command again, or allow more failures"
             )
-        why, found = iter(failures), []
+        reasons, pairs = iter(failures), []
         for number, (group, text) in enumerate(zip(groups, texts)):
             name = f"{_SUMMARY}#{level}.{number}"
             if text is None:
-                failed[name] = next(why)
+                failed[name] = next(reasons)
             else:
-                found.append((Passage(id=name, title="", text=text), [nodes[row].id for row in group]))
+                pairs.append((Passage(id=name, title="", text=text), [nodes[row].id for row in group]))
         if failures:
             logging.warning("%d of %d summaries of level %d failed: %s", len(failures), len(groups), level, failures)
-        return found
+        return pairs
 
     def _ask(self, groups: Sequence[Sequence[Passage]], level: int) -> tuple[list[str | None], list[str]]:
-        found: list[str | None] = []
+        all_texts: list[str | None] = []
         failures: list[str] = []
         with tqdm(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
             for start in range(0, len(groups), _SAVE_EVERY):
                 some = groups[start : start + _SAVE_EVERY]
-                texts, why = summaries(self._llm, some, words=self._config.summary_words)
-                found, failures = found + texts, failures + why
+                texts, errors = summaries(self._llm, some, words=self._config.summary_words)
+                all_texts, failures = all_texts + texts, failures + errors
                 bar.update(len(some))
-        return found, failures
+        return all_texts, failures
 
     def _join(self, levels: int) -> dict[str, Any]:
-        """All levels as one store, and an index over it, the collapsed tree; what the manifest says of the index."""
+        """Joins all levels in one store with one index (the collapsed tree). Returns the index's entry for the manifest."""
         config, writer = self._config, self._writer
         parts = [self._part(level).directory for level in range(levels)]
         stored = [StoredPassages(part, memory_limit=0, hint="") for part in parts]
         count = writer.passages(
             passage
-            for one in stored
-            for start in range(0, len(one), _BLOCK)
-            for passage in one.read(start, min(start + _BLOCK, len(one)))
+            for passages in stored
+            for start in range(0, len(passages), _BLOCK)
+            for passage in passages.read(start, min(start + _BLOCK, len(passages)))
         )
         arrays = [StoredArray(part / EMBEDDINGS, memory_limit=0, hint="") for part in parts]
         firsts = np.cumsum([0, *map(len, arrays)])
 
         def rows(start: int, stop: int) -> np.ndarray:
-            bounds = [(max(start - first, 0), min(stop - first, len(one))) for first, one in zip(firsts, arrays)]
-            return np.concatenate([one.read(a, b) for one, (a, b) in zip(arrays, bounds) if a < b])
+            bounds = [
+                (max(start - first, 0), min(stop - first, len(passages))) for first, passages in zip(firsts, arrays)
+            ]
+            return np.concatenate([passages.read(a, b) for passages, (a, b) in zip(arrays, bounds) if a < b])
 
         writer.embeddings(arrays[0].shape[1], config.shard_size).write_rows(rows)
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
@@ -238,7 +248,7 @@ class _Build:
             settings={"levels": counts, "failed": failed},
         )
         writer.commit(manifest)
-        for level in range(len(counts)):  # not before: a build that is killed here has them still
+        for level in range(len(counts)):  # only now, so that a build killed before this still has them
             shutil.rmtree(writer.directory / self._part(level).directory.name)
 
 

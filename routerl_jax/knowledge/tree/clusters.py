@@ -1,8 +1,8 @@
-"""Soft clusters of vectors, by mixtures of Gaussians in few dimensions: first roughly over all, then within each.
+"""Soft clusters of vectors, by mixtures of Gaussians in few dimensions: first coarse ones over all, then fine ones within each.
 
-Source: RAPTOR (Sarthi et al. 2024, arXiv 2401.18059, section 3). Where it reduces dimensions by UMAP, principal components
-are taken here, which need no further package and are the same in every run; the rough clusters then see what varies most
-over all texts, and the fine ones what varies most among their own.
+Source: RAPTOR (Sarthi et al. 2024, arXiv 2401.18059, section 3). RAPTOR reduces dimensions with UMAP. We use principal
+components, which need no further package and are the same in every run. The coarse clusters use the directions of largest
+variance over all texts, the fine ones those within their cluster.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class ClusterSettings:
     """How texts are grouped.
 
     Attributes:
-      dimensions: principal components in which they are.
-      most: clusters of one mixture at most; BIC decides how many.
-      share: probability above which a text belongs to a cluster, beside the one that is likeliest for it.
+      dimensions: number of principal components.
+      most: most clusters of one mixture; BIC decides how many.
+      share: probability above which a text belongs to a cluster. It always belongs to its likeliest one.
     """
 
     dimensions: int = 10
@@ -47,19 +47,19 @@ def soft_clusters(
     """Row numbers of each cluster, ascending; every row is in at least one. Equal arguments give equal clusters.
 
     Args:
-      lengths: of the rows' texts; a cluster of more than `longest` in total is divided further, down to single rows.
+      lengths: lengths of the rows' texts. A cluster with a total above `longest` is divided further, down to single rows.
     """
     rows = np.arange(len(vectors))
-    found: list[Int[np.ndarray, " M"]] = []
+    clusters: list[Int[np.ndarray, " M"]] = []
     for rough in _mixed(vectors, rows, settings, seed):
         for fine in _mixed(vectors, rough, settings, seed):
-            found += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
-    distinct = {one.tobytes(): one for one in found}
+            clusters += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
+    distinct = {one.tobytes(): one for one in clusters}
     return sorted(distinct.values(), key=lambda one: one.tolist())
 
 
 def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndarray, "N d"]:
-    """The coordinates along the directions in which the rows vary most; at most N - 1 of them that vary at all."""
+    """The coordinates along the directions of largest variance; at most N - 1 directions, and none without variance."""
     centred = np.asarray(vectors, np.float64) - np.mean(vectors, axis=0, dtype=np.float64)
     tall = len(centred) > centred.shape[1]
     _, spread, directions = np.linalg.svd(np.linalg.qr(centred, mode="r") if tall else centred, full_matrices=False)
@@ -70,8 +70,8 @@ def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndar
 
 
 def best_mixture(points: Float[np.ndarray, "N d"], most: int, seed: int) -> Float[np.ndarray, "N K"]:
-    """Each point's probability of each cluster, by the mixture of least BIC among those of 1, 2, .. `most` Gaussians with full
-    covariances, as far as it still falls.
+    """Each point's probability of each cluster, by the mixture with the lowest BIC among 1, 2, .. `most` Gaussians with full
+    covariances. The search stops when BIC no longer falls.
 
     Raises:
       ValueError: scikit-learn is missing.
@@ -80,22 +80,22 @@ def best_mixture(points: Float[np.ndarray, "N d"], most: int, seed: int) -> Floa
         from sklearn.mixture import GaussianMixture
 
     floor = _FLOOR * max(float(points.var(0).mean()), np.finfo(np.float64).tiny)
-    best, found, waited = np.inf, np.ones((len(points), 1)), 0
+    best, shares, waited = np.inf, np.ones((len(points), 1)), 0
     distinct = len(np.unique(points, axis=0))
     for clusters in range(1, min(most, distinct, len(points) - 1) + 1):
         mixture = GaussianMixture(clusters, reg_covar=floor, random_state=seed).fit(points)
         waited += 1
         if (criterion := float(mixture.bic(points))) < best:
-            best, found, waited = criterion, mixture.predict_proba(points), 0
+            best, shares, waited = criterion, mixture.predict_proba(points), 0
         if waited > _PATIENCE:
             break
-    return found
+    return shares
 
 
 def _mixed(
     vectors: Float[np.ndarray, "N D"], rows: Int[np.ndarray, " M"], settings: ClusterSettings, seed: int
 ) -> list[Int[np.ndarray, " L"]]:
-    """Clusters among some rows: one where there are hardly more of them than dimensions, or where all are alike."""
+    """Clusters of some rows; a single one if there are hardly more rows than dimensions, or all are equal."""
     if len(rows) <= settings.dimensions + 1:
         return [rows]
     points = reduced(vectors[rows], settings.dimensions)
@@ -114,17 +114,17 @@ def _short(
     settings: ClusterSettings,
     seed: int,
 ) -> list[Int[np.ndarray, " L"]]:
-    """A cluster, or smaller ones where its texts are too long together."""
+    """The cluster, or smaller ones if its texts are too long together."""
     if len(rows) == 1 or lengths[rows].sum() <= longest:
         return [rows]
     parts = _mixed(vectors, rows, settings, seed)
-    if any(len(part) == len(rows) for part in parts):  # it does not fall apart
+    if any(len(part) == len(rows) for part in parts):  # the mixture does not split it
         parts = _halves(vectors, rows)
     return [short for part in parts for short in _short(vectors, part, lengths, longest, settings, seed)]
 
 
 def _halves(vectors: Float[np.ndarray, "N D"], rows: Int[np.ndarray, " M"]) -> list[Int[np.ndarray, " L"]]:
-    """Along the direction in which they vary most; in their order where they don't."""
+    """Splits rows in two along the direction of largest variance; in their order if there is none."""
     points = reduced(vectors[rows], 1)
     order = np.argsort(points[:, 0], kind="stable") if points.shape[1] else np.arange(len(rows))
     half = len(rows) // 2

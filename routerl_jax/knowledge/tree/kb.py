@@ -1,4 +1,4 @@
-"""A tree of summaries, searched as RAPTOR's collapsed tree: leaves and summaries of all levels compete by their vectors."""
+"""Search in a tree of summaries, as in RAPTOR's collapsed tree: leaves and summaries of all levels are ranked together."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ TREE = "tree.jsonl.gz"
 
 
 class TreeKB(DenseKB):
-    """Passages and summaries of them found by the inner product of embeddings, each by its own.
+    """Finds passages and their summaries by the inner product of embeddings.
 
-    RAPTOR takes the best until 2,000 tokens are full; here k of a search says how many.
+    RAPTOR takes the best results up to 2,000 tokens; here k of the search is their number.
     """
 
     @functools.cached_property
     def children(self) -> Mapping[str, tuple[str, ...]]:
-        """What each summary was made of, by its id: passages, or summaries of the level below."""
-        place = self.store.directory / TREE
+        """The children of each summary, by its id: passages, or summaries of the level below."""
+        path = self.store.directory / TREE
         try:
-            with gzip.open(place, "rt", encoding="utf-8") as file:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
                 return {row["id"]: tuple(row["children"]) for row in map(json.loads, file)}
         except (OSError, ValueError, KeyError, EOFError) as error:
-            raise ValueError(f"{place} is damaged or missing ({error}). {self.store.hint}") from error
+            raise ValueError(f"{path} is damaged or missing ({error}). {self.store.hint}") from error
 
     def leaves(self, name: str) -> tuple[str, ...]:
-        """Ids of the passages below a summary, each once; of a passage its own."""
+        """Ids of the passages below a summary, each once; for a passage, its own id."""
         below = self.children.get(name)
         return (
             (name,) if below is None else tuple(dict.fromkeys(leaf for child in below for leaf in self.leaves(child)))

@@ -1,1 +1,1 @@
-"""The web as a knowledge base: search, read, summarise, all at once, kept in caches and frozen in snapshots."""
+"""The web as a knowledge base: it searches, reads and summarises pages concurrently, with caches and snapshots."""

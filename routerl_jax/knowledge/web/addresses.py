@@ -1,4 +1,4 @@
-"""Which hosts a fetcher may talk to: those of the public internet, and what is allowed by name."""
+"""Checks the hosts that a fetcher may contact: those of the public internet, and explicitly allowed ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
-_PROTOCOLS = ipaddress.IPv4Network("192.0.0.0/24")  # IETF protocol assignments, which older Pythons take for public
+_PROTOCOLS = ipaddress.IPv4Network("192.0.0.0/24")  # IETF protocol assignments, which older Pythons consider public
 
 
 class Refused(Exception):
-    """An address that must not be fetched from."""
+    """An address must not be contacted."""
 
 
 def networks(names: Sequence[str]) -> tuple[Network, ...]:
@@ -27,10 +27,11 @@ def networks(names: Sequence[str]) -> tuple[Network, ...]:
 
 
 def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
-    """The address, if it is one of the public internet or allowed; IPv4 inside of IPv6 counts as what it is.
+    """The address, if it is public or allowed. An IPv4 address inside an IPv6 address is checked too.
 
     Raises:
-      Refused: private, loopback, link-local (cloud metadata), multicast, reserved, a tunnel (6to4, Teredo), or not an address.
+      Refused: the address is private, loopback, link-local (cloud metadata), multicast, reserved, a tunnel (6to4, Teredo), or
+        no address.
     """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
@@ -47,7 +48,7 @@ def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
 
 
 def check_host(host: str, allowed: Sequence[Network] = ()) -> None:
-    """Refuses hosts that are addresses in any notation, unless they are plain and public; names are for the resolver."""
+    """Refuses hosts that are addresses, unless they are in the usual notation and public. The resolver checks names."""
     if not host:
         raise Refused("the URL has no host")
     if ":" in host or host.replace(".", "").isdigit():
@@ -55,10 +56,9 @@ def check_host(host: str, allowed: Sequence[Network] = ()) -> None:
 
 
 class CheckedResolver:
-    """aiohttp's resolver, which gives only checked addresses; the connection is made to these and to no others.
+    """A resolver for aiohttp that returns only checked addresses. Connections are made only to these.
 
-    So a name that resolves differently a moment later (DNS rebinding) gains nothing. A name with any refused address is
-    refused altogether.
+    So a name that resolves to another address later (DNS rebinding) has no effect. A name with any refused address is refused.
     """
 
     def __init__(self, allowed: Sequence[Network] = ()) -> None:
@@ -68,9 +68,9 @@ class CheckedResolver:
         """The host's addresses in aiohttp's form. Raises Refused, or OSError for an unknown name."""
         import asyncio
 
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
         result = []
-        for kind, _, protocol, _, address in found:
+        for kind, _, protocol, _, address in addresses:
             check_address(str(address[0]), self._allowed)
             result.append(
                 {
@@ -85,11 +85,11 @@ class CheckedResolver:
         return result
 
     async def close(self) -> None:
-        """Nothing to close."""
+        """Does nothing; part of the interface."""
 
 
 def _inner(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, if it does: mapped, or translated by NAT64."""
+    """The IPv4 address inside a mapped or NAT64 IPv6 address; the address itself for others."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:

@@ -1,4 +1,4 @@
-"""A web knowledge base as a directory: kb.json with the configuration, so that it is opened like any other."""
+"""A web knowledge base as a directory: kb.json has the configuration, so that it can be opened like any other."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from routerl_jax.knowledge.web.kb import WebKB, web_kb
 
 
 def build_web(config: WebConfig, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
-    """Writes a directory that `load_kb` opens as this web knowledge base. It holds no key.
+    """Writes a directory that `load_kb` opens as this web knowledge base. It contains no API keys.
 
     Raises:
-      ValueError: the directory holds something else than a web knowledge base.
+      ValueError: the directory has other content than a web knowledge base.
     """
     settings = {key: value for key, value in changes(config).items() if key != "kind"}
-    made = write_settings(config, directory, settings, overwrite=True)
+    manifest = write_settings(config, directory, settings, overwrite=True)
     notes = {"not defaults": ", ".join(f"{key}={value!r}" for key, value in settings.items()) or "none"}
-    return BuildReport(name=made.name, kind="web", directory=str(directory), notes=notes)
+    return BuildReport(name=manifest.name, kind="web", directory=str(directory), notes=notes)
 
 
 def open_web(
@@ -36,13 +36,14 @@ def open_web(
     encoder: str | TextEncoder | None = None,
     snapshot: SnapshotConfig | None = None,
 ) -> WebKB:
-    """Opens what `build_web` wrote; keys are read from their environment variables now.
+    """Opens a directory of `build_web`. API keys are read from their environment variables.
 
     Args:
-      snapshot: its directory and mode stand in for those of kb.json.
+      snapshot: its directory and mode replace those of kb.json.
 
     Raises:
-      ValueError: an unknown key in kb.json, a variable that is not set, or an index or encoder, which the web has none of.
+      ValueError: kb.json has an unknown key, a variable is not set, or an index or encoder is given, which the web does not
+        have.
     """
     if index is not None or encoder is not None:
         raise ValueError(f"{store.directory}: a web knowledge base has neither index nor encoder")

@@ -1,4 +1,4 @@
-"""From a page's bytes to its text, whatever its headers claim."""
+"""Decodes the bytes of a page to text, even if its headers are wrong."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _AS_BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252"}  # what these names me
 def decode(content: bytes, declared: str | None = None) -> str:
     """A page's text.
 
-    In this order: a byte order mark; UTF-8 if the bytes are that; what the header declares, then what the page itself
-    declares, if the bytes are that; the most likely encoding by the letters' statistics; UTF-8 with marks for what is not.
+    Encodings are tried in this order: a byte order mark; UTF-8 if the bytes are valid; the encoding in the header, then the
+    one in the page, if the bytes are valid; the most likely encoding by letter statistics; UTF-8 with replacement characters.
 
     Args:
       declared: charset of the Content-Type header.
 
     Raises:
-      ValueError: the bytes are no text.
+      ValueError: the bytes are not text.
     """
     for bom, name in _BOMS:
         if content.startswith(bom):
@@ -39,7 +39,7 @@ def decode(content: bytes, declared: str | None = None) -> str:
 
 
 def _codec(name: str) -> str | None:
-    """Python's name of an encoding of text, None if it knows none."""
+    """Python's name of a text encoding; None if it is unknown."""
     try:
         info = codecs.lookup(name)
     except (LookupError, ValueError):
@@ -48,7 +48,7 @@ def _codec(name: str) -> str | None:
 
 
 def _strictly(content: bytes, name: str) -> str | None:
-    """The text if all bytes are of the encoding, but for a last letter that was cut."""
+    """The text if all bytes are valid in the encoding; a cut last letter is allowed."""
     try:
         return codecs.getincrementaldecoder(name)("strict").decode(content, final=False)
     except (UnicodeError, LookupError):

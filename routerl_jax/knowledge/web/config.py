@@ -1,4 +1,4 @@
-"""What a web knowledge base is made of: every stage's service, its limits, and where results are kept."""
+"""The configuration of a web knowledge base: the service and limits of every stage, caches and snapshots."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class SearchConfig:
     """The search engine."""
 
     engine: str = "serpapi"  # or "serper", or package.module:Class
-    url: str = ""  # of the service; empty: the engine's own
+    url: str = ""  # URL of the service; empty: that of the engine
     api_key_env: str = "SEARCH_API_KEY"  # environment variable with the key; empty: none is sent
-    candidates: Size = 10  # results asked for: the pages wanted, and some to move on to
+    candidates: Size = 10  # results to request: the pages wanted, and some to replace failed ones
     country: str = ""  # Google's gl, such as "us"
     language: str = ""  # Google's hl, such as "en"
     timeout: Positive = 20.0  # seconds for one attempt
@@ -31,25 +31,27 @@ class SearchConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ReaderConfig:
-    """What reads pages."""
+    """The reader of pages."""
 
     kind: Literal["local", "jina"] = "local"
-    url: str = ""  # jina: of the service; empty: https://r.jina.ai
+    url: str = ""  # jina: URL of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
     timeout: Positive = 20.0  # seconds for one page, redirects included (jina: one attempt)
     retries: Count = 1  # jina
-    concurrency: Size = 64  # pages under way at once
+    concurrency: Size = 64  # pages that are read at once
     rate: NonNegative = 0.0  # jina: requests per second; 0: no limit
-    max_bytes: Size = 3 << 20  # local: of a page or picture, after decompression
-    max_chars: Size = 30_000  # of a page's text
-    redirects: Count = 5  # local
-    allow_networks: tuple[str, ...] = ()  # to be read from although they are not public, such as "10.1.0.0/16"
+    max_bytes: Size = 3 << 20  # local: most bytes of a page or picture, after decompression
+    max_chars: Size = 30_000  # most characters of a page's text
+    redirects: Count = 5  # local: most redirects
+    allow_networks: tuple[
+        str, ...
+    ] = ()  # networks that are allowed although they are not public, such as "10.1.0.0/16"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class SummaryConfig:
-    """What condenses pages."""
+    """The summariser of pages."""
 
     kind: Literal["model", "extract"] = "model"  # extract: the page's first sentences, no model
     model: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
@@ -58,19 +60,19 @@ class SummaryConfig:
     # whose question: the search's own query, or the user's, where a query carries it (core.types.TextAndImage.question)
     about: Literal["query", "question"] = "query"
     sentences: Size = 5
-    max_chars: Size = 30_000  # of the page that the model reads (MMSearch-R1, appendix C)
+    max_chars: Size = 30_000  # most characters of the page that the model reads (MMSearch-R1, appendix C)
     max_tokens: Size = 512
-    extract_chars: Size = 1_200  # of a summary, and of the page's beginning where there is none
+    extract_chars: Size = 1_200  # most characters of a summary, or of the page's beginning without one
     timeout: Positive = 60.0  # seconds for one page
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CacheConfig:
-    """Where the results of all stages are kept between queries and runs."""
+    """Caches of the results of all stages, between queries and runs."""
 
-    disk: bool = True  # in SQLite
-    path: str = ""  # of the SQLite file; empty: cache.sqlite in $ROUTERL_CACHE
+    disk: bool = True  # cache in SQLite
+    path: str = ""  # path of the SQLite file; empty: cache.sqlite in $ROUTERL_CACHE
     redis_env: str = ""  # environment variable with the URL of a Redis, for caches and rate limits; empty: none
     search_seconds: NonNegative = 30 * DAY  # how long a query's URLs are kept
     page_seconds: NonNegative = 30 * DAY
@@ -79,16 +81,16 @@ class CacheConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotConfig:
-    """A frozen copy of what was seen of the web."""
+    """A snapshot of the web as it was seen."""
 
     directory: str = ""  # empty: none
-    mode: Literal["record", "replay", "auto"] = "auto"  # as knowledge.cassette.Cassette
-    missing: Literal["error", "empty"] = "error"  # replay: what a query finds that was not recorded
+    mode: Literal["record", "replay", "auto"] = "auto"  # as for knowledge.cassette.Cassette
+    missing: Literal["error", "empty"] = "error"  # replay: the result of a query that was not recorded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UploadConfig:
-    """Where pictures that are no URL are put (HTTP PUT), so that the search engine can see them."""
+    """Upload of pictures without a URL (HTTP PUT), so that the search engine can see them."""
 
     url: str = ""  # pictures go to {url}/{digest}.jpg; empty: only pictures given by their URL can be searched for
     public_url: str = ""  # and are seen at {public_url}/{digest}.jpg; empty: the same
@@ -109,12 +111,14 @@ class WebConfig:
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
     snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
     upload: UploadConfig = dataclasses.field(default_factory=UploadConfig)
-    pages: Size = 5  # passages of a query at most; further URLs are tried until so many succeed
-    snippets: Literal["never", "fallback", "only"] = "never"  # search snippets: in place of pages that fail, or of all
+    pages: Size = 5  # most passages of a query; further URLs are tried until this many succeed
+    snippets: Literal["never", "fallback", "only"] = (
+        "never"  # search snippets instead of pages that fail, or of all pages
+    )
     # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
     deadline: Positive = 45.0
-    failures: Literal["raise", "empty"] = "raise"  # a query of which nothing could be found for an error
-    cost: NonNegative = 1.0  # of a query, in units of one dense search
+    failures: Literal["raise", "empty"] = "raise"  # for a query without results because of an error
+    cost: NonNegative = 1.0  # cost of a query, in units of a dense search
 
     @property
     def asks_model(self) -> bool:
@@ -127,11 +131,11 @@ class WebConfig:
 
 
 def mmsearch_r1(writer: ChatModelConfig | None = None, **changes: Any) -> WebConfig:
-    """MMSearch-R1, appendix C: SerpApi, Jina Reader; of a page's first 30,000 characters the main content in five sentences,
-    with the user's question at hand (table 4).
+    """MMSearch-R1's web, appendix C: SerpApi, Jina Reader, and summaries of a page's first 30,000 characters in five
+    sentences; the prompt has the user's question (table 4).
 
     Args:
-      writer: the language model that summarises.
+      writer: the language model for summaries.
     """
     jina = ReaderConfig(kind="jina", api_key_env="JINA_API_KEY", timeout=30.0)
     summary = SummaryConfig(model=writer or ChatModelConfig(), instruction="general", about="question")
@@ -139,7 +143,7 @@ def mmsearch_r1(writer: ChatModelConfig | None = None, **changes: Any) -> WebCon
 
 
 def r1_searcher(**changes: Any) -> WebConfig:
-    """R1-Searcher, section 4.4: Google, pages (not snippets) read, summaries by GPT-4o-mini before the policy sees them."""
+    """R1-Searcher's web, section 4.4: Google, whole pages (not snippets), and summaries by GPT-4o-mini for the policy."""
     writer = ChatModelConfig(
         model="gpt-4o-mini", base_url="https://api.openai.com/v1", api_key_env="OPENAI_API_KEY", concurrency=32
     )

@@ -1,4 +1,4 @@
-"""Fetching pages that strangers name: public addresses only, and so much time, size and redirection and no more."""
+"""Fetches pages from untrusted URLs: only public addresses, with limits of time, size and redirects."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PICTURES = ("image/jpeg", "image/png", "image/webp", "image/gif", "image/avif",
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """What was fetched, as text.
+    """A fetched document as text.
 
     Attributes:
-      url: where it was in the end, after redirects.
+      url: the final URL, after redirects.
       type: media type, such as "text/html".
-      cut: True if it was longer than the fetcher takes.
+      cut: whether it was longer than the limit.
     """
 
     url: str
@@ -51,8 +51,9 @@ class _Found(NamedTuple):
 class Fetcher:
     """Fetches documents for coroutines of one event loop.
 
-    Only http and https; addresses are checked after resolution, at every redirect, and are those that the connection is made
-    to. Names and passwords in URLs, cookies and proxies are not used. A document longer than `max_bytes` is cut there.
+    Only http and https are allowed. Addresses are checked after resolution and at every redirect, and connections are made
+    only to checked addresses. User names and passwords in URLs, cookies and proxies are not used. A document is cut at
+    `max_bytes`.
     """
 
     def __init__(self, config: ReaderConfig) -> None:
@@ -61,20 +62,20 @@ class Fetcher:
         self._slots: asyncio.Semaphore | None = None
 
     async def fetch(self, url: str) -> Document:
-        """The document at a URL. Raises WebError: refused, not there, not text, too slow."""
-        found = await self._fetch(url, _READABLE)
+        """The document at a URL. Raises WebError if it is refused, missing, not text, or too slow."""
+        content = await self._fetch(url, _READABLE)
         try:
-            text = decode(found.content, found.charset)
+            text = decode(content.content, content.charset)
         except ValueError as error:
             raise WebError(f"{url}: {error}") from error
-        return Document(url=found.url, type=found.type or "text/html", text=text, cut=found.cut)
+        return Document(url=content.url, type=content.type or "text/html", text=text, cut=content.cut)
 
     async def picture(self, url: str) -> tuple[str, bytes]:
-        """Media type and bytes of the picture at a URL. Raises WebError, also where it is too large."""
-        found = await self._fetch(url, _PICTURES)
-        if found.cut:
+        """Media type and bytes of the picture at a URL. Raises WebError, also if it is too large."""
+        content = await self._fetch(url, _PICTURES)
+        if content.cut:
             raise WebError(f"{url}: a picture of more than {self._config.max_bytes} bytes")
-        return found.type or "image/jpeg", found.content
+        return content.type or "image/jpeg", content.content
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -146,10 +147,10 @@ class Fetcher:
 
 
 def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:
-    """The URL as aiohttp reads it (a yarl.URL), without name, password and fragment.
+    """The URL as a yarl.URL, without user name, password and fragment.
 
     Raises:
-      Refused: not of the web, or its host is an address that is neither public nor allowed.
+      Refused: the URL is not http(s), or its host is an address that is neither public nor allowed.
     """
     import yarl
 
@@ -166,7 +167,7 @@ def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:
         read = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
     except ValueError as error:
         raise Refused(f"not a URL ({error})") from error
-    check_host(read.raw_host or "", allowed)  # where wide digits and ideographic full stops have become an address
+    check_host(read.raw_host or "", allowed)  # yarl's host: wide digits and ideographic full stops are normalised there
     return read
 
 

@@ -1,4 +1,4 @@
-"""The web as a knowledge base: all queries, pages and summaries of a call are under way at the same time."""
+"""The web as a knowledge base: all queries, pages and summaries of a call are processed concurrently."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from routerl_jax.models.images import decode_image, image_digest, is_url
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.cache import MemoryCache, cache_key
 
-_REMEMBERED = 60.0  # seconds that an answer or a failure stands: a batch that raised is asked again one by one
+_REMEMBERED = (
+    60.0  # seconds for which an answer or a failure is kept, because a failed batch is repeated query by query
+)
 
 
 @dataclasses.dataclass
 class _Found:
-    """What a query has found so far: passages by rank of their URL, and what went wrong on the way."""
+    """The state of a query: passages by the rank of their URL, and errors."""
 
     passages: dict[int, Passage] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -42,16 +44,16 @@ class _Found:
 class WebKB(KnowledgeBase):
     """Text search: search engine -> pages -> summaries. A passage is a page: its URL as id, its title, its summary.
 
-    Every query goes its own way, and its time is its own: as soon as its URLs are known, as many pages as wanted are read at
-    once, each is summarised as soon as it is read, and for each that fails the next URL is tried. After `deadline` seconds
-    what is there is the result. Its score is 1 / rank of the URL.
+    Queries are independent, and each has its own time. As soon as the URLs of a query are known, the wanted number of pages
+    is read at once, and each page is summarised as soon as it is read. For each page that fails, the next URL is tried.
+    After `deadline` seconds, the result is what is there. A passage's score is 1 / rank of its URL.
 
-    A query that finds nothing because of errors raises a WebError, unless `failures="empty"`. Where others of the call
-    succeeded, they are remembered: asked again, alone, each gives its result or its error at once.
+    A query that finds nothing because of errors raises a WebError, unless `failures="empty"`. The results of the call's other
+    queries are kept, so that a repetition query by query gives each result or error at once.
 
     Args:
-      config: what it is made of.
-      model: summarises, in place of the one that the configuration names.
+      config: the configuration.
+      model: writes summaries, instead of the configured model.
 
     Raises:
       ValueError: an environment variable with a key is not set, or the snapshot does not fit.
@@ -64,31 +66,33 @@ class WebKB(KnowledgeBase):
         self._stages = Stages(config, model)
         self._recent = MemoryCache(4096)
         if config.asks_model and config.summary.about == "question":
-            vars(self)["reads"] = self.reads | {"question"}  # of the class elsewhere; here it follows from the settings
+            vars(self)["reads"] = self.reads | {
+                "question"
+            }  # a class attribute in other kinds; here it depends on the settings
         self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
 
     def __len__(self) -> int:
-        """Recorded answers of a snapshot; the web's pages have not been counted."""
+        """Number of recorded answers of the snapshot, because the pages of the web can't be counted."""
         return len(self._stages.snapshot) if self._stages.snapshot is not None else 0
 
     def __bool__(self) -> bool:
         return True
 
     def drop_failures(self) -> int:
-        """Forgets failures that the snapshot holds, and returns their number: asked again, they are tried again."""
+        """Removes failures from the snapshot, so that they are tried again. Returns their number."""
         if self._stages.snapshot is None:
             raise ValueError("there is no snapshot: set snapshot.directory")
         self._recent = MemoryCache(4096)
         return self._stages.snapshot.drop_failures()
 
     def stage_counts(self) -> Counts:
-        """Of queries, and of the stages that answer them: search, page, summary (of pictures: search, picture, upload), and
-        snapshot, whose failures are what a replay lacks. What joins another's request counts as a hit; a query that is asked
-        again within a minute counts once."""
+        """Counts of queries and of the stages that answer them: search, page and summary (for pictures: search, picture and
+        upload), and snapshot, whose failures are entries that a replay lacks. A request that joins a running one counts as a
+        hit. A query that is repeated within a minute counts once."""
         return self._stages.counts()
 
     def close(self) -> None:
-        """Ends what is under way and closes connections and files."""
+        """Cancels running work, and closes connections and files."""
         shared_loop().run(self._stages.close())
 
     def _search(self, queries: Sequence[Query], k: int) -> TimedResults:
@@ -113,8 +117,8 @@ class WebKB(KnowledgeBase):
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
-        found = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
-        return TimedResults(found, seconds)
+        results = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
+        return TimedResults(results, seconds)
 
     def _empty_instead(self, error: WebError) -> bool:
         if isinstance(error, NotRecorded):
@@ -123,15 +127,15 @@ class WebKB(KnowledgeBase):
 
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
-        asked = await asyncio.to_thread(self._asked, query)
+        text = await asyncio.to_thread(self._asked, query)
         want, question = min(k, self.config.pages), query_question(query)
-        key = cache_key("answer", self._about, want, asked, *([question] if question else []))
+        key = cache_key("answer", self._about, want, text, *([question] if question else []))
         counts, known = self._stages.counts, self._recent.get(key)
-        if known is not None:  # a query of a batch that raised, asked again by itself: counted before
+        if known is not None:  # a repetition from a failed batch, which was counted before
             return _passages(Record(**json.loads(known)))
         counts.add("query", asked=1, hits=self._stages.under_way(key))
         try:
-            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, asked, want)))
+            return _passages(await self._stages.once(key, lambda: self._recorded(key, query, text, want)))
         except WebError:
             counts.add("query", failures=1)
             raise
@@ -140,16 +144,18 @@ class WebKB(KnowledgeBase):
         snapshot = self._stages.snapshot
         try:
             record = self._stages.recorded("answers", key, asked)
-        except NotRecorded:  # perhaps with another k: its searches, pages and summaries will do then
+        except (
+            NotRecorded
+        ):  # perhaps it was recorded with another k; its searches, pages and summaries can be used then
             record = None
         if record is not None:
             self._stages.counts.add("query", hits=1)
             self._remember(key, record)
             return record
         try:
-            found = await self._find(query, asked, want)
-            rows = [dataclasses.asdict(found.passages[rank]) for rank in sorted(found.passages)]
-            record = Record({"passages": rows, "problems": found.problems})
+            state = await self._find(query, asked, want)
+            rows = [dataclasses.asdict(state.passages[rank]) for rank in sorted(state.passages)]
+            record = Record({"passages": rows, "problems": state.problems})
         except NotRecorded:
             raise
         except WebError as error:
@@ -163,37 +169,37 @@ class WebKB(KnowledgeBase):
         self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
 
     async def _find(self, query: Query, asked: str, want: int) -> _Found:
-        """Searches, and reads pages until `want` have succeeded, the results are used up, or the time is."""
+        """Searches, and reads pages until `want` have succeeded, no results are left, or the time is up."""
         seconds = seconds_left(self.config.deadline)
         ends = time.monotonic() + seconds
-        found = _Found()
+        state = _Found()
         try:
             async with asyncio.timeout(seconds):
                 hits = await self._stages.hits(asked, lambda: self._target(query, asked))
         except TimeoutError:
             raise WebError(f"no search results for {asked[:100]!r} within {seconds:.3g} s") from None
         if self.config.snippets == "only" and self.config.mode == "text":
-            found.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
-            return found
+            state.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
+            return state
         about = query_question(query) or asked
-        await self._scatter(hits, want, ends, found, lambda rank, hit: self._passage(about, rank, hit))
+        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(about, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
-                if len(found.passages) < want and rank not in found.passages and hit.snippet:
-                    found.passages[rank] = _snippet(rank, hit)
-        if found.problems:
+                if len(state.passages) < want and rank not in state.passages and hit.snippet:
+                    state.passages[rank] = _snippet(rank, hit)
+        if state.problems:
             message = "web: %d of %d results of a query failed: %s"
-            logging.log_first_n(logging.INFO, message, 20, len(found.problems), len(hits), found.problems[0])
-        if hits and not found.passages:
+            logging.log_first_n(logging.INFO, message, 20, len(state.problems), len(hits), state.problems[0])
+        if hits and not state.passages:
             raise WebError(
-                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(found.problems[:3])}"
+                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(state.problems[:3])}"
             )
-        return found
+        return state
 
     async def _scatter(
         self, hits: list[Hit], want: int, ends: float, found: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
     ) -> None:
-        """Works on as many results at once as are still wanted; a failure makes room for the next one."""
+        """Works on as many results at once as are still wanted. After a failure, the next one starts."""
         waiting = collections.deque(enumerate(hits))
         running: dict[asyncio.Future[Passage], int] = {}
         try:
@@ -227,19 +233,19 @@ class WebKB(KnowledgeBase):
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
     def _asked(self, query: Query) -> str:
-        """What the query is, as one string."""
+        """The query as one string."""
         return query_text(query)
 
     async def _target(self, query: Query, asked: str) -> str:
-        """What the search engine is asked for."""
+        """The query for the search engine."""
         return asked
 
 
 class WebImageKB(WebKB):
     """Reverse image search: pages that show the picture, as (thumbnail, title) pairs. Queries are pictures.
 
-    A picture whose URL is known, as `url` or in the picture's place, is searched for under it; any other is put where
-    `config.upload` says first.
+    If the picture's URL is known (given as `url` or as the picture itself), it is used for the search. Any other picture is
+    first uploaded as `config.upload` says.
     """
 
     reads: frozenset[str] = frozenset({"image", "url"})
@@ -282,7 +288,7 @@ def _passages(record: Record) -> list[Passage]:
 
 
 def _seen(task: asyncio.Future[Passage]) -> None:
-    """Takes note of an exception, which nobody may wait for any more."""
+    """Marks an exception as retrieved, because nobody may be waiting for it."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""Readers: from the URL of a page to its title and its main text."""
+"""Readers of web pages: from a URL to the title and the main text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Page:
 
 
 class Reader(Protocol):
-    """Reads pages; for coroutines of one event loop."""
+    """Reads pages. For coroutines of one event loop."""
 
     name: str
 
@@ -45,10 +45,10 @@ class Reader(Protocol):
 
 
 class LocalReader:
-    """Fetches pages itself and takes their main text with trafilatura, on threads.
+    """Fetches pages itself, and extracts their main text with trafilatura, on threads.
 
     Args:
-      max_chars: of a page's text; the rest is cut.
+      max_chars: most characters of a page's text; the rest is cut.
     """
 
     name = "local"
@@ -60,12 +60,12 @@ class LocalReader:
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="reader")
 
     async def read(self, url: str) -> Page:
-        """Fetches the page and takes out its text. Raises WebError, also for a page without text."""
+        """Fetches the page and extracts its text. Raises WebError, also for a page without text."""
         document = await self._fetcher.fetch(url)
         loop = asyncio.get_running_loop()
         try:
             title, text = await loop.run_in_executor(self._threads, main_text, document)
-        except Exception as error:  # parsers raise whatever they stumble over
+        except Exception as error:  # parsers raise many classes
             raise WebError(f"{url}: its text can't be extracted ({type(error).__name__}: {error})") from error
         return page_of(url, title, text, self._max_chars)
 
@@ -76,15 +76,15 @@ class LocalReader:
 
 
 class JinaReader:
-    """Jina Reader (`GET https://r.jina.ai/URL`), or a server with its interface, which renders pages and reads PDFs too.
+    """Jina Reader (`GET https://r.jina.ai/URL`), or a server with its interface. It renders pages, and reads PDFs too.
 
-    A server of one's own may reach what strangers must not: URLs of addresses that are not public are refused here; what
-    names lead to is for the server to check.
+    A server of your own may have access to private addresses. URLs with such addresses are refused here, but the server must
+    check the addresses of host names.
 
     Args:
-      http: its `secret` should be the key.
-      key: without one, Jina allows few requests a minute.
-      allowed: networks that may be read from although they are not public.
+      http: HTTP client, whose `secret` should be the key.
+      key: API key; without one, Jina allows few requests per minute.
+      allowed: networks that are allowed although they are not public.
     """
 
     name = "jina"
@@ -106,7 +106,7 @@ class JinaReader:
             self._headers["Authorization"] = f"Bearer {key}"
 
     async def read(self, url: str) -> Page:
-        """What the service makes of the page. Raises WebError."""
+        """The page as the service reads it. Raises WebError."""
         try:
             checked_url(url, self._allowed)
         except Refused as error:
@@ -116,19 +116,19 @@ class JinaReader:
         except HttpError as error:
             raise WebError(f"{url}: {error}") from error
         try:
-            found = reply.json()
+            reply_json = reply.json()
         except ValueError as error:
-            if "json" in reply.headers.get("Content-Type", ""):  # no page's text, but what is left of a reply
+            if "json" in reply.headers.get("Content-Type", ""):  # a broken JSON reply, not the text of a page
                 raise WebError(f"{url}: {self._url}: {error}") from error
             title, text, warning = _plain_reply(reply.body.decode(errors="replace"))
             return self._page(url, title, text, warning)
-        data = found.get("data") if isinstance(found, dict) else None
+        data = reply_json.get("data") if isinstance(reply_json, dict) else None
         if not isinstance(data, dict):
             raise WebError(f"{url}: {self._url}: the reply has no object `data`")
         return self._page(url, *(str(data.get(key) or "") for key in ("title", "content", "warning")))
 
     def _page(self, url: str, title: str, text: str, warning: str) -> Page:
-        if warning.startswith(_ERROR_PAGE):  # Jina reads the error page, and says 200
+        if warning.startswith(_ERROR_PAGE):  # Jina reads the error page, and returns status 200
             raise WebError(f"{url}: {' '.join(warning.split())[:200]}")
         return page_of(url, title, text, self._max_chars)
 
@@ -138,12 +138,12 @@ class JinaReader:
 
 
 def main_text(document: Document) -> tuple[str, str]:
-    """Title and main text of a document: of HTML without menus, advertisements and scripts; plain text as it is."""
+    """Title and main text of a document: HTML without menus, advertisements and scripts; plain text unchanged."""
     if document.type in ("text/plain", "text/markdown"):
         return "", document.text
     import trafilatura
 
-    found = trafilatura.bare_extraction(
+    extracted = trafilatura.bare_extraction(
         document.text,
         url=document.url,
         include_comments=False,
@@ -151,13 +151,13 @@ def main_text(document: Document) -> tuple[str, str]:
         favor_recall=True,
         with_metadata=True,
     )
-    if found is None or isinstance(found, dict):
+    if extracted is None or isinstance(extracted, dict):
         return "", ""
-    return found.title or "", found.text or ""
+    return extracted.title or "", extracted.text or ""
 
 
 def page_of(url: str, title: str, text: str, max_chars: int) -> Page:
-    """A page with its white space put in order and its text cut. Raises WebError if there is no text."""
+    """A page with normalised white space and its text cut. Raises WebError if there is no text."""
     lines = (" ".join(line.split()) for line in whole_letters(text[: 4 * max_chars]).splitlines())
     text = _GAPS.sub("\n\n", "\n".join(lines)).strip()
     if not text:

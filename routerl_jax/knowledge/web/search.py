@@ -1,4 +1,4 @@
-"""Search engines behind an API: SerpApi and Serper, for words and (Google Lens) for pictures."""
+"""Clients of search engine APIs: SerpApi and Serper, for text and (with Google Lens) for pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from routerl_jax.remote.http import HttpClient, HttpError
 
 
 class WebError(Exception):
-    """A stage that failed: the message says which, where and why."""
+    """A stage failed. The message says which one, where and why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Hit:
     """One result of a search engine.
 
     Attributes:
-      thumbnail: URL of a small picture, "" if there is none.
+      thumbnail: URL of a small picture; "" if there is none.
     """
 
     url: str
@@ -34,12 +34,12 @@ Kind = Literal["text", "image"]
 
 
 class SearchEngine(Protocol):
-    """Finds pages for words, or for the URL of a picture; for coroutines of one event loop."""
+    """Finds pages for a text or for the URL of a picture. For coroutines of one event loop."""
 
     name: str
 
     async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
-        """Up to `count` results, best first; none is an empty list. Raises WebError."""
+        """Up to `count` results, best first; [] if there are none. Raises WebError."""
         ...
 
     async def close(self) -> None:
@@ -51,7 +51,7 @@ class SerpApi:
     """https://serpapi.com: `engine=google` (`organic_results`) and `engine=google_lens` (`visual_matches`).
 
     Args:
-      http: its `secret` should be the key, as SerpApi takes it in the URL.
+      http: HTTP client, whose `secret` should be the key, because SerpApi takes it in the URL.
       country, language: Google's `gl` and `hl`; "" leaves them out.
     """
 
@@ -77,13 +77,13 @@ class SerpApi:
             if error.status == 400 and "hasn't returned any results" in str(error):
                 return []
             raise WebError(f"search failed: {error}") from error
-        found = _object(reply, self._url)
-        rows = found.get("visual_matches" if kind == "image" else "organic_results")
+        fields = _object(reply, self._url)
+        rows = fields.get("visual_matches" if kind == "image" else "organic_results")
         if rows is None:
-            said = str(found.get("error", ""))
-            if not said or "any results" in said:  # how SerpApi says that there are none
+            message = str(fields.get("error", ""))
+            if not message or "any results" in message:  # how SerpApi says that there are none
                 return []
-            raise WebError(self._http.redact(f"search failed: {self._url}: {said}"))
+            raise WebError(self._http.redact(f"search failed: {self._url}: {message}"))
         return _hits(rows, self._url, "thumbnail")[:count]
 
     async def close(self) -> None:
@@ -105,10 +105,10 @@ class Serper:
 
     async def search(self, query: str, count: int, kind: Kind = "text") -> list[Hit]:
         """Up to `count` results; the query of kind "image" is the URL of a picture."""
-        asked = {"url": query} if kind == "image" else {"q": query, "num": count}
+        query_fields = {"url": query} if kind == "image" else {"q": query, "num": count}
         url = f"{self._url}/{'lens' if kind == 'image' else 'search'}"
         try:
-            reply = await self._http.request("POST", url, headers=self._headers, body={**asked, **self._where})
+            reply = await self._http.request("POST", url, headers=self._headers, body={**query_fields, **self._where})
         except HttpError as error:
             raise WebError(f"search failed: {error}") from error
         return _hits(_object(reply, url).get("organic") or [], url, "thumbnailUrl")[:count]
@@ -125,16 +125,16 @@ SEARCH_ENGINES.register("serper")(Serper)
 
 def _object(reply: Any, url: str) -> Mapping[str, Any]:
     try:
-        found = reply.json()
+        fields = reply.json()
     except ValueError as error:
         raise WebError(f"search failed: {url}: {error}") from error
-    if not isinstance(found, dict):
-        raise WebError(f"search failed: {url}: the reply is a JSON {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(fields, dict):
+        raise WebError(f"search failed: {url}: the reply is a JSON {type(fields).__name__}, expected an object")
+    return fields
 
 
 def _hits(rows: Any, url: str, thumbnail: str) -> list[Hit]:
-    """The results that can be used, each page once; a row without a link to a web page is passed over."""
+    """The usable results, each page once. A row without a link to a web page is skipped."""
     if not isinstance(rows, list):
         raise WebError(f"search failed: {url}: results are a JSON {type(rows).__name__}, expected an array")
     hits: dict[str, Hit] = {}

@@ -1,6 +1,7 @@
-"""A frozen web: every search, page, summary and answer that was seen, in one directory, to be replayed without the web.
+"""Snapshots of the web: every search, page, summary and answer that was seen, in one directory. They can be replayed without
+the web.
 
-    DIR/snapshot.json     when it was begun and with which services
+    DIR/snapshot.json     when it was started, and with which services
     DIR/answers.jsonl     query and k -> passages, or why there are none
     DIR/searches.jsonl    query -> results of the search engine
     DIR/pages.jsonl       URL -> title and text (thumbnails: the picture)
@@ -30,27 +31,27 @@ MANIFEST = "snapshot.json"
 
 
 class NotRecorded(WebError):
-    """A snapshot that is replayed lacks what is asked for."""
+    """A replayed snapshot lacks an entry."""
 
 
 class Record(NamedTuple):
-    """What was seen: a value, or the error."""
+    """An entry of a snapshot: a value, or the error."""
 
     value: Any = None
     error: str | None = None
 
 
 class Snapshot:
-    """Records of what was seen. Safe to use from several threads; several processes may record into one directory.
+    """A snapshot. Safe to use from several threads; several processes may record into one directory.
 
     Args:
-      mode: "record" starts a new snapshot; "replay" answers from it alone; "auto" answers from it where it can and
-        records what is missing.
-      made_with: settings of the stages, by stage; kept in snapshot.json, and compared with those there.
+      mode: "record" starts a new snapshot; "replay" answers from it alone; "auto" answers from it if it can, and records
+        missing entries.
+      made_with: settings of the stages, by stage. They are stored in snapshot.json, and compared with those there.
 
     Raises:
-      ValueError: unknown mode; nothing there to replay, or something there already to record; damaged files; other
-        settings than it was recorded with.
+      ValueError: the mode is unknown; there is no snapshot to replay, or already one where a new one is to be recorded;
+        files are damaged; or the settings differ from those of the recording.
     """
 
     def __init__(self, directory: str | pathlib.Path, mode: Mode, made_with: Mapping[str, Mapping[str, Any]]) -> None:
@@ -59,26 +60,26 @@ class Snapshot:
         if mode not in get_args(Mode):
             raise ValueError(f"snapshot.mode={mode!r} is not one of {', '.join(get_args(Mode))}")
         manifest = self.directory / MANIFEST
-        there = manifest.is_file()
-        if mode == "replay" and not there:
+        exists = manifest.is_file()
+        if mode == "replay" and not exists:
             raise ValueError(f"{manifest} does not exist: there is nothing to replay. Record it first (mode='record')")
-        if mode == "record" and there:
+        if mode == "record" and exists:
             raise ValueError(
                 f"{self.directory} holds a snapshot. Use mode='auto' to go on with it, or another directory"
             )
         self._lock = threading.Lock()
-        self._ends: dict[str, int] = {}  # of what is known of each file
+        self._ends: dict[str, int] = {}  # end of the known part of each file
         if mode != "replay":
             self.directory.mkdir(parents=True, exist_ok=True)
             self._file_lock = FileLock(self.directory / ".lock")
             with self._file_lock:
-                there = manifest.is_file()
-                if not there:
+                exists = manifest.is_file()
+                if not exists:
                     self._write_manifest(manifest, made_with)
                 self._tables = {name: self._open(name) for name in TABLES}
         else:
             self._tables = {name: self._open(name) for name in TABLES}
-        if there:
+        if exists:
             self._check_manifest(manifest, made_with)
 
     def __len__(self) -> int:
@@ -86,10 +87,10 @@ class Snapshot:
         return len(self._tables["answers"][1])
 
     def get(self, table: str, key: str, about: str) -> Record | None:
-        """What was recorded under a key; None if nothing was.
+        """The entry of a key; None if there is none.
 
         Raises:
-          NotRecorded: nothing was, and the snapshot is replayed. `about` says in words what is missing.
+          NotRecorded: there is none, and the snapshot is replayed. `about` describes the missing entry.
         """
         with self._lock:
             if key in self._tables[table][1]:
@@ -102,13 +103,13 @@ class Snapshot:
         return None
 
     def put(self, table: str, key: str, about: str, record: Record) -> Record:
-        """Records something, unless there is a record of the key, perhaps another process's.
+        """Records an entry, unless there is one of the same key already, perhaps from another process.
 
         Returns:
-          The record that counts: a replay gives it, and so must who records.
+          The valid entry. A replay returns it, so the recording process must use it, too.
 
         Raises:
-          OSError: the file can't be written, a full disk; what was recorded before stays whole.
+          OSError: the file can't be written (as with a full disk). Earlier entries stay intact.
         """
         if self.mode == "replay":
             return record
@@ -134,22 +135,23 @@ class Snapshot:
         return record
 
     def drop_failures(self) -> int:
-        """Forgets what failed, so that mode "auto" tries it again; returns how much that was. Nobody else may record."""
+        """Removes failures, so that mode "auto" tries them again. Returns their number. No other process may record
+        meanwhile."""
         if self.mode == "replay":
             raise ValueError("a snapshot that is replayed is not changed; open it with mode='auto'")
         dropped = 0
         with self._lock, self._file_lock:
             for name in TABLES:
                 path = self.directory / f"{name}.jsonl"
-                whole = path.with_suffix(".new")
+                rewritten = path.with_suffix(".new")
                 _end_of_lines(self._tables[name][0])
-                with path.open("rb") as lines, whole.open("wb") as kept:
+                with path.open("rb") as lines, rewritten.open("wb") as output:
                     for line in lines:
                         failed = _failed(json.loads(line))
                         dropped += failed
-                        kept.write(b"" if failed else line)
+                        output.write(b"" if failed else line)
                 os.close(self._tables[name][0])
-                whole.replace(path)
+                rewritten.replace(path)
                 self._tables[name] = self._open(name)
         return dropped
 
@@ -167,7 +169,7 @@ class Snapshot:
         return Record(fields.get("value"), fields.get("error"))
 
     def _catch_up(self, table: str) -> int:
-        """Learns what other processes have added, and returns where the next line begins."""
+        """Reads the lines that other processes have added. Returns the offset of the next line."""
         file, offsets = self._tables[table]
         start, end = self._ends[table], _end_of_lines(file)
         for line in os.pread(file, end - start, start).splitlines(keepends=True) if end > start else ():
@@ -177,7 +179,7 @@ class Snapshot:
         return end
 
     def _open(self, name: str) -> tuple[int, dict[str, tuple[int, int]]]:
-        """The file, and where the line of every key is in it. A last line that a killed process left half is cut off."""
+        """The file, and the position of each key's line. An incomplete last line of a killed process is cut off."""
         path = self.directory / f"{name}.jsonl"
         if self.mode != "replay":
             path.touch()
@@ -234,13 +236,13 @@ def holds_records(directory: pathlib.Path) -> bool:
 
 
 def _failed(fields: Mapping[str, Any]) -> bool:
-    """Records of failures, and of answers that some failure had a part in."""
+    """Whether an entry is a failure, or an answer in which some stage failed."""
     value = fields.get("value")
     return "error" in fields or (isinstance(value, dict) and bool(value.get("problems") or value.get("problem")))
 
 
 def _end_of_lines(file: int) -> int:
-    """Size of the file without a last line that a process left half, which is cut off."""
+    """Cuts off an incomplete last line, and returns the size of the file."""
     size = end = os.lseek(file, 0, os.SEEK_END)
     while end and os.pread(file, 1, end - 1) != b"\n":
         start = max(0, end - (1 << 16))

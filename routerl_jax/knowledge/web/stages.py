@@ -1,4 +1,5 @@
-"""The stages of a web query, each asked once: searches, pages, thumbnails and summaries, kept in snapshot and cache."""
+"""The stages of a web query: searches, pages, thumbnails and summaries. Each result is requested once, and kept in snapshot and
+cache."""
 
 from __future__ import annotations
 
@@ -24,21 +25,26 @@ from routerl_jax.remote.http import HttpClient
 from routerl_jax.remote.limits import acquire_async, open_limiter
 from routerl_jax.remote.secrets import secret
 
-_TABLES = {"search": "searches", "page": "pages", "picture": "pages", "summary": "summaries"}  # of a snapshot, by stage
+_TABLES = {
+    "search": "searches",
+    "page": "pages",
+    "picture": "pages",
+    "summary": "summaries",
+}  # tables of a snapshot, by stage
 
 
 class Stages:
-    """What a web knowledge base asks of others. For coroutines of the shared background loop.
+    """The requests of a web knowledge base to services. For coroutines of the shared background loop.
 
-    A result comes from the snapshot, else from the cache, else from the service, and is then kept in both; failures are
-    kept in the snapshot alone. Equal requests at the same time are one request; it goes on if who asked gave up.
+    A result comes from the snapshot, else from the cache, else from the service, and is then kept in both. Failures are kept
+    only in the snapshot. Equal requests at the same time are joined to one, which continues even if its callers give up.
 
     Args:
-      model: the summariser's, in place of the one that the configuration names.
+      model: writes summaries, instead of the configured model.
 
     Raises:
-      ValueError: an environment variable is not set, the snapshot does not fit, or an unknown engine.
-      ImportError: a package is missing (nothing is needed to replay).
+      ValueError: an environment variable is not set, the snapshot does not fit, or the engine is unknown.
+      ImportError: a package is missing (a replay needs none).
     """
 
     def __init__(self, config: WebConfig, model: ChatModel | None = None) -> None:
@@ -57,19 +63,19 @@ class Stages:
             self._cache = open_cache(config.cache.path if config.cache.disk else None, redis)
 
     async def hits(self, query: str, target: Callable[[], Awaitable[str]]) -> list[Hit]:
-        """The search engine's results for a query; `target` gives what it is asked for. Raises WebError."""
+        """The search engine's results for a query. `target` returns the query for the engine. Raises WebError."""
         kind, count = self._config.mode, self._config.search.candidates
 
         async def ask() -> Any:
-            found = await self.live.engine.search(await target(), count, kind)
-            return [dataclasses.asdict(hit) for hit in found]
+            hits = await self.live.engine.search(await target(), count, kind)
+            return [dataclasses.asdict(hit) for hit in hits]
 
         key = self._key("search", kind, count, query)
         rows = await self._kept("search", key, query, self._config.cache.search_seconds, ask)
         return [Hit(**row) for row in rows]
 
     async def page(self, url: str) -> Page:
-        """A page as the reader sees it. Raises WebError."""
+        """A page from the reader. Raises WebError."""
 
         async def ask() -> Any:
             return dataclasses.asdict(await self.live.reader.read(url))
@@ -78,7 +84,7 @@ class Stages:
         return Page(**await self._kept("page", key, url, self._config.cache.page_seconds, ask))
 
     async def picture(self, url: str) -> str:
-        """A thumbnail as a data URI. Raises WebError, also for what is no picture."""
+        """A thumbnail as a data URI. Raises WebError, also if it is no picture."""
 
         async def ask() -> Any:
             if url.startswith("data:"):
@@ -91,7 +97,7 @@ class Stages:
         return await self._kept("picture", key, url[:2000], self._config.cache.page_seconds, ask)
 
     async def summary(self, query: str, page: Page) -> Summary:
-        """A page's summary with regard to a query. Never raises for what the summariser does."""
+        """A page's summary for a query. Errors of the summariser are never raised."""
 
         async def ask() -> Any:
             return dataclasses.asdict(await self.live.summariser.summarise(query, page))
@@ -106,7 +112,7 @@ class Stages:
         return Summary(**found)
 
     async def upload(self, content: bytes, name: str) -> str:
-        """Puts a picture where the search engine can see it, and returns its URL. Raises WebError."""
+        """Uploads a picture so that the search engine can see it. Returns its URL. Raises WebError."""
         self.counts.add("upload", asked=1)
         try:
             return await self.live.upload(content, name)
@@ -115,7 +121,7 @@ class Stages:
             raise
 
     def recorded(self, table: str, key: str, about: str) -> Record | None:
-        """What the snapshot holds; None if nothing, or there is no snapshot. Raises NotRecorded where it is replayed."""
+        """The snapshot's entry; None if there is none, or no snapshot. Raises NotRecorded for a missing entry in a replay."""
         if self.snapshot is None:
             return None
         try:
@@ -127,7 +133,7 @@ class Stages:
         return record
 
     async def close(self) -> None:
-        """Ends what is under way and closes connections and files."""
+        """Cancels running work, and closes connections and files."""
         for task in list(self._flights.values()):
             task.cancel()
         await asyncio.gather(*self._flights.values(), return_exceptions=True)
@@ -140,7 +146,7 @@ class Stages:
 
     @property
     def live(self) -> _Live:
-        """The services. A snapshot that is replayed never gets here."""
+        """The services. A replay never needs them."""
         assert self._live is not None
         return self._live
 
@@ -165,11 +171,11 @@ class Stages:
             raise
 
     def under_way(self, key: str) -> bool:
-        """Whether somebody else's work will answer this, too."""
+        """Whether a request with this key is already running."""
         return key in self._flights
 
     async def once(self, key: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """The result of the work under way with this key, started if there is none."""
+        """The result of the running work with this key; starts it if there is none."""
         task = self._flights.get(key)
         if task is None:
             task = asyncio.ensure_future(work())
@@ -180,7 +186,7 @@ class Stages:
     def _land(self, key: str, task: asyncio.Task[Any]) -> None:
         self._flights.pop(key, None)
         if not task.cancelled():
-            task.exception()  # somebody has it, or gave up waiting
+            task.exception()  # marks it as retrieved, because its callers may have given up
 
     async def _look_up(self, stage: str, key: str, about: str, ttl: float, ask: Any, keep: Any) -> Any:
         table = _TABLES[stage]
@@ -209,13 +215,13 @@ class Stages:
         return value if self.snapshot is None else _value(self.snapshot.put(table, key, about, Record(value)))
 
     async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Work of the cache: on a thread, unless it is in memory alone."""
+        """Runs work of the cache on a thread, unless the cache is only in memory."""
         assert self._cache is not None
         return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)
 
 
 class _Live:
-    """The services that a configuration names."""
+    """The configured services."""
 
     def __init__(self, config: WebConfig, model: ChatModel | None, redis: str) -> None:
         self._config = config
@@ -266,13 +272,13 @@ class _NoReader:
 
 
 def _counted(config: WebConfig) -> list[str]:
-    """The stages that a knowledge base has, those that keep their answers."""
+    """The stages of a knowledge base that keep their answers."""
     reading = ["picture"] if config.mode == "image" else [] if config.snippets == "only" else ["page", "summary"]
     return ["query", "search", *reading, *(["snapshot"] if config.snapshot.directory else [])]
 
 
 def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, dict[str, Any]]:
-    """What the results of each stage depend on: part of the keys of what is kept, and of a snapshot's manifest."""
+    """The settings on which the results of each stage depend. They are part of cache keys and of a snapshot's manifest."""
     search, reader, summary = config.search, config.reader, config.summary
     writer: dict[str, Any] = {
         "kind": summary.kind,
@@ -314,7 +320,7 @@ def _reader(config: ReaderConfig, fetcher: Fetcher, redis: str) -> Reader:
 
 
 def _service(config: SearchConfig | ReaderConfig, redis: str, name: str) -> tuple[str, HttpClient]:
-    """A service's key, and a client that keeps to its limits."""
+    """A service's API key, and a client with its limits."""
     key = secret(config.api_key_env)
     limiter = open_limiter(config.rate, redis=redis) if config.rate else None
     turn = None if limiter is None else lambda: acquire_async(limiter, name)

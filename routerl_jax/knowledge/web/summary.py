@@ -1,4 +1,4 @@
-"""Summaries of pages by a language model, and what is done when it writes nonsense."""
+"""Summaries of pages by a language model, and the detection of unusable ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from routerl_jax.knowledge.web.reader import Page
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.schemas import without_thinking
 
-PROMPT_VERSION = 1  # part of the key of kept summaries
+PROMPT_VERSION = 1  # part of the key of cached summaries
 
 _BEGIN = (
     "You condense web pages for a research assistant. Write {sentences} sentences or fewer, in plain prose, in the language "
@@ -46,7 +46,7 @@ class Summary:
     """A summary.
 
     Attributes:
-      problem: why it is the page's beginning instead, "" if the model wrote it.
+      problem: why it is the beginning of the page instead; "" if the model wrote it.
     """
 
     text: str
@@ -54,10 +54,10 @@ class Summary:
 
 
 class Summariser:
-    """Condenses pages with regard to a question.
+    """Summarises pages for a question.
 
-    An answer that is empty, no prose, or a loop is not used, nor is a failure: then the beginning of the page stands in its
-    place. Longer answers are cut after `sentences` sentences. Without a model, the page's beginning is always taken.
+    If the model fails, or its answer is empty, no prose, or a loop, the beginning of the page is used instead. Longer
+    answers are cut after `sentences` sentences. Without a model, the beginning of the page is always used.
     """
 
     def __init__(self, model: ChatModel | None, config: SummaryConfig) -> None:
@@ -65,7 +65,7 @@ class Summariser:
         self._threads = concurrent.futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="summary")
 
     async def summarise(self, query: str, page: Page) -> Summary:
-        """The summary of a page for a query, or for the user's question; never raises for what the model does."""
+        """The summary of a page for a query, or for the user's question. Errors of the model are never raised."""
         if self._model is None:
             return self._instead(page, "")
         try:
@@ -88,8 +88,10 @@ class Summariser:
         return leading_extract(text, self._config.sentences, self._config.extract_chars)
 
     def prompt(self, query: str, page: Page) -> list[Message]:
-        """What the model is asked."""
-        text = page.text[: self._config.max_chars].replace("END OF PAGE", "END OF  PAGE")  # a page can't end itself
+        """The prompt for the model."""
+        text = page.text[: self._config.max_chars].replace(
+            "END OF PAGE", "END OF  PAGE"
+        )  # so that a page can't contain the end mark
         system = _BEGIN.format(sentences=self._config.sentences) + _INSTRUCTIONS[self._config.instruction] + _END
         return [
             Message(role="system", content=system),
@@ -114,12 +116,12 @@ class Summariser:
             return answer
         except TimeoutError:
             raise
-        except Exception as error:  # a model of somebody else's that doesn't keep to the protocol
+        except Exception as error:  # a user's model that breaks the protocol
             return Completion(error=f"{type(error).__name__}: {error}", finish="error")
 
 
 def nonsense(text: str) -> str:
-    """What is wrong with an answer that should be prose; "" if nothing is."""
+    """Why an answer is no usable prose; "" if it is usable."""
     if not text:
         return "nothing"
     if sum(c.isalnum() for c in text) < _LEAST_LETTERS * len(text):
@@ -136,7 +138,7 @@ def nonsense(text: str) -> str:
 
 
 def leading_extract(text: str, sentences: int, max_chars: int) -> str:
-    """The first sentences of a text, at most so many characters, cut at a word if a sentence alone is longer."""
+    """The first sentences of a text, with at most `max_chars` characters; a longer single sentence is cut at a word."""
     text = " ".join(text[: 8 * max_chars].split())
     taken = ""
     for number, sentence in enumerate(_SENTENCE_END.split(text)):

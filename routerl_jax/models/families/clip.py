@@ -20,7 +20,7 @@ from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.mapping import FROM_HEADS, HEADS_BIAS, MATRIX, TO_HEADS, TRANSPOSED, VECTOR, Rule, Rules
 
 _KERNEL = ((3,), (0,), (1,), (2,))  # ours [channels, side, side, embed], theirs with embed first
-# What transformers takes where a config says nothing.
+# Defaults of transformers for missing keys.
 _TOWER = {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu", "num_hidden_layers": 12}
 _TEXT = _TOWER | {
     "vocab_size": 49408,
@@ -152,7 +152,7 @@ def save(model: Clip, directory: pathlib.Path) -> None:
 
 
 def _part(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A tower's section. An old one, `name`_dict, replaces it whole where it is there (as in transformers)."""
+    """A tower's section. As in transformers, an old section `name`_dict replaces it entirely, if there is one."""
     old = config.get(f"{name}_dict")
     found = (config.get(name) or {}) if old is None else old
     return {**defaults, **{key: value for key, value in found.items() if key in defaults}}

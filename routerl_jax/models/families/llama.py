@@ -134,7 +134,7 @@ def decoder_rules(config: DecoderConfig) -> Rules:
 
 
 def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Which layers see a window only. Mistral: all if it names one; Qwen: those from `max_window_layers` on."""
+    """The layers with a window. Mistral: all, if the config has a window. Qwen: those from `max_window_layers` on."""
     window, kind = config.get("sliding_window"), config["model_type"]
     if kind == "llama" or window is None or (kind != "mistral" and not config.get("use_sliding_window")):
         return {}
@@ -183,7 +183,7 @@ def _rope_scaling(rope: Mapping[str, Any], max_length: int, source: str) -> Rope
 
 
 def _attention_factor(rope: Mapping[str, Any], factor: float) -> float:
-    """YaRN's temperature (arXiv 2309.00071, equation 22), or what the file says instead."""
+    """YaRN's temperature (arXiv 2309.00071, equation 22), unless the file gives another."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
 

@@ -14,7 +14,7 @@ from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.mapping import FROM_HEADS, MATRIX, TO_HEADS, TRANSPOSED, VECTOR, Rule, Rules
 from routerl_jax.models.nv_embed import NVEmbed, NVEmbedConfig
 
-# `encode` of the published code reads so many tokens, though there are 32,768 positions.
+# Tokens that `encode` of the published code reads, although there are 32,768 positions.
 _TEXT_LENGTH = 4096
 _CODE = "nvidia/NV-Embed-v2--{}"  # where transformers finds the classes of an export (trust_remote_code=True)
 

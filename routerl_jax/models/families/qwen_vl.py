@@ -28,7 +28,7 @@ _KERNEL = ((4,), (0,), (1,), (2,), (3,))  # ours [channels, frames, side, side, 
 
 
 def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> VisionConfig:
-    """Reads the vision tower's part of a model's whole config.json. What it does not say has transformers' defaults.
+    """Reads the vision tower's part of a model's config.json. Missing keys have transformers' defaults.
 
     Raises:
       UnsupportedModelError: another architecture, or a feature that would change the features of images.
@@ -114,9 +114,9 @@ def vision_to_hf(config: VisionConfig) -> dict[str, Any]:
 
 
 def vision_rules(config: VisionConfig) -> Rules:
-    """Our parameter path in the tower -> tensor, by the names in the published checkpoints.
+    """Our parameter path in the tower -> tensor name in the published checkpoints.
 
-    transformers 5 knows them with `model.` before, and saves them without.
+    In transformers 5 the names have the prefix `model.`, but it saves them without.
     """
     layer = "visual.blocks.{}."
     rules = {
@@ -189,7 +189,7 @@ def vision_language_rules(config: VisionLanguageConfig) -> Rules:
 
 
 def read_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
-    """Takes the image processing that preprocessor_config.json (or processor_config.json) describes, where there is one."""
+    """Sets the image processing of preprocessor_config.json (or processor_config.json), if there is one."""
     for name in ("preprocessor_config.json", "processor_config.json"):
         path = directory / name
         if path.is_file():

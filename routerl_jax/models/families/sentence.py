@@ -1,4 +1,4 @@
-"""How an encoder's texts become vectors: the files of sentence-transformers, and what authors published without them."""
+"""Settings of encoders (pooling, prompts, lengths), from sentence-transformers' files or from the authors' publications."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _POOLINGS = {
     # Not one of sentence-transformers, which refuses the key: BERT's pooler_output, as the Open-WikiTable bi-encoder has.
     "pooling_mode_pooler_output": "pooler",
 }
-# Names that prompts for passages have; the first that is there counts.
+# Names of prompts for passages; the first that exists is used.
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
 
 _BGE_QUERY = "Represent this sentence for searching relevant passages: "
 _E5 = Prompts(query="query: ", passage="passage: ")
-# What the authors' model cards and code say and their files do not, by the last part of the model's name.
+# Settings from the authors' model cards and code that their files lack, by the last part of the model's name.
 PUBLISHED: dict[str, dict[str, Any]] = {
     # github.com/facebookresearch/contriever, src/contriever.py: mean, as it is
     r"contriever(-msmarco)?|mcontriever(-msmarco)?": {"pooling": "mean", "normalize": False},
@@ -48,7 +48,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> EncoderConfig:
-    """Pooling, normalization, text length and prompts: from the directory's files, else as published, else the defaults.
+    """Pooling, normalization, text length and prompts: from the directory's files, else `published`, else the defaults.
 
     Raises:
       UnsupportedModelError: modules or a pooling that `Encoder.pooled` does not do.
@@ -73,10 +73,10 @@ def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, 
 
 
 def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any]:
-    """What the authors of a model published about it, by its name; nothing where the name is not known.
+    """The settings that the authors of a model published, by the model's name; {} if the name is unknown.
 
-    Names, in order of trust: that of the directory (in the hub's cache, of the repository), `_name_or_path` and the class in
-    config.json.
+    The name is searched for, in this order, in the directory's name (in the hub's cache: the repository's), in `_name_or_path`
+    and in the class of config.json.
     """
     place = directory.absolute()
     repository = place.parent.parent.name if place.parent.name == "snapshots" else place.name
@@ -90,10 +90,10 @@ def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any
 
 
 def read_texts(directory: pathlib.Path, longest: int) -> dict[str, Any]:
-    """`text_length` and `prompts`, as far as the files of sentence-transformers and tokenizer_config.json name them.
+    """`text_length` and `prompts`, if the files of sentence-transformers and tokenizer_config.json have them.
 
     Args:
-      longest: tokens that the architecture can read; a length that is no shorter says nothing.
+      longest: tokens that the architecture can read. A length that is no shorter is ignored.
 
     Raises:
       UnsupportedModelError: texts would have to be lower-cased before the tokenizer reads them.

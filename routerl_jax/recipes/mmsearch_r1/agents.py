@@ -1,4 +1,4 @@
-"""MMSearch-R1's agents (arXiv 2506.20670): searching on demand, and what the paper compares it with."""
+"""MMSearch-R1's agents (arXiv 2506.20670): search on demand, and the paper's baselines."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ NO_PICTURE = "the question shows no picture to search by"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MMSearchAgent(Agent):
-    """Looks at the question's picture and answers, searches by the picture, or searches in words, round by round.
+    """In each round the policy answers, searches by the question's picture, or searches by text.
 
-    A turn that holds nothing that may be done now, or an image search where there is no picture, ends the search: the answer
-    is then begun for the policy, or the episode ends without one.
+    A turn without an allowed action, or an image search for a question without a picture, ends the rounds. Then the answer is
+    begun for the policy, or the episode ends without one.
 
     Attributes:
       image_tool, text_tool: names of the knowledge bases.
       searches, image_searches, text_searches, image_first: see `Limits`.
-      k: summaries per search in words.
-      image_k: thumbnails per search by the picture.
+      k: summaries per text search.
+      image_k: thumbnails per image search.
       max_turn_tokens: most tokens of a turn.
-      max_observation_tokens: most tokens of what a search shows, in whole results; 0: as many as there is room for.
-      answer_tokens: room kept for an answer that is begun for the policy.
-      force_answer: begin the answer for the policy where it has spent its rounds; the released code ends without one.
-      thoughts: let the policy think before an action that is begun for it, as it does before its own; a small policy that
-        is trained for the protocol knows no other form.
-      instruct: say how to work (for pretrained models).
+      max_observation_tokens: most tokens of a search's result, in whole items; 0: as many as there is room for.
+      answer_tokens: tokens kept free for an answer that is begun for the policy.
+      force_answer: begin the answer for a policy that has used up its rounds. The released code ends without an answer.
+      thoughts: let the policy think before an action that is begun for it, as before its own actions. A small policy that is
+        trained for the protocol knows no other form.
+      instruct: explain the task (for pretrained models).
     """
 
     image_tool: str
@@ -73,17 +73,17 @@ class MMSearchAgent(Agent):
 
     @property
     def search_budget(self) -> int:
-        """What the limits allow."""
+        """The largest number of searches that the limits allow."""
         return self.limits.allowed
 
     @property
     def choices(self) -> RouteChoices:
-        """Of what a turn does. In the first round all are allowed; what is not allowed later on is an invalid turn."""
+        """The choice of a turn's action. All are allowed in the first round; later, one that is not allowed is invalid."""
         return protocol.choices(self.image_tool, self.text_tool)
 
     @property
     def limits(self) -> Limits:
-        """Of searches."""
+        """The limits of searches."""
         return Limits(
             searches=self.searches,
             image_searches=self.image_searches,
@@ -93,25 +93,25 @@ class MMSearchAgent(Agent):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
-        made: list[Kind] = []
+        searches: list[Kind] = []
         for _ in range(self.searches + 1):
             room = chat.room - self._reserve(chat)
             if room < 1:
                 return await self._forced(chat, truncated=True)
             turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
-            action = self.read(turn, example, made)
+            action = self.read(turn, example, searches)
             if action.kind in ("answer", "refusal"):
                 return chat.episode(answer=action.answer if action.kind == "answer" else None)
             if action.kind == "invalid":
                 return await self._forced(chat, truncated=turn.stop_reason == "length")
             kind = self.kind_of(action.tool)
-            made.append(kind)
-            if not await self._search(kind, action.query, example, chat, tools, made):
+            searches.append(kind)
+            if not await self._search(kind, action.query, example, chat, tools, searches):
                 return await self._forced(chat, truncated=True)
         return await self._forced(chat)
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """`direct`, without a search (table 5), and `rag_workflow`, with both, always (table 6)."""
+        """`direct`, which never searches (table 5), and `rag_workflow`, which always makes both searches (table 6)."""
         return {"direct": DirectAnswer(**{**self._fields, "searches": 0}), **self.vanilla_rag(tools)}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
@@ -119,20 +119,20 @@ class MMSearchAgent(Agent):
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Those that every agent of the recipe has, a subclass of another project's, too."""
+        """Values of the fields that every agent of the recipe has. Further fields of subclasses are left out."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(MMSearchAgent)}
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
-        """The rounds up to the first that searches nothing, each judged as in a rollout."""
+        """The rounds up to the first without a search, each judged as in a rollout."""
         turns: list[Turn] = []
-        made: list[Kind] = []
+        searches: list[Kind] = []
         for item in recorded.rounds:
             turn = Turn(text=item.text, stop_reason="stop", tokens=0, observation=item.observation)
             turns.append(turn)
-            action = self.read(turn, recorded.example, made)
+            action = self.read(turn, recorded.example, searches)
             if action.kind != "search":
                 break
-            made.append(self.kind_of(action.tool))
+            searches.append(self.kind_of(action.tool))
             turn.calls = [Call(tool=action.tool, query=action.query, error=item.error)]
         last = turns[-1].action
         answer = last.answer if last is not None and last.kind == "answer" else None
@@ -151,23 +151,23 @@ class MMSearchAgent(Agent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        """The ids of the first message: the pictures, the question, and how to work where that must be said."""
+        """The token ids of the first message: the pictures, the question, and with `instruct` the explanation of the task."""
         return self._message(
             protocol.first(example.question, self.limits, self.instruct), example, tokenizer, image_marker
         )
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
-        """The steps' tools are this agent's; a search by the picture has no query."""
+        """The turns of a demonstration. The tools of its steps must be this agent's; an image search has no query."""
         pieces: Pieces = []
-        made: list[Kind] = []
+        searches: list[Kind] = []
         for step in demonstration.steps:
             kind = self.kind_of(step.tool)
-            made.append(kind)
+            searches.append(kind)
             action = protocol.IMAGE_SEARCH if kind == "image" else f"<text_search>{step.query}</text_search>"
             pieces.append((f"<reason>{step.thought}</reason>\n{action}", True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            said = self.observation(call, step.passages, kind, demonstration.example, made)
-            pieces.append((Reply(said) if self.instruct else said, False))
+            observation = self.observation(call, step.passages, kind, demonstration.example, searches)
+            pieces.append((Reply(observation) if self.instruct else observation, False))
         last = f"<reason>{demonstration.thought}</reason>\n<answer>{demonstration.answer}</answer>"
         return [*pieces, (last, True)]
 
@@ -183,15 +183,15 @@ class MMSearchAgent(Agent):
         return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
 
     def _reserve(self, chat: Conversation) -> int:
-        """Tokens kept for an answer that is begun for the policy."""
+        """Tokens kept free for an answer that is begun for the policy."""
         return self.forced.reserve(chat) if self.force_answer else 0
 
     def kind_of(self, tool: str) -> Kind:
-        """Which kind of search a knowledge base is for."""
+        """The kind of search for which a knowledge base is used."""
         return "image" if tool == self.image_tool else "text"
 
     def read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
-        """The turn's action; a search that may not be made now is invalid."""
+        """The turn's action. A search that is not allowed now is invalid."""
         text = turn.forced + turn.text
         action = self._parse(text)
         if action.kind == "search":
@@ -206,7 +206,7 @@ class MMSearchAgent(Agent):
     async def _search(
         self, kind: Kind, query: str, example: Example, chat: Conversation, tools: Tools, made: Sequence[Kind]
     ) -> bool:
-        """Searches and shows what was found; False where not even that nothing fits can be said."""
+        """Searches and shows the results. Returns False if there is no room even for a message that nothing fits."""
         if kind == "image":
             call = await tools[self.image_tool].search(picture_query(example), self.image_k)
         else:
@@ -226,7 +226,7 @@ class MMSearchAgent(Agent):
     def observation(
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]
     ) -> Observation:
-        """What was found, then the question with its pictures again."""
+        """The observation after a search: the results, then the question with its pictures again."""
         return [
             "" if self.instruct else "\n",
             *protocol.information(call, passages, kind),
@@ -235,7 +235,7 @@ class MMSearchAgent(Agent):
         ]
 
     async def _forced(self, chat: Conversation, truncated: bool = False) -> Episode:
-        """The end of an episode that has come to no answer: one that is begun for the policy, where that is wanted."""
+        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set."""
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)
         return await self.forced.answer(chat, self._parse, truncated)
@@ -256,14 +256,14 @@ class MMSearchAgent(Agent):
 
 
 def picture_query(example: Example) -> Query:
-    """What a search by the picture asks: the question's first picture, and its URL where `metadata["image_urls"]` has it."""
+    """The query of an image search: the question's first picture, and its URL if `metadata["image_urls"]` has one."""
     urls = example.metadata.get("image_urls")
     return TextAndImage(image=example.images[0], url=urls[0] if urls else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DirectAnswer(MMSearchAgent):
-    """Answers from the picture alone (table 5): the answer is begun for the policy at once."""
+    """Answers from the picture alone (table 5). The answer is begun for the policy at once."""
 
     searches: int = 0
 
@@ -278,20 +278,20 @@ class DirectAnswer(MMSearchAgent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RagWorkflow(MMSearchAgent):
-    """Searches by the picture, then in the policy's words, then answers, whatever it knows (table 6).
+    """Always searches by the picture, then by a text query of the policy, and then answers (table 6).
 
-    The searches are written in the policy's place, but for its thoughts and the query. A question without a picture is searched
-    for in words alone.
+    The agent writes the searches in place of the policy, except for thoughts and query. A question without a picture gets only
+    the text search.
     """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
-        made: list[Kind] = []
+        searches: list[Kind] = []
         if example.images and self.image_searches:
             between = await self.forced.thoughts(chat, self._reserve(chat) + chat.tokens_of(protocol.IMAGE_SEARCH))
             chat.write(between + protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
-            made.append("image")
-            if not await self._search("image", "", example, chat, tools, made):
+            searches.append("image")
+            if not await self._search("image", "", example, chat, tools, searches):
                 return await self._forced(chat, truncated=True)
         opening = chat.tokens_of(protocol.TEXT_OPENING)
         if chat.room - self._reserve(chat) - opening < 1:
@@ -301,7 +301,7 @@ class RagWorkflow(MMSearchAgent):
         turn = await chat.generate(stop=("</text_search>",), max_tokens=query)
         action = turn.action = self._parse(turn.forced + turn.text)
         if action.kind == "search":
-            made.append("text")
-            if not await self._search("text", action.query, example, chat, tools, made):
+            searches.append("text")
+            if not await self._search("text", action.query, example, chat, tools, searches):
                 return await self._forced(chat, truncated=True)
         return await self._forced(chat)

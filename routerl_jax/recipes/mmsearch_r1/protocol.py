@@ -1,7 +1,8 @@
-"""What MMSearch-R1's policy may do and writes (arXiv 2506.20670, sections 2.2 and 4.1, tables 3, 5 and 6), in words of our own.
+"""MMSearch-R1's protocol: the actions, their form and the prompts (arXiv 2506.20670, sections 2.2 and 4.1, tables 3, 5 and 6).
 
-Every round is one message and one turn: thoughts in `<reason>`, then one of a search by the picture, a search in words, an
-answer or a refusal. What a search finds comes in `<information>`, with the picture and the question once more.
+The prompts are in our own words. Every round is one message and one turn. A turn has thoughts in `<reason>`, then one
+action: an image search, a text search, an answer or a refusal. The results of a search come in `<information>`, and after
+them the picture and the question again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from routerl_jax.core.types import Action, Call, Passage, Shown
 Kind = Literal["image", "text"]
 
 IMAGE_SEARCH = "<search><img></search>"
-REFUSAL = "Unable to answer due to lack of relevant information"  # the protocol's own words, as a tag is
+REFUSAL = "Unable to answer due to lack of relevant information"  # these words belong to the protocol, like a tag
 REASON = ("<reason>", "</reason>")
 ANSWER_OPENING = "<answer>"
 TEXT_OPENING = "<text_search>"
@@ -28,17 +29,17 @@ TAGS = (
     *("<information>", "</information>", "<answer>", "</answer>"),
 )
 _ACTION_MARKS = ("<search><img></search>", "<text_search>", "</text_search>", "<answer>", "</answer>", REFUSAL)
-_QUERY_LETTERS = 2000  # of a query; a search engine takes less
+_QUERY_LETTERS = 2000  # most letters of a query; search engines take less
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How often which search may be made: one table for the prompt, the parser, the format reward and the evaluation.
+    """Limits of searches, used by the prompt, the parser, the format reward and the evaluation.
 
     Attributes:
-      searches: in all; there is one round more, in which the policy must answer.
-      image_searches, text_searches: of each kind. The paper has one of each; the released code two in words.
-      image_first: a search by the picture is for the first round alone (paper); the released code takes it in any.
+      searches: most searches in all. After them comes one more round, in which the policy must answer.
+      image_searches, text_searches: most searches of each kind. The paper has one of each; the released code two text searches.
+      image_first: an image search is only allowed in the first round (paper). The released code allows it in any round.
     """
 
     searches: int = 2
@@ -48,11 +49,11 @@ class Limits:
 
     @property
     def allowed(self) -> int:
-        """Searches that an episode can make at most."""
+        """The largest number of searches of an episode."""
         return min(self.searches, self.image_searches + self.text_searches)
 
     def refused(self, kind: Kind, made: Sequence[Kind]) -> str:
-        """Why a search of a kind may not follow these; "" if it may."""
+        """Why a search of this kind may not follow those made; "" if it may."""
         if len(made) >= self.searches:
             return "no search is left: this was the last round"
         if made.count(kind) >= (self.image_searches if kind == "image" else self.text_searches):
@@ -62,25 +63,25 @@ class Limits:
         return ""
 
     def left(self, kind: Kind, made: Sequence[Kind]) -> bool:
-        """Whether a search of a kind may come next."""
+        """Whether a search of this kind may come next."""
         return not self.refused(kind, made)
 
 
 def choices(image_tool: str, text_tool: str) -> RouteChoices:
-    """How the policy writes what it does after its thoughts: it answers, searches by the picture, or in words."""
+    """How the policy writes its action after its thoughts: it answers, searches by the picture, or searches by text."""
     names = {"answer": ANSWER_OPENING, image_tool: "<search>", text_tool: TEXT_OPENING}
     return RouteChoices(opening=f"{REASON[1]}\n", stop="</answer>", names=names)
 
 
 def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
-    """The action of a turn. A search must end it; what may not be done now is the agent's matter.
+    """The action of a turn. A search must be at its end. The agent checks whether the action is allowed now.
 
-    An answer counts before a refusal. Several actions, or none, are invalid.
+    If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid.
     """
     text = text.strip()
     thought = between(text, "<reason>", "</reason>") or ""
-    found = [mark for mark in ("<answer>", "<text_search>", "<search>") if mark in text]
-    if len(found) > 1:
+    marks = [mark for mark in ("<answer>", "<text_search>", "<search>") if mark in text]
+    if len(marks) > 1:
         error = "there are several actions in one turn; write one"
         return Action(kind="invalid", thought=thought, error=error)
     answer = between(text, "<answer>", "</answer>")
@@ -100,9 +101,9 @@ def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
 
 
 def well_formed(text: str) -> bool:
-    """Whether a turn keeps the form: thoughts first, then one action, at the end (section 2.4; the released checks).
+    """Whether a turn has the right form: thoughts first, then one action, at the end (section 2.4; the released checks).
 
-    A refusal does, too; whether it is paid for is the reward's matter.
+    A refusal has the right form, too; the reward decides whether it earns anything.
     """
     text = text.strip()
     if text.count("<reason>") != 1 or text.count("</reason>") != 1 or "information>" in text:
@@ -124,14 +125,14 @@ def well_formed(text: str) -> bool:
 
 
 def first(question: str, limits: Limits, instruct: bool) -> str:
-    """What follows the picture in the first message."""
+    """The text after the picture in the first message."""
     if not instruct:
         return f"Question: {question}\n"
     return f"{_task(limits)}\n\nThe question: {question}"
 
 
 def direct(question: str, instruct: bool) -> str:
-    """What follows the picture where nothing is searched (table 5)."""
+    """The text after the picture for a direct answer without searches (table 5)."""
     if not instruct:
         return f"Question: {question}\n"
     return f"Look at the picture and answer the question in as few words as possible.\nQuestion: {question}"
@@ -162,7 +163,7 @@ def _task(limits: Limits) -> str:
 
 
 def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -> str:
-    """What follows what was found and the picture: the question once more, and what may be done now (table 3)."""
+    """The text after a search's results and the picture: the question again, and the actions allowed now (table 3)."""
     if not instruct:
         return f"Question: {question}\n"
     lines = [f"The question: {question}"]
@@ -184,12 +185,12 @@ def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -
 
 
 def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
-    """What a search found: thumbnails with titles, or summaries with their links (section 2.2, figure 2); or why nothing.
+    """The results of a search: thumbnails with titles, or summaries with links (section 2.2, figure 2); or why there are none.
 
-    Titles and summaries are text, whatever tags are in them: what was found says nothing in the policy's place.
+    Tags within titles and summaries are broken up, so that results can't write actions in place of the policy.
     """
-    if said := unshown(call, passages):
-        return [f"<information>\n{said}\n</information>\n"]
+    if message := unshown(call, passages):
+        return [f"<information>\n{message}\n</information>\n"]
     pieces: list[str | Shown] = ["<information>\n"]
     for number, passage in enumerate(passages, 1):
         if kind == "image":
@@ -199,10 +200,10 @@ def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str
             pieces.append(f" {one_line(passage.title or passage.text, TAGS)}\n")
         else:
             link = f"({passage.id}) " if "://" in passage.id else ""
-            told = (
+            text = (
                 passage.text
                 if not passage.title or passage.title in passage.text
                 else f"{passage.title}: {passage.text}"
             )
-            pieces.append(f"{number}. {link}{one_line(told, TAGS)}\n")
+            pieces.append(f"{number}. {link}{one_line(text, TAGS)}\n")
     return [*pieces, "</information>\n"]

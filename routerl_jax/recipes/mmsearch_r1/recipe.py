@@ -1,4 +1,4 @@
-"""The recipe "mmsearch_r1": a policy that sees learns when to search, by the picture or in words."""
+"""The recipe "mmsearch_r1": a vision policy learns when to search, by the picture or by text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from routerl_jax.recipes.search import StageSettings, stages_of
 IMAGE_TOOLS = (
     "image",
     "reverse_image",
-)  # names that say what a knowledge base is for, where config.agent.sees is empty
+)  # names of a knowledge base that is searched by pictures, if config.agent.sees is empty
 
 
 @RECIPES.register("mmsearch_r1")
 def mmsearch_r1(
     agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str
 ) -> Recipe:
-    """Builds the recipe from its configuration. config.agent.max_searches are searches in all; the other limits, `image_k` and
-    `force_answer` are config.agent.settings.
+    """Builds the recipe from its configuration. config.agent.max_searches is the limit of searches in all. The other limits,
+    `image_k` and `force_answer` are in config.agent.settings.
 
     Raises:
-      ValueError: other knowledge bases than one that is searched by pictures and one that is searched in words, a grammar,
-        prompt or `on_invalid` of another recipe, or an unknown reward term.
+      ValueError: there are other knowledge bases than one for pictures and one for text; a grammar, prompt or `on_invalid` is
+        set, which this recipe does not have; or a reward term is unknown.
     """
     check_own_protocol(
         agent,

@@ -1,1 +1,1 @@
-"""R1-Router (arXiv 2505.22095): which knowledge base answers each sub-question?"""
+"""R1-Router (arXiv 2505.22095): the policy learns which knowledge base to ask for each sub-question."""

@@ -1,4 +1,4 @@
-"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): step by step through a question, or one golden step alone."""
+"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): one works on a question step by step, one on a golden step."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router.steps import Said, StepProtocol, well_formed_answer, well_formed_route
 
 _ANSWER_OPENING = "<answer>"
-_UNKNOWN = "not known"  # the answer to a sub-question that the policy could not put in the form
+_UNKNOWN = "not known"  # stands for the answer to a sub-question if no answer of the policy could be read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepAgent(Agent):
-    """Works on a golden step alone (Step-GRPO, equation 11): one chat on the gold steps before it, one turn.
+    """Works on a single golden step (Step-GRPO, equation 11): one chat with the gold steps before it, and one turn.
 
     The episode's answer is the sub-question of a route, or the answer.
 
     Attributes:
-      protocol: what is said.
-      max_turn_tokens: most tokens of a turn, and the room that documents leave for it.
+      protocol: the tags and prompts.
+      max_turn_tokens: most tokens of a turn; documents leave this much room for it.
       max_observation_tokens: most tokens of the documents of a chat, in whole documents; 0: as many as there is room for.
-      instruct: tell the model what to do (for pretrained models).
+      instruct: explain the task to the model (for pretrained models).
       prompt_suffix: text that begins the policy's turns, such as `<think>`.
     """
 
@@ -55,11 +55,11 @@ class StepAgent(Agent):
 
     @property
     def choices(self) -> RouteChoices:
-        """The protocol's."""
+        """Those of the protocol."""
         return self.protocol.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """None: a golden step is worked on without a search."""
+        """None, because a golden step needs no search."""
         return {}
 
     @property
@@ -73,7 +73,7 @@ class StepAgent(Agent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        """The ids of a golden step's prompt, with all its documents, or as many as a rollout shows in `room` tokens.
+        """The token ids of a golden step's prompt, with all its documents, or as many as a rollout shows in `room` tokens.
 
         Raises:
           ValueError: the example is no golden step.
@@ -101,7 +101,7 @@ class StepAgent(Agent):
     async def _turn(
         self, said: Said, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
     ) -> tuple[Conversation, Turn]:
-        """A chat of its own and the policy's turn in it, read; `forced` begins the turn in the place of `prompt_suffix`.
+        """Starts a chat, and reads the policy's turn in it. `forced` begins the turn instead of `prompt_suffix`.
 
         Raises:
           PromptTooLong: there is no room for a turn.
@@ -118,16 +118,16 @@ class StepAgent(Agent):
         if said.stop == "</ret>":
             turn.action, turn.well_formed = self.protocol.parse_route(text), well_formed_route(text)
         else:
-            thought = "<think></think>" if forced else ""  # that none precedes a forced answer is our doing
+            thought = "<think></think>" if forced else ""  # the policy could not write a thought before a forced answer
             turn.action, turn.well_formed = self.protocol.parse_answer(text), well_formed_answer(thought + text)
         return chat, turn
 
     def _room(self, example: Example, llm: LLM, said: Said) -> int:
-        """Tokens that the rollout's conversation has left after this."""
+        """Tokens that the rollout's conversation has left after this chat."""
         return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
     def _golden(self, step: GoldenStep, example: Example, room: Callable[[Said], int] | None) -> Said:
-        """A golden step's chat, with all its documents where nothing says what room there is."""
+        """A golden step's chat, with the documents that fit; with all of them if `room` is None."""
         if step.kind != "answer" or room is None:
             return self.protocol.golden(example.question, step)
         return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
@@ -135,11 +135,11 @@ class StepAgent(Agent):
     def _fitting(
         self, say: Callable[[Sequence[Document], str], Said], documents: Sequence[Document], room: Callable[[Said], int]
     ) -> Said:
-        """What is said with as many documents, best first, as fit and leave room for a turn, or the first's beginning.
+        """The chat with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
 
         Args:
           say: (documents, why there are none) -> chat.
-          room: tokens that are left after a chat.
+          room: chat -> tokens that are left after it.
         """
         bare = say((), "")
         most = room(bare)
@@ -147,27 +147,27 @@ class StepAgent(Agent):
         shown = fitting(documents, lambda some: room(say(some, "")) >= least)
         if shown or not documents:
             return say(shown, "")
-        told = say((), TOO_LONG)
-        return told if room(told) >= self.max_turn_tokens else bare
+        too_long = say((), TOO_LONG)
+        return too_long if room(too_long) >= self.max_turn_tokens else bare
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepwiseAgent(StepAgent):
-    """Works on a question in independent chats: routes and answers in turn, then the final answer (equations 1 to 8).
+    """Works on a question in independent chats: alternating routes and answers, then the final answer (equations 1 to 8).
 
-    From one chat to the next only sub-questions and their answers are carried. A golden step is worked on as `StepAgent` does.
+    Only sub-questions and their answers are carried from one chat to the next. A golden step is handled by `StepAgent`.
 
     Attributes:
       max_searches: most sub-questions (n of equation 2).
       k: passages per search.
-      attempts: chats for one route or answer, until one can be read; the last one of an answer has `<answer>` begun for the
-        policy, and a route that was not read in any leads to the final answer.
-      answer_tokens: most tokens of an answer so begun.
-      sees: knowledge bases that are asked with the question's picture beside the sub-question, where it has one.
-      routing: who chooses the knowledge base that is called; the policy, but for baselines.
-      beyond: what is searched for where the policy would stop before the budget is spent. "own": what it writes when the
-        sub-question is begun for it, and if that is none again, the question itself, of the retriever that it then names; a
-        routing: the question itself, of the knowledge base that this chooses; None: nothing, it stops.
+      attempts: most chats for one route or answer; the first one that can be read counts. In the last chat for an answer,
+        `<answer>` is begun for the policy. If no route can be read, the final answer follows.
+      answer_tokens: most tokens of an answer begun for the policy.
+      sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
+      routing: chooses the knowledge base that is called; the policy does, except in baselines.
+      beyond: what to search for if the policy would stop before the budget is spent. None: nothing, it stops. "own": the
+        sub-question that the policy writes when it is begun for it; if that is none again, the question itself, with the
+        retriever that it names. A routing: the question itself, in the knowledge base that the routing chooses.
     """
 
     max_searches: int = 3
@@ -198,11 +198,14 @@ class StepwiseAgent(StepAgent):
         return self.protocol.tools
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """`only_KB` for each knowledge base and `random_kb`, where there are several, else `vanilla_rag`; always as many
-        searches as there may be: `full_budget`, where the policy says what the further ones are for, so that only its stopping
-        is taken away, and `full_budget_random`, where they put the question itself to a drawn knowledge base; and `no_search`.
+        """The baselines of this agent:
 
-        A query depends on the knowledge base that it goes to (`query`), so the routing is the agent's own.
+        - with several knowledge bases, `only_KB` for each and `random_kb`; with one, `vanilla_rag`;
+        - `full_budget`: always the largest number of searches, where the policy writes the further ones (it only can't stop);
+        - `full_budget_random`: the same, where the further ones ask a random knowledge base for the question itself;
+        - `no_search`.
+
+        A query depends on the knowledge base that it goes to (`query`), so the agent has its own routing.
         """
         agents: dict[str, Agent] = {f"only_{tool}": dataclasses.replace(self, routing=Always(tool)) for tool in tools}
         agents["random_kb"] = dataclasses.replace(self, routing=Drawn())
@@ -221,7 +224,7 @@ class StepwiseAgent(StepAgent):
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Those that every stepwise agent has, a subclass of another project's, too."""
+        """Values of the fields that every stepwise agent has. Further fields of subclasses are left out."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(StepwiseAgent)}
 
     async def _gather(
@@ -244,67 +247,67 @@ class StepwiseAgent(StepAgent):
         return history
 
     def query(self, tool: str, text: str, example: Example) -> Query:
-        """What a knowledge base is asked."""
+        """The query for a knowledge base: the text, with the question's picture if the knowledge base sees it."""
         return with_picture(text, example.images) if tool in self.sees else text
 
     def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> Said:
-        """The chat in which a sub-question is answered from what was found, or, as the last one, the question."""
+        """The chat that answers a sub-question from the passages found; with `last`, the question itself."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
-        asked = self.protocol.direct if last else self.protocol.answer
+        prompt = self.protocol.direct if last else self.protocol.answer
         if trouble:
-            return asked(query, (), trouble)
-        return self._fitting(partial(asked, query), documents, partial(self._room, example, llm))
+            return prompt(query, (), trouble)
+        return self._fitting(partial(prompt, query), documents, partial(self._room, example, llm))
 
     async def _route(
         self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation]
     ) -> Action | None:
-        said = asked = self.protocol.route(example.question, history)
+        prompt = request = self.protocol.route(example.question, history)
         for _ in range(self.attempts):
-            chat, turn = await self._turn(asked, example, llm)
+            chat, turn = await self._turn(request, example, llm)
             chats.append(chat)
             assert turn.action is not None
             if turn.action.kind != "invalid":
                 return turn.action
-            asked = self.protocol.again(said, turn.action.error)
+            request = self.protocol.again(prompt, turn.action.error)
         return None
 
     async def _beyond(
         self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], named: str
     ) -> Action | None:
-        """What is searched for where the policy would stop; None ends the search."""
+        """The search to make if the policy would stop; None if it stops."""
         if self.beyond is None:
             return None
         if self.beyond != "own":
             tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
             return Action(kind="search", tool=tool, query=example.question)
-        said = self.protocol.route(example.question, history)
-        asked = llm.tokenizer.plain(example.question)
-        for begun in (self.protocol.route_opening(), self.protocol.route_opening(asked)):
-            chat, turn = await self._turn(said, example, llm, forced=begun)
+        prompt = self.protocol.route(example.question, history)
+        question = llm.tokenizer.plain(example.question)
+        for begun in (self.protocol.route_opening(), self.protocol.route_opening(question)):
+            chat, turn = await self._turn(prompt, example, llm, forced=begun)
             chats.append(chat)
             if _searches(turn.action):
                 return turn.action
         return Action(kind="search", tool=named, query=example.question)
 
     async def _answer(self, said: Said, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
-        asked = said
+        request = said
         for attempt in range(self.attempts):
             if 0 < attempt == self.attempts - 1:
                 chat, turn = await self._turn(said, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens)
             else:
-                chat, turn = await self._turn(asked, example, llm)
+                chat, turn = await self._turn(request, example, llm)
             chats.append(chat)
             assert turn.action is not None
             if turn.action.kind == "answer":
                 return turn.action.answer
-            asked = self.protocol.again(said, turn.action.error)
+            request = self.protocol.again(said, turn.action.error)
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneSearch(StepwiseAgent):
-    """Retrieve, then read, in a chat: what was found, and the question, asked in the words of the final answer."""
+    """Retrieve, then read, in one chat: it has the passages found, and asks for the final answer."""
 
     tool: str
 

@@ -1,4 +1,4 @@
-"""R1-Router (arXiv 2505.22095): which knowledge base answers each sub-question?"""
+"""R1-Router's tags as a grammar for one growing conversation (arXiv 2505.22095)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from routerl_jax.data.trajectories import label_of, tool_of
 
 
 def retriever_choices(tools: Sequence[str], searches: Callable[[str], bool]) -> RouteChoices:
-    """How a retriever is named inside of <ret>; there is something to choose where what is written `searches` with any name."""
+    """How a retriever is named inside <ret>. The choice is open if the text `searches`, whatever name follows."""
     names = {tool: f"{label_of(tool)}</ret>" for tool in tools}
     some = next(iter(names.values()))
     return RouteChoices(opening="<ret>", stop="</ret>", names=names, open=lambda text: searches(text + some))
@@ -22,11 +22,11 @@ def retriever_choices(tools: Sequence[str], searches: Callable[[str], bool]) -> 
 @GRAMMARS.register("r1_router")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1RouterGrammar(Grammar):
-    """R1-Router's tags (arXiv 2505.22095) in one growing conversation: a thought, a sub-question, and the name of the
-    retriever that shall answer it, `none` when nothing more is needed; then the answer.
+    """R1-Router's tags (arXiv 2505.22095) in one growing conversation: a thought, a sub-question, and the name of the retriever
+    for it, which is `none` if nothing more is needed. The answer comes last.
 
     Attributes:
-      markers: prefix of each result line per knowledge base, as in the released prompts.
+      markers: prefix of each result line, per knowledge base, as in the released prompts.
     """
 
     markers: Mapping[str, str] = dataclasses.field(
@@ -73,7 +73,7 @@ class R1RouterGrammar(Grammar):
         return Action(kind="search", tool=tool, query=query, thought=thought)
 
     def well_formed(self, text: str) -> bool:
-        """A thought and a search or an answer in their tags, which hold no marks; the chats' rule is equations 18 and 19's."""
+        """True for a thought and a search or an answer in their tags, with no tags inside (after equations 18 and 19)."""
         content = r"[^<>]*"
         think = rf"\s*<think>{content}</think>\s*"
         search = rf"<sub-question>{content}</sub-question>\s*<ret>{content}</ret>"

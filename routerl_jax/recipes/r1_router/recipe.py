@@ -1,4 +1,4 @@
-"""The recipe "r1_router": Step-GRPO on golden steps where training questions are such, independent chats on all others."""
+"""The recipe "r1_router": Step-GRPO if training questions are golden steps, independent chats for all other questions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 
     Raises:
-      ValueError: a grammar, prompt or `on_invalid` of another recipe, `sees` of no knowledge base, or an unknown reward term.
+      ValueError: a grammar, prompt or `on_invalid` is set, which this recipe does not have; `sees` names no knowledge base; or
+        a reward term is unknown.
     """
     if agent.grammar not in ("", "r1_router"):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""R1-Router's rewards of a golden step (arXiv 2505.22095, equations 9, 10 and 18 to 24), of routes and of answers."""
+"""R1-Router's rewards of golden steps, for routes and for answers (arXiv 2505.22095, equations 9, 10 and 18 to 24)."""
 
 from __future__ import annotations
 
@@ -36,45 +36,46 @@ def route_reward(
     beta: float = 0.5,
     none_by_cosine: bool = False,
 ) -> list[float]:
-    """r_format x (alpha r_ask + beta r_route) of episodes of golden routes (equation 9), 0 of those of answers.
+    """r_format x (alpha r_ask + beta r_route) for episodes of golden routes (equation 9); 0 for those of answers.
 
-    `paper`: r_format (equation 18) asks for the three fields and nothing else, and a route that can be taken: a known
-    retriever, `none` as both or neither. `released`: tags anywhere, `none` need not be both, the retrievers are R1-Router's.
+    With variant `paper`, r_format (equation 18) requires the three fields and nothing else, and a route that can be carried
+    out: a known retriever, and `none` in both fields or in neither. With `released`, tags may be anywhere, `none` need not
+    be in both fields, and the retrievers are R1-Router's.
 
     Args:
-      encoder: whose cosine is r_ask (equation 20), as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the
-        step in one call, and is not loaded before a cosine is needed.
-      none_by_cosine: compare `none` as a word, as the released code does, which gives any query a share of the reward at the
-        end of a trajectory; else it is like itself (1) and unlike anything else (0).
+      encoder: the encoder for the cosine r_ask (equation 20); see `knowledge.encoders.shared_encoder`. It embeds all texts of
+        the step in one call, and is loaded only when a cosine is needed.
+      none_by_cosine: compare `none` like any other text, as the released code does. Any query then gets a share of the reward
+        at the end of a trajectory. If False, `none` has similarity 1 with itself and 0 with anything else.
 
     Raises:
-      ValueError: an unknown variant, or an example that is no golden step.
+      ValueError: the variant is unknown, or an example is no golden step.
     """
     steps = _steps(episodes, variant, "r1_router.route")
     read = _released_route if variant == "released" else _paper_route
     routes = [read(episode) if step.kind == "route" else None for episode, step in zip(episodes, steps)]
     judged = [(route, step) for route, step in zip(routes, steps) if route is not None]
     pairs = [(route[0], step.query.lower()) for route, step in judged]
-    asked = iter(similarities(pairs, lambda: shared_encoder(encoder), none_by_cosine))
+    cosines = iter(similarities(pairs, lambda: shared_encoder(encoder), none_by_cosine))
     rewards = []
     for route, step in zip(routes, steps):
         if route is None:
             rewards.append(0.0)
             continue
-        rewards.append(alpha * float(next(asked)) + beta * float(route[1] in step.retrievers))
+        rewards.append(alpha * float(next(cosines)) + beta * float(route[1] in step.retrievers))
     return rewards
 
 
 def answer_reward(episodes: Sequence[Episode], variant: str = "paper", normalizer: str = "vqa") -> list[float]:
-    """r_format x r_answer of episodes of golden answers (equation 10), 0 of those of routes.
+    """r_format x r_answer for episodes of golden answers (equation 10); 0 for those of routes.
 
-    `paper`: r_format (equation 19) asks for a thought and an answer and nothing else; r_answer is F1-Recall of an intermediate
-    answer (equations 22 and 23), and of a final one accuracy: 1 if it has all words of an accepted answer, else 0.
-    `released`: tags anywhere; what r_answer is, the number and length of gold answers decide (`rewards.metrics.accuracy`).
-    An empty gold answer, of which there is a released one, earns nothing.
+    With variant `paper`, r_format (equation 19) requires a thought and an answer and nothing else. r_answer is F1-Recall for an
+    intermediate answer (equations 22 and 23), and accuracy for a final one: 1 if it has all words of an accepted answer,
+    else 0. With `released`, tags may be anywhere, and r_answer depends on the number and length of gold answers
+    (`rewards.metrics.accuracy`). An empty gold answer (the released data have one) earns nothing.
 
     Raises:
-      ValueError: an unknown variant, or an example that is no golden step.
+      ValueError: the variant is unknown, or an example is no golden step.
     """
     steps = _steps(episodes, variant, "r1_router.answer")
     score = _released_answer if variant == "released" else _paper_answer
@@ -93,9 +94,9 @@ REWARD_TERMS.register("r1_router.answer")(StepTerm(answer_reward, judges=lambda 
 def similarities(
     pairs: Sequence[tuple[str, str]], encoder: Callable[[], TextEncoder], none_by_cosine: bool = False
 ) -> Float[np.ndarray, " N"]:
-    """Cosine of each pair's embeddings (equation 20), in [-1, 1]; the encoder is asked for once, if at all.
+    """Cosine of each pair's embeddings (equation 20), in [-1, 1]. The encoder is opened once, if it is needed at all.
 
-    With `none`, 1 for the same and 0 for anything else, unless `none_by_cosine`. Equal texts are alike without an encoder.
+    Equal texts have similarity 1 without an encoder. `none` has similarity 0 with anything else, unless `none_by_cosine`.
     """
     result = np.asarray([float(written == gold) for written, gold in pairs], np.float64)
     open_ = [
@@ -138,7 +139,7 @@ def _text(episode: Episode) -> str:
 
 
 def _paper_route(episode: Episode) -> Route | None:
-    """What was asked of whom, if it is well formed and can be carried out."""
+    """The sub-question and the retriever, if the route is well formed and can be carried out; else None."""
     if not episode.turns:
         return None
     turn = episode.turns[-1]
@@ -161,7 +162,7 @@ _OPPOSITE = {"yes": "no", "no": "yes"}
 def final_accuracy(answer: str | None, golds: Sequence[str], normalizer: str = "vqa") -> float:
     """Acc of a final answer (equations 17 and 24): 1 if it has all words of some accepted answer, else 0.
 
-    Further words are free, but not the opposite of a yes or a no: "yes and no" is neither.
+    Further words cost nothing, except the opposite of a yes or a no: "yes and no" matches neither.
     """
 
     def has(gold: str) -> bool:
@@ -178,23 +179,23 @@ def final_accuracy(answer: str | None, golds: Sequence[str], normalizer: str = "
 
 
 def _released_route(episode: Episode) -> Route | None:
-    found = _tagged(_text(episode), "think", "sub-question", "ret")
-    if found is None:
+    contents = _tagged(_text(episode), "think", "sub-question", "ret")
+    if contents is None:
         return None
-    retrievers = found[2].split(",")
+    retrievers = contents[2].split(",")
     known = (*RETRIEVERS.values(), NO_TOOL)
     names = [name.strip() for name in retrievers]
     if any(name not in known for name in names) or (NO_TOOL in names and len(names) > 1):
         return None
-    return found[1].strip(), names[0] if len(names) == 1 else ""
+    return contents[1].strip(), names[0] if len(names) == 1 else ""
 
 
 def _released_answer(episode: Episode, step: GoldenStep, normalizer: str) -> float:
-    found = _tagged(_text(episode), "think", "answer")
-    return 0.0 if found is None else accuracy(found[1], step.answers, normalizer)
+    contents = _tagged(_text(episode), "think", "answer")
+    return 0.0 if contents is None else accuracy(contents[1], step.answers, normalizer)
 
 
 def _tagged(text: str, *tags: str) -> list[str] | None:
     """The first content of each tag in the lower-cased text; None if one of them is missing."""
-    found = [re.search(rf"<{tag}>(.*?)</{tag}>", text.lower(), re.DOTALL) for tag in tags]
-    return [match[1] for match in found if match] if all(found) else None
+    matches = [re.search(rf"<{tag}>(.*?)</{tag}>", text.lower(), re.DOTALL) for tag in tags]
+    return [match[1] for match in matches if match] if all(matches) else None

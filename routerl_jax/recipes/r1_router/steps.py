@@ -1,7 +1,7 @@
-"""What is said in R1-Router's three kinds of chats (arXiv 2505.22095, equations 3 to 8): each is one message and one turn.
+"""The prompts and answers of R1-Router's three kinds of chats (arXiv 2505.22095, equations 3 to 8), each with one turn.
 
-A route asks for the next sub-question and the retriever that answers it; an answer is given from documents, the final answer
-from the sub-questions and their answers alone. Training and evaluation say the same, in words of our own.
+A route chat asks for the next sub-question and the retriever for it. An answer chat gives documents. The final chat gives only
+the sub-questions and their answers. Training and evaluation use the same prompts, in our own words.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Said:
-    """A chat before the policy's turn: how to work (for models that must be told), what is asked, what ends the turn, and of
-    which kind it is (route, answer, final)."""
+    """A chat before the policy's turn: the instructions (for pretrained models), the request, the strings that end the turn,
+    and the kind of chat (route, answer, final)."""
 
     system: str
     user: str
@@ -43,7 +43,7 @@ class StepProtocol:
 
     Attributes:
       tools: names of the knowledge bases; `text_image` is written "text image retriever".
-      holds: what a knowledge base is good for, by its name, for the instructions.
+      holds: for the instructions, what each knowledge base contains, by its name.
     """
 
     tools: tuple[str, ...]
@@ -67,7 +67,7 @@ class StepProtocol:
 
     @property
     def choices(self) -> RouteChoices:
-        """How a route names its knowledge base; after the sub-question none there is nothing to choose."""
+        """How a route names its knowledge base. After the sub-question `none` there is no choice."""
         return retriever_choices(self.tools, lambda text: self.parse_route(text).kind == "search")
 
     # --- what is said to the policy ---
@@ -82,12 +82,12 @@ class StepProtocol:
         )
 
     def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
-        """Asks for the answer to a sub-question from documents (equation 6); `trouble` says why there are none."""
+        """Asks for the answer to a sub-question from documents (equation 6). `trouble` says why there are none."""
         user = f"{_shown(documents, trouble)}Question: {query}\nAnswer:\n"
         return Said(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
 
     def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> Said:
-        """Asks for the answer to the question from documents, as `final` does from sub-questions: what vanilla RAG asks."""
+        """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
         user = f"{_shown(documents, trouble)}Question: {question}\nFinal answer:\n"
         return Said(system=_DIRECT_SYSTEM, user=user, stop="</answer>", asked="final")
 
@@ -97,7 +97,7 @@ class StepProtocol:
         return Said(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
 
     def golden(self, question: str, step: GoldenStep) -> Said:
-        """The chat of a golden step, in the words of any other."""
+        """The chat of a golden step, in the same words as any other chat."""
         if step.kind == "route":
             return self.route(question, step.history)
         if step.kind == "answer":
@@ -116,7 +116,7 @@ class StepProtocol:
         return f"<think>{thought}</think>\n<sub-question>{query}</sub-question>\n<ret>{self.label(tool)}</ret>"
 
     def route_opening(self, query: str = "") -> str:
-        """How a well-formed route begins, up to its sub-question, or up to its retriever where the sub-question is given."""
+        """The beginning of a well-formed route: up to its sub-question, or if that is given, up to its retriever."""
         opening = "<think></think>\n<sub-question>"
         return f"{opening}{query}</sub-question>\n<ret>" if query else opening
 
@@ -125,13 +125,13 @@ class StepProtocol:
         return f"<think>{thought}</think>\n<answer>{answer}</answer>"
 
     def write_golden(self, step: GoldenStep) -> str:
-        """What a golden step should have been answered with; its thought is not known."""
+        """The right turn for a golden step, without a thought, because that is not known."""
         if step.kind == "route":
             return self.write_route("", step.query, self.tool_of(step.retrievers[0]))
         return self.write_answer("", step.answers[0])
 
     def parse_route(self, text: str) -> Action:
-        """A search (of `none` where nothing more is needed), or `invalid` with the reason."""
+        """A search (with tool `none` if nothing more is needed), or `invalid` with the reason."""
         thought = between(text, "<think>", "</think>") or ""
         query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
         if not query or not name:
@@ -157,14 +157,14 @@ class StepProtocol:
         return Action(kind="answer", answer=answer, thought=thought)
 
     def tool_of(self, label: str) -> str:
-        """The knowledge base that a written name means; an unknown name as it is, in lower case."""
+        """The knowledge base that a written name means. An unknown name is returned in lower case."""
         return tool_of(label, self.tools)
 
     def opening(self, said: Said, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
-        """The ids of a chat; `marks` are those of the images, before what is asked.
+        """The token ids of a chat. `marks` are the marks of the images, which stand before the request.
 
-        With `instruct` as a system and a user message, or as text for models without a chat template; without, what is
-        asked alone.
+        With `instruct`, a system and a user message, or plain text for models without a chat template. Without, the request
+        alone.
         """
         user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
         if not instruct:
@@ -216,12 +216,12 @@ def _so_far(question: str, history: History) -> str:
 
 
 def well_formed_route(text: str) -> bool:
-    """r_format of a route (equation 18): the three fields in their tags, only the thought may be empty, and nothing else."""
-    found = _ROUTE.fullmatch(text)
-    return bool(found and found[2].strip() and found[3].strip())
+    """r_format of a route (equation 18): the three fields in their tags and nothing else. Only the thought may be empty."""
+    match = _ROUTE.fullmatch(text)
+    return bool(match and match[2].strip() and match[3].strip())
 
 
 def well_formed_answer(text: str) -> bool:
-    """r_format of an answer (equation 19): the thought and the answer in their tags, and nothing else."""
-    found = _ANSWER.fullmatch(text)
-    return bool(found and found[2].strip())
+    """r_format of an answer (equation 19): the thought and the answer in their tags and nothing else."""
+    match = _ANSWER.fullmatch(text)
+    return bool(match and match[2].strip())

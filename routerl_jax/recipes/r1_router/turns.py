@@ -1,9 +1,9 @@
-"""R1-Router's rewards for every turn of an attempt at a question, for training online, on the policy's own prefix.
+"""R1-Router's rewards for every turn of an attempt, for online training on the policy's own prefix.
 
-The paper rewards a golden step on its golden prefix (arXiv 2505.22095, equations 9, 10 and 18 to 24). Here the step comes after
-what the policy did itself, so that what a turn should do depends on which hops of the gold path are still open. A hop that
-stays open is worked on again; then a turn earns what it is better by than the best one at that hop before it. So an attempt's
-sum is what the best turns at its hops are worth, and nothing is gained by doing a thing badly first, or twice.
+The paper rewards a golden step on its golden prefix (arXiv 2505.22095, equations 9, 10 and 18 to 24). Here a turn comes
+after the policy's own turns, so the right turn depends on which hops of the gold path are still open. If the policy works on
+an open hop again, a turn earns only its improvement over the best earlier turn at that hop. So the sum over an attempt is
+the worth of the best turns at its hops, and doing a hop badly first, or twice, gains nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Open = tuple[tuple[int, GoldHop], ...]
 
 
 class Judged(NamedTuple):
-    """A turn by its index, and the hops that it may have worked on, with their places in the path; none: all were closed."""
+    """A turn, by index, and the hops that were open for it, with their indices in the path; () if all were closed."""
 
     turn: int
     open: Open
 
 
 class Worth(NamedTuple):
-    """What a turn is worth at a hop, by its place in the path; -1: none was open."""
+    """The worth of a turn at a hop. `place` is the hop's index in the path; -1: no hop was open."""
 
     turn: int
     place: int
@@ -45,65 +45,66 @@ def turn_route_reward(
     beta: float = 0.5,
     normalizer: str = "vqa",
 ) -> list[list[float]]:
-    """r_format x (alpha r_ask + beta r_route) of each turn that routes, against a gold hop that is open; else 0.
+    """r_format x (alpha r_ask + beta r_route) for each route turn, compared with an open gold hop; 0 for other turns.
 
-    r_ask is the cosine with the hop's sub-question, r_route whether its knowledge base is asked or, where the gold path does
-    not say which that is, whether the search finds its passage. What is not known at all is left out, and the weights of the
-    rest are scaled to alpha + beta. Of several open hops (a comparison's) the one counts at which the route is worth most, but
-    where a passage is all that is known of them, all that the search finds. Where no hop is open, `none` earns alpha + beta and
-    a search nothing. A question without a gold path earns nothing. Of several routes to a hop each earns what it has beyond the
-    best before it.
+    r_ask is the cosine with the hop's sub-question. r_route says whether the hop's knowledge base is asked or, if the gold path
+    does not name it, whether the search finds the hop's passage. A part that is unknown is left out, and the weights of the
+    others are scaled to alpha + beta. If several hops are open (in a comparison), the one with the most worth counts; if
+    only passages are known of them, all hops whose passage the search finds count. If no hop is open, `none` earns alpha +
+    beta and a search 0. A question without a gold path earns 0. Each of several routes to a hop earns only what exceeds the
+    best one before it.
 
     Args:
-      encoder: as `knowledge.encoders.shared_encoder` takes it; it embeds all texts of the step in one call.
+      encoder: see `knowledge.encoders.shared_encoder`. It embeds all texts of the step in one call.
     """
     judged = [
         [one for one in routes(episode, normalizer) if episode.turns[one.turn].well_formed] for episode in episodes
     ]
-    asked = {
-        (i, one.turn, place): (_query(episodes[i].turns[one.turn]), hop.query.lower())
+    pairs = {
+        (i, one.turn, index): (_query(episodes[i].turns[one.turn]), hop.query.lower())
         for i, of_episode in enumerate(judged)
         for one in of_episode
-        for place, hop in one.open
+        for index, hop in one.open
         if hop.query
     }
-    likeness = dict(zip(asked, similarities(list(asked.values()), lambda: shared_encoder(encoder)).tolist()))
+    likeness = dict(zip(pairs, similarities(list(pairs.values()), lambda: shared_encoder(encoder)).tolist()))
     rewards = []
     for i, (episode, of_episode) in enumerate(zip(episodes, judged)):
-        found = []
-        for one in of_episode:
-            turn = episode.turns[one.turn]
+        worths = []
+        for route in of_episode:
+            turn = episode.turns[route.turn]
             values = [
-                (place, _route(turn, hop, likeness.get((i, one.turn, place)), alpha, beta)) for place, hop in one.open
+                (index, _route(turn, hop, likeness.get((i, route.turn, index)), alpha, beta))
+                for index, hop in route.open
             ]
-            if one.open and not any(hop.query or hop.kb for _, hop in one.open):
-                found += [Worth(one.turn, *value) for value in values]
+            if route.open and not any(hop.query or hop.kb for _, hop in route.open):
+                worths += [Worth(route.turn, *value) for value in values]
             else:
-                found.append(Worth(one.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
-        rewards.append(_gains(len(episode.turns), found))
+                worths.append(Worth(route.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+        rewards.append(_gains(len(episode.turns), worths))
     return rewards
 
 
 def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> list[list[float]]:
-    """r_format x r_answer of each turn that answers; 0 of other turns.
+    """r_format x r_answer for each answer turn; 0 for other turns.
 
-    An intermediate answer earns its F1-recall against the value of a hop that was open, of several the one that it has most of
-    (equations 22 and 23), less the best one's before it, and nothing where none was open or no value is known; the final answer
-    1 if it has all words of an accepted answer, else 0.
+    An intermediate answer earns its F1-Recall against the value of an open hop (equations 22 and 23), less that of the best one
+    before it. Of several open hops, the one with the highest F1-Recall counts. It earns 0 if no hop was open or no value is
+    known. The final answer earns 1 if it has all words of an accepted answer, else 0.
     """
     rewards = []
     for episode in episodes:
-        found = []
-        for one in answers(episode, normalizer):
-            turn = episode.turns[one.turn]
+        worths = []
+        for judged in answers(episode, normalizer):
+            turn = episode.turns[judged.turn]
             values = [
-                (place, turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer))
-                for place, hop in one.open
+                (index, turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer))
+                for index, hop in judged.open
                 if hop.value
             ]
             if values:
-                found.append(Worth(one.turn, *_most(values)))
-        of_episode = _gains(len(episode.turns), found)
+                worths.append(Worth(judged.turn, *_most(values)))
+        of_episode = _gains(len(episode.turns), worths)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
             of_episode[last] = final_accuracy(
@@ -114,10 +115,10 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
 
 
 def turn_format_reward(episodes: Sequence[Episode]) -> list[list[float]]:
-    """-1 for each turn that is not in the form, or that can't be carried out; else 0.
+    """-1 for each turn that has a wrong form or can't be carried out; else 0. (Not in the paper.)
 
-    On golden prefixes the right turn is always there to be written, and format is its factor. On the policy's own one often
-    is not, where a search missed: all that can be written then earns 0, and only this keeps it in the form. (Not of the paper.)
+    On golden prefixes a right turn always exists, and the format is a factor of its reward. On the policy's own prefixes there
+    often is none, because a search missed. Every turn earns 0 then, and only this term keeps the policy in the right form.
     """
     return [[-float(not _fine(turn)) for turn in episode.turns] for episode in episodes]
 
@@ -132,43 +133,43 @@ REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
 
 
 def routes(episode: Episode, normalizer: str) -> list[Judged]:
-    """The turns that route and the hops that were open when they did; none where the example has no gold path."""
-    return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "search"]  # type: ignore[union-attr]
+    """The route turns, each with the hops that were open then; [] if the example has no gold path."""
+    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "search"]  # type: ignore[union-attr]
 
 
 def answers(episode: Episode, normalizer: str) -> list[Judged]:
-    """The turns that give an intermediate answer and the hops that were open before it."""
-    return [one for one in _walk(episode, normalizer) if episode.turns[one.turn].action.kind == "answer"]  # type: ignore[union-attr]
+    """The turns with an intermediate answer, each with the hops that were open before it."""
+    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "answer"]  # type: ignore[union-attr]
 
 
 def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
-    """The largest value and its place, the first of equals."""
+    """The largest value with its index; the first of equals."""
     return max(values, key=lambda pair: pair[1])
 
 
 def _gains(turns: int, found: Sequence[Worth]) -> list[float]:
-    """One number per turn: by how much it is worth more than the best before it at the same hop, summed over its hops."""
+    """One number per turn: its improvement over the best earlier turn at the same hop, summed over its hops."""
     rewards, best = [0.0] * turns, dict[int, float]()
-    for one in found:
-        before = best.get(one.place, 0.0)
-        rewards[one.turn] += max(one.value - before, 0.0)
-        best[one.place] = max(one.value, before)
+    for worth in found:
+        before = best.get(worth.place, 0.0)
+        rewards[worth.turn] += max(worth.value - before, 0.0)
+        best[worth.place] = max(worth.value, before)
     return rewards
 
 
 def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
-    """Routes and intermediate answers in order, each with the hops that it may work on.
+    """Routes and intermediate answers in order, each with the hops that are open for it.
 
-    A hop is open once the hops that it needs are closed. It is closed by what the policy carries on from its search: the
-    intermediate answer, if it holds the whole value, or, if that is not known, any answer to a search that found the passage;
-    or, where the policy reads what was found in its own conversation, by the passages.
+    A hop opens once the hops that it needs are closed. It is closed by an intermediate answer with its whole value; or, if the
+    value is not known, by any answer after a search that found its passage. If the policy reads passages in its own
+    conversation, without intermediate answers, the passage itself closes the hop.
     """
     path = gold_path(episode.example)
     if path is None:
         return
     waiting, final = dict(enumerate(path)), _final(episode)
-    found: set[int] = set()  # places in the path whose passages have come up
-    shown: tuple[Passage, ...] = ()  # by the last search
+    found: set[int] = set()  # indices of hops whose passages have been found
+    shown: tuple[Passage, ...] = ()  # passages of the last search
     for k, turn in enumerate(episode.turns):
         kind = "invalid" if turn.action is None else turn.action.kind
         if kind == "invalid" or k == final:
@@ -183,16 +184,16 @@ def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
         if not turn.asked:
             found |= {place for place, hop in enumerate(path) if hop.found_in(shown)}
             while closed_now := [place for place, _ in _open(waiting) if place in found]:
-                for place in closed_now:
-                    del waiting[place]
+                for index in closed_now:
+                    del waiting[index]
 
 
 def _open(waiting: Mapping[int, GoldHop]) -> Open:
-    return tuple((place, hop) for place, hop in waiting.items() if not any(one in waiting for one in hop.needs))
+    return tuple((index, hop) for index, hop in waiting.items() if not any(needed in waiting for needed in hop.needs))
 
 
 def _closes(turn: Turn, hop: GoldHop, shown: tuple[Passage, ...], normalizer: str) -> bool:
-    """Whether an intermediate answer closes a hop."""
+    """Whether an intermediate answer closes the hop."""
     return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(shown)
 
 
@@ -202,7 +203,7 @@ def _stops(turn: Turn) -> bool:
 
 
 def _route(turn: Turn, hop: GoldHop, likeness: float | None, alpha: float, beta: float) -> float:
-    """What a route is worth at a hop that is open: nothing if it searches nothing, because it stops or the budget is spent."""
+    """The worth of a route at an open hop; 0 if the route makes no search, because it stops or the budget is spent."""
     assert turn.action is not None
     if _stops(turn) or not turn.calls:
         return 0.0

@@ -1,1 +1,1 @@
-"""VRAG-RL (arXiv 2505.22019): pages seen coarse to fine: search page images, look closer at a region, answer."""
+"""VRAG-RL (arXiv 2505.22019): the policy searches page images, looks closer at a region, and answers (coarse to fine)."""

@@ -1,4 +1,4 @@
-"""VRAG-RL's agents (arXiv 2505.22019): searching pages and looking closer, and what the paper compares it with."""
+"""VRAG-RL's agents (arXiv 2505.22019): search of pages with closer looks, and the paper's baselines."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
 
-# Of the sides of the copies in which the boxes of recorded conversations are: an image token of Qwen2.5-VL.
+# Pixels per image token of Qwen2.5-VL: the sides of the copies to which recorded boxes refer are multiples of this.
 _FACTOR = 28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VRAGAgent(Agent):
-    """Searches page images, looks closer at regions of the latest picture shown, and answers (algorithm 1).
+    """Searches page images, looks closer at regions of the latest picture, and answers (algorithm 1).
 
-    A search shows the best page that has not been shown yet, or says that none is left. A turn that holds no action, or one
-    that can't be done, is invalid: the policy is told why, and the turn is spent. An answer before the first search ends the
-    episode like any other, and counts as an invalid action (section 3.3). After the last turn the answer is begun for the
-    policy.
+    A search shows the best page that has not been shown yet, or says that none is left. A turn without an action, or with one
+    that can't be carried out, is invalid: the policy is told why, and the turn is used up. An answer before the first search
+    ends the episode like any other, but counts as an invalid action (section 3.3). After the last turn, the answer is begun for
+    the policy.
 
     Attributes:
       tool: name of the knowledge base.
       max_turns: turns in which the policy may search, look or answer. The paper gives no number; the released code has 4.
       k: pages that a search finds, of which `pages` are shown.
-      pages: shown per search.
-      shows: pages as pictures, or their text (the paper's OCR form).
-      looks: whether there are closer looks; without them it is the paper's Search-R1-VL and ReAct.
-      regions: what becomes of the boxes that the policy writes.
+      pages: pages shown per search.
+      shows: show pages as pictures, or as their text (the paper's OCR form).
+      looks: whether there are closer looks. Without them this is the paper's Search-R1-VL and ReAct.
+      regions: how the boxes that the policy writes are read.
       max_turn_tokens: most tokens of a turn.
-      max_observation_tokens: most tokens of what a search shows; 0: as many as there is room for. Text is cut to it.
-      answer_tokens: room kept for an answer that is begun for the policy.
-      force_answer: begin the answer for the policy where it has spent its turns. The paper ends without one; the released code
-        lets the policy write once more.
+      max_observation_tokens: most tokens of a search's result; 0: as many as there is room for. Text is cut to it.
+      answer_tokens: tokens kept free for an answer that is begun for the policy.
+      force_answer: begin the answer for a policy that has used up its turns. The paper ends without an answer; the released
+        code lets the policy write once more.
       thoughts: let the policy think before an answer that is begun for it.
-      recorded_pixels: least and most pixels of the copies of pictures in which the boxes of recorded conversations
-        (`messages:FILE`) are, where their rows don't say (`frame_pixels`); () where they are as this run's model writes
-        them. VRAG-RL's rows were written in copies of smart-resize with at most 512 x 28 x 28 pixels.
-      instruct: say how to work (for pretrained models); what follows an action then comes as a user's message.
+      recorded_pixels: least and most pixels of the resized copies to which boxes of recorded conversations (`messages:FILE`)
+        refer, for rows without `frame_pixels`; (): the boxes are already in the form of this run's model. VRAG-RL's rows refer
+        to copies by smart-resize with at most 512 x 28 x 28 pixels.
+      instruct: explain the task (for pretrained models). Observations then come as a user's messages.
     """
 
     tool: str
@@ -86,8 +86,8 @@ class VRAGAgent(Agent):
         if self.recorded_pixels and not (
             len(self.recorded_pixels) == 2 and 0 < self.recorded_pixels[0] <= self.recorded_pixels[1]
         ):
-            given = f"recorded_pixels={self.recorded_pixels}"
-            raise ValueError(f"{given} must be a least and a most number of pixels, or ()")
+            setting = f"recorded_pixels={self.recorded_pixels}"
+            raise ValueError(f"{setting} must be a least and a most number of pixels, or ()")
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
@@ -113,7 +113,7 @@ class VRAGAgent(Agent):
 
     @property
     def search_budget(self) -> int:
-        """`max_turns`: each may search."""
+        """`max_turns`, because every turn may search."""
         return self.max_turns
 
     @property
@@ -121,7 +121,7 @@ class VRAGAgent(Agent):
         return protocol.choices(self.tool, self.looks)
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """`vanilla_rag` and `react`, the paper's; `random_box` and `centre_box`, whose looks go elsewhere."""
+        """The paper's `vanilla_rag` and `react`; and `random_box` and `centre_box`, which move the policy's boxes."""
         baselines = {**self.vanilla_rag(tools), "react": dataclasses.replace(self, looks=False)}
         if not self.looks:
             return baselines
@@ -136,12 +136,12 @@ class VRAGAgent(Agent):
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Those that every agent of the recipe has, a subclass of another project's, too."""
+        """Values of the fields that every agent of the recipe has. Further fields of subclasses are left out."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(VRAGAgent)}
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
-        """The rounds up to the first answer, each read as in a rollout. An answer after its turns counts as begun for the
-        policy, as the released code asks once more then."""
+        """The rounds up to the first answer, each read as in a rollout. An answer after the last turn counts as begun for the
+        policy, because the released code asks once more then."""
         turns: list[Turn] = []
         searched = False
         for number, item in enumerate(recorded.rounds):
@@ -155,8 +155,8 @@ class VRAGAgent(Agent):
                 break
             if action.kind == "search":
                 searched = True
-                found = tuple(Passage(id=id, title="", text="") for id in item.passages)
-                turn.calls = [Call(tool=self.tool, query=action.query, passages=found, error=item.error)]
+                passages = tuple(Passage(id=id, title="", text="") for id in item.passages)
+                turn.calls = [Call(tool=self.tool, query=action.query, passages=passages, error=item.error)]
                 turn.shown = [Shown(passage=id) for id in item.passages]
         last = turns[-1].action
         answer = last.answer if last is not None and last.kind == "answer" else None
@@ -175,7 +175,8 @@ class VRAGAgent(Agent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        """The ids of the prompt: the question, after its pictures if it has any, and how to work where that must be said."""
+        """The token ids of the prompt: the question's pictures, the question, and with `instruct` the explanation of the
+        task."""
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
@@ -187,7 +188,7 @@ class VRAGAgent(Agent):
         )
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
-        """A step with a box is a closer look, any other a search that finds the step's passages."""
+        """The turns of a demonstration. A step with a box is a closer look, any other a search that finds its passages."""
         pieces: Pieces = []
         known: set[str] = set()
         for step in demonstration.steps:
@@ -223,14 +224,15 @@ class VRAGAgent(Agent):
     def _marked(
         self, text: str, number: int, latest: Sequence[ImageSource], frame_pixels: Sequence[int]
     ) -> str | Marked:
-        """A recorded turn, whose box is to be written in the frame of the model that learns it.
+        """A recorded turn whose box will be converted to the frame of the trained model.
 
         Args:
-          latest: the picture shown last, if there is one.
-          frame_pixels: least and most pixels of the copy that the box is of; empty where it is as this run's model writes it.
+          latest: the latest picture shown, if there is one.
+          frame_pixels: least and most pixels of the copy to which the box refers; empty if the box is already in the form of
+            this run's model.
 
         Raises:
-          ValueError: it holds a box that marks nothing.
+          ValueError: the turn has a box that marks nothing.
         """
         if not frame_pixels or not protocol.has_box(text):
             return text
@@ -259,7 +261,7 @@ class VRAGAgent(Agent):
         return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
 
     def read(self, turn: Turn, searched: bool) -> Action:
-        """The turn's action; `error` says, too, where an answer came before any search."""
+        """The turn's action. An answer before any search has `error` set."""
         action = self._parse(turn.forced + turn.text)
         if action.kind == "region" and not self.looks:
             action = dataclasses.replace(action, kind="invalid", error=protocol.NO_REGIONS)
@@ -273,7 +275,7 @@ class VRAGAgent(Agent):
         return protocol.parse(text, self.tool)
 
     def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
-        """What the turn's box marks; None, and an invalid action, where it marks nothing."""
+        """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
         return chat.look(turn, self.regions)
 
     def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
@@ -281,15 +283,15 @@ class VRAGAgent(Agent):
         return [passage for passage in found if passage.id not in known][: self.pages]
 
     async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
-        """Searches and shows what is new; False where not even that nothing fits can be said."""
+        """Searches and shows new pages. Returns False if there is no room even for a message that nothing fits."""
         tool = tools[self.tool]
         call = await tool.search(query, self.k, pictures=False)
         fresh = self.fresh(call.passages, known)
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
             fresh = self.fresh(call.passages, known)
-        left = chat.room - self._reserve(chat)
-        limit = min(self.max_observation_tokens or left, left)
+        room = chat.room - self._reserve(chat)
+        limit = min(self.max_observation_tokens or room, room)
 
         def said(shown: Sequence[Passage]) -> Observation:
             return protocol.page(call, fresh, shown, self.shows)
@@ -303,7 +305,7 @@ class VRAGAgent(Agent):
         return protocol.reminder(turn.action.error, self.looks)
 
     def _framed(self, said: Observation) -> Observation | Reply:
-        """As the policy is told it: in a user's message where it is one that chats."""
+        """The observation in the form for the policy: a user's message if the policy chats."""
         if self.instruct:
             return Reply(said)
         return ["\n", *([said] if isinstance(said, str) else said), "\n"]
@@ -313,7 +315,7 @@ class VRAGAgent(Agent):
         return chat.reply_tokens(framed.observation) if isinstance(framed, Reply) else chat.tokens_of(framed)
 
     def _say(self, chat: Conversation, said: Observation, passages: Sequence[str] = ()) -> bool:
-        """Tells the policy; False where there is no room for it beside an answer."""
+        """Feeds an observation. Returns False if there is no room for it besides an answer."""
         if self._size(chat, said) > chat.room - self._reserve(chat):
             return False
         framed = self._framed(said)
@@ -335,11 +337,11 @@ class VRAGAgent(Agent):
         )
 
     def _reserve(self, chat: Conversation) -> int:
-        """Tokens kept for an answer that is begun for the policy."""
+        """Tokens kept free for an answer that is begun for the policy."""
         return self.forced.reserve(chat) if self.force_answer else 0
 
     async def _end(self, chat: Conversation, truncated: bool = False) -> Episode:
-        """The end of an episode that has come to no answer: one that is begun for the policy, where that is wanted."""
+        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set."""
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)
         return await self.forced.answer(chat, self._parse, truncated)
@@ -347,9 +349,9 @@ class VRAGAgent(Agent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VanillaRAG(VRAGAgent):
-    """Is shown as many pages for its question as its turns could have shown, then answers (figure 11).
+    """Gets as many pages for its question as its turns could have shown, then answers (figure 11).
 
-    The search is written in the policy's place.
+    The agent writes the search in place of the policy.
     """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -366,11 +368,11 @@ class VanillaRAG(VRAGAgent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MovedBoxes(VRAGAgent):
-    """The same policy, whose boxes keep their size and are moved over the picture: what it writes stays, what it is shown is
-    another region. A control of whether it matters where it looks.
+    """The same policy, but its boxes are moved to another part of the picture, with their size kept. The policy's text does not
+    change, but it is shown another region. This controls whether it matters where the policy looks.
 
     Attributes:
-      to: a place that is drawn, the same in every run, or the centre of the picture.
+      to: a random position (the same in every run), or the centre of the picture.
     """
 
     to: Literal["random", "centre"]
@@ -380,19 +382,19 @@ class MovedBoxes(VRAGAgent):
         crop = chat.look(turn, self.regions)
         if crop is None or frame is None or written is None:
             return crop
-        place = (0.5, 0.5)
+        position = (0.5, 0.5)
         if self.to == "random":
             seed = [5, zlib.crc32(example.id.encode()), llm.sample, turn.start]
-            place = tuple(np.random.default_rng(seed).random(2).tolist())
-        return chat.look(turn, self.regions, moved(written.box, self.regions.box_scale, frame, place))
+            position = tuple(np.random.default_rng(seed).random(2).tolist())
+        return chat.look(turn, self.regions, moved(written.box, self.regions.box_scale, frame, position))
 
 
 def moved(box: Sequence[float], box_scale: float, frame: Size, place: Sequence[float]) -> tuple[float, ...]:
-    """A box of the same size, as far as it fits, in the picture: at 0 of `place` it touches the left (top) edge, at 1 the right
-    (bottom) one."""
+    """A box of the same size, as far as it fits, moved within the picture. `place` is its relative position: at 0 it touches
+    the left (top) edge, at 1 the right (bottom) one."""
     sides = (box_scale or frame[0], box_scale or frame[1])
     spans = [min(box[axis + 2], side) - max(box[axis], 0) for axis, side in enumerate(sides)]
-    # a trifle more, so that rounding makes no box too small that was large enough
+    # slightly larger, so that rounding does not make a box too small
     sizes = [min(span * (1 + 1e-9), side) for span, side in zip(spans, sides)]
     starts = [(side - size) * at for side, size, at in zip(sides, sizes, place)]
     return (*starts, *(start + size for start, size in zip(starts, sizes)))

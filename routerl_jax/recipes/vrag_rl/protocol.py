@@ -1,8 +1,8 @@
-"""What VRAG-RL's policy may do and writes (arXiv 2505.22019, section 2.2, algorithm 1, figures 9 to 11), in words of our own.
+"""VRAG-RL's protocol: the actions, their form and the prompts (arXiv 2505.22019, section 2.2, algorithm 1, figures 9 to 11).
 
-Every turn is thoughts in `<think>`, then one of a search, a closer look at a region of the picture shown last, or an answer.
-What follows is a picture: a page, or the region. The paper's text has regions in `<region>`, its prompt, code and data in
-`<bbox>`: both are read, the latter is written.
+The prompts are in our own words. Every turn has thoughts in `<think>`, then one action: a search, a closer look at a region of
+the latest picture, or an answer. A picture follows: a page, or the region. The paper's text writes regions in `<region>`; its
+prompt, code and data use `<bbox>`. We read both and write the latter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ACTIONS = ("search", "bbox", "region", "answer")
 
 STOPS = tuple(f"</{name}>" for name in _ACTIONS)
 TAGS = (*THINK, *(f"<{slash}{name}>" for name in _ACTIONS for slash in ("", "/")))
-_QUERY_LETTERS = 2000  # of a query; no page is found by more
+_QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
 _BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
@@ -32,50 +32,50 @@ UNSEARCHED = "the answer came before anything was searched for"
 
 
 def choices(tool: str, looks: bool) -> RouteChoices:
-    """How the policy writes what it does after its thoughts."""
+    """How the policy writes its action after its thoughts."""
     names = {"answer": ANSWER_OPENING, tool: SEARCH_OPENING, **({"region": REGION_OPENING} if looks else {})}
     return RouteChoices(opening=f"{THINK[1]}\n", stop="</answer>", names=names)
 
 
 def parse(text: str, tool: str) -> Action:
-    """The action of a turn: the one after its thoughts. Several, or none, are invalid, and so is an empty one."""
+    """The action after a turn's thoughts. Several actions, none, or an empty one are invalid."""
     thought = between(text, *THINK) or ""
     rest = text.rpartition(THINK[1])[2]
-    found = [name for name in _ACTIONS for _ in range(rest.count(f"<{name}>"))]
+    actions = [name for name in _ACTIONS for _ in range(rest.count(f"<{name}>"))]
 
     def invalid(error: str) -> Action:
         return Action(kind="invalid", thought=thought, error=error)
 
-    if len(found) > 1:
+    if len(actions) > 1:
         return invalid("there are several actions in one turn; write one")
-    content = between(rest, f"<{found[0]}>", f"</{found[0]}>") if found else None
+    content = between(rest, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
     if content is None:
         return invalid("there is neither a complete search nor a box nor an answer")
-    if found[0] in ("bbox", "region"):
+    if actions[0] in ("bbox", "region"):
         try:
             return Action(kind="region", box=read_box(content), thought=thought)
         except RefusedRegion as error:
             return invalid(str(error))
     if not content:
-        return invalid(f"there is nothing between <{found[0]}> and </{found[0]}>")
-    if found[0] == "answer":
+        return invalid(f"there is nothing between <{actions[0]}> and </{actions[0]}>")
+    if actions[0] == "answer":
         return Action(kind="answer", answer=content, thought=thought)
     return Action(kind="search", tool=tool, query=" ".join(content.split())[:_QUERY_LETTERS], thought=thought)
 
 
 def with_box(text: str, box: Sequence[float]) -> str:
-    """A turn with this box in the place of its own."""
+    """The turn with this box instead of its own."""
     head, close, rest = text.rpartition(THINK[1])
     return head + close + _BOX.sub(lambda found: f"{found[1]}{_listed(box)}{found[3]}", rest)
 
 
 def has_box(text: str) -> bool:
-    """Whether a turn has a box, or something in a box's place, after its thoughts."""
+    """Whether a turn has a box, or other content in the tags of a box, after its thoughts."""
     return _BOX.search(text.rpartition(THINK[1])[2]) is not None
 
 
 def well_formed(text: str) -> bool:
-    """Whether a turn is thoughts, then one action, and nothing else."""
+    """Whether a turn consists of thoughts, then one action, and nothing else."""
     form = rf"\s*<think>{_CONTENT}</think>\s*<({'|'.join(_ACTIONS)})>{_CONTENT}</\1>\s*"
     return bool(re.fullmatch(form, text, re.DOTALL))
 
@@ -103,8 +103,8 @@ def answer(thought: str, answer: str) -> str:
 
 
 def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows) -> str:
-    """How to work, for models that must be told (figure 9; without regions figure 10)."""
-    what = "page" if shows == "picture" else "text of the page"
+    """The explanation of the task, for pretrained models (figure 9; without regions figure 10)."""
+    item = "page" if shows == "picture" else "text of the page"
     unit = f"on a scale from 0 to {rule.box_scale:g} over each side" if rule.box_scale else "in pixels"
     closer = (
         "If something in the picture shown last is too small to be read, give a box around it as "
@@ -113,7 +113,7 @@ def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows) -> str:
     return (
         "Find the answer to the question in a collection of pages. Whenever you are shown something new, think first, inside "
         "<think> and </think>. Then do one thing. If you lack something, write a search query inside <search> and </search>: "
-        f"the best {what} for it that you have not been shown yet follows. "
+        f"the best {item} for it that you have not been shown yet follows. "
         + (closer if looks else "")
         + f"You have {max_turns} turns in all. As soon as you know the answer, write it alone, in a few words, inside <answer> "
         "and </answer>, for example <answer>Mount Kenya</answer>."
@@ -121,16 +121,16 @@ def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows) -> str:
 
 
 def page(call: Call, fresh: Sequence[Passage], shown: Sequence[Passage], shows: Shows) -> list[str | Shown]:
-    """What a search brings: a page, or why there is none.
+    """The observation after a search: a page, or why there is none.
 
     Args:
-      fresh: the pages found that are to be shown.
-      shown: those of them that there is room for.
+      fresh: the new pages that were found.
+      shown: those of them for which there is room.
     """
     if call.error is None and call.passages and not fresh:
         return ["No page is left: all that this query finds have been shown."]
-    if said := unshown(call, shown):
-        return [said]
+    if message := unshown(call, shown):
+        return [message]
     pieces: list[str | Shown] = []
     for passage in shown:
         if shows == "picture" and passage.image:
@@ -141,7 +141,7 @@ def page(call: Call, fresh: Sequence[Passage], shown: Sequence[Passage], shows: 
 
 
 def reminder(error: str, looks: bool) -> str:
-    """After a turn that could not be carried out."""
+    """The observation after a turn that could not be carried out."""
     closer = " a box as <bbox>[left, top, right, bottom]</bbox>," if looks else ""
     return (
         f"That could not be done: {error}. Think inside <think> and </think>, then write one of these: a query inside <search> "

@@ -1,4 +1,4 @@
-"""The recipe "vrag_rl": a policy that sees searches page images, looks closer at regions of them, and answers."""
+"""The recipe "vrag_rl": a vision policy searches page images, looks closer at regions of them, and answers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 
 @RECIPES.register("vrag_rl")
 def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
-    """Builds the recipe from its configuration. config.agent.max_searches are the turns in which the policy may search, look
-    closer or answer (the released code has 4), config.agent.k the pages that a search finds, of which it shows the best new one
-    (10); `shows`, `looks`, `regions`, `force_answer` and `thoughts` are config.agent.settings.
+    """Builds the recipe from its configuration.
+
+    config.agent.max_searches is the number of turns in which the policy may search, look closer or answer (4 in the released
+    code). config.agent.k is the number of pages that a search finds (10), of which the best new one is shown. `shows`, `looks`,
+    `regions`, `force_answer` and `thoughts` are in config.agent.settings.
 
     Raises:
-      ValueError: other than one knowledge base, no turn, a grammar, prompt, `sees` or `on_invalid` of another recipe, or an
-        unknown reward term.
+      ValueError: there is not exactly one knowledge base, or no turn; a grammar, prompt, `sees` or `on_invalid` is set, which
+        this recipe does not have; or a reward term is unknown.
     """
     check_own_protocol(
         agent,

@@ -1,9 +1,9 @@
-"""VRAG-RL's reward (arXiv 2505.22019, equation 12): the order of what was retrieved, a judge's word on the answer, the pattern.
+"""VRAG-RL's reward (arXiv 2505.22019, equation 12): the ranks of retrieved pages, a judge's verdict on the answer, the pattern.
 
     alpha * vrag_rl.ndcg + beta * judge + gamma * vrag_rl.pattern,  alpha + beta + gamma = 1
 
-The paper gives gamma: 0 after a supervised start, 0.1 without one. Alpha and beta are ours, two to seven, as the released code
-weighs them.
+The paper gives gamma: 0 after a supervised start, 0.1 without one. It does not give alpha and beta; ours have the ratio two to
+seven of the released code.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from routerl_jax.rewards.verdicts import counts, judge_reward
 Variant = Literal["paper", "released"]
 
 _RETRIEVAL, _ANSWER = 2, 7  # alpha to beta
-_WEIGHTS_SUM = 1e-6  # how near to 1
+_WEIGHTS_SUM = 1e-6  # tolerance for a sum of 1
 _SEARCH = re.compile(r"<search>.*</search>", re.DOTALL)
 _ANSWERED = re.compile(r"<answer>.*</answer>", re.DOTALL)
 
 
 def ndcg(episodes: Sequence[Episode], variant: Variant = "paper", gated: bool = False) -> list[float]:
-    """NDCG of the pages that searches showed, in their order (equations 7 to 9); crops have no place in it.
+    """NDCG of the pages that searches showed, in their order (equations 7 to 9). Crops are not counted.
 
-    A question without gold pages gives 0, which no attempt at it can change.
+    A question without gold pages gives 0 for all its attempts.
 
     Args:
-      variant: "paper": a page has the place at which it was shown first; "released": one that is shown again has another place
-        and gains again. They differ where an agent shows a page twice, which the recipe's own does not.
-      gated: 0 where the released pattern is not kept.
+      variant: "paper": a page has the rank at which it was shown first; "released": a page that is shown again has another rank
+        and gains again. They only differ for agents that show a page twice; the recipe's own does not.
+      gated: give 0 if the episode does not follow the released pattern.
 
     Raises:
-      ValueError: an unknown variant.
+      ValueError: the variant is unknown.
     """
     _check(variant)
     values = []
     for episode in episodes:
-        found = retrieval(episode)
-        paid = found is not None and not (gated and not _released_pattern(episode))
-        values.append(found.ndcg(repeats=variant == "released") if found is not None and paid else 0.0)
+        shown = retrieval(episode)
+        paid = shown is not None and not (gated and not _released_pattern(episode))
+        values.append(shown.ndcg(repeats=variant == "released") if shown is not None and paid else 0.0)
     return values
 
 
 def gated_judge(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
-    """As the term `judge`, but 0 where the released pattern is not kept. An attempt whose verdict does not count has the mean
-    of what its question's others have here."""
+    """Like the term `judge`, but 0 if the episode does not follow the released pattern. An attempt whose verdict does not count
+    gets the mean of these values over the other attempts at its question."""
     paid = [
         verdict if verdict.counts is None or _released_pattern(episode) else dataclasses.replace(verdict, counts=0.0)
         for episode, verdict in zip(episodes, verdicts, strict=True)
@@ -64,13 +64,13 @@ def pattern(episode: Episode, variant: Variant = "paper") -> float:
     """1 if the episode follows the pattern of thought, action and observation, else 0 (equation 10).
 
     Args:
-      variant: "paper": every turn is one action in its form, the last one an answer of the policy's own, and something was
-        searched for before (section 3.3 calls an answer before retrieval invalid); the paper gives no more than that
-        actions are parsed. "released": somewhere a search and an answer stand between their tags, also one that was begun
-        for the policy.
+      variant: "paper": every turn is one action in the right form, the last one is an answer that the policy wrote itself, and
+        there was a search before it (section 3.3 calls an answer before retrieval invalid). The paper itself only says that
+        actions are parsed. "released": there are a search and an answer in their tags anywhere, even an answer that was
+        begun for the policy.
 
     Raises:
-      ValueError: an unknown variant.
+      ValueError: the variant is unknown.
     """
     _check(variant)
     if variant == "released":
@@ -100,16 +100,16 @@ Terms = Mapping[str, float | Mapping[str, Any]]
 
 
 def reward(gamma: float, alpha: float | None = None, beta: float | None = None, outcome: str = "judge") -> Terms:
-    """Equation 12 as terms of config.stages.NAME.reward; what weighs nothing is left out, so that no judge is asked in vain.
+    """Equation 12 as terms of config.stages.NAME.reward. Terms of weight 0 are left out, so that no judge is asked in vain.
 
     Args:
       gamma: weight of the pattern.
-      alpha, beta: of the order of pages and of the outcome; None: two to seven of what is left. alpha=0 is the ablation
-        without the retrieval reward (table 2).
-      outcome: the term that says whether the answer is right; the paper compares `judge` with `em` (section 3.3).
+      alpha, beta: weights of the ranks of pages and of the outcome; None: the rest in the ratio two to seven. alpha=0 is the
+        ablation without the retrieval reward (table 2).
+      outcome: the term for the right answer; the paper compares `judge` with `em` (section 3.3).
 
     Raises:
-      ValueError: a weight is negative, or they don't add up to 1.
+      ValueError: a weight is negative, or the weights do not sum to 1.
     """
     rest = 1 - gamma
     if alpha is None:
@@ -126,7 +126,7 @@ def reward(gamma: float, alpha: float | None = None, beta: float | None = None, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preset:
-    """What belongs together in a run: the reward's terms, and config.learner.loss.kl_coef."""
+    """Settings that belong together in a run: the reward's terms, and config.learner.loss.kl_coef."""
 
     reward: Terms
     kl_coef: float

@@ -1,1 +1,1 @@
-"""What every token of a step answers for."""
+"""Credit assignment: the advantage of every token of a step."""

@@ -1,4 +1,4 @@
-"""From a step's episodes to what each of their tokens is to be reinforced by."""
+"""Turns the episodes of a step into an advantage for each of their tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NotFinite(ValueError):
     """A reward, an advantage or a weight is NaN or infinite.
 
     Attributes:
-      metric: what is not: "reward/total", "advantage" or "actor/weights".
+      metric: the name of the value: "reward/total", "advantage" or "actor/weights".
     """
 
     def __init__(self, metric: str, message: str) -> None:
@@ -43,10 +43,10 @@ class Credit:
 
     Attributes:
       advantages: per sequence, one number per token ([T], 0 on fed tokens).
-      keep: which sequences are learned from.
-      metrics: what was taken from rewards, left out and capped.
-      reach: per sequence, how likely the policy gets to each token, which its terms of the loss are weighted by; none: it was
-        sampled, and counts once.
+      keep: indices of the sequences that are trained on.
+      metrics: metrics of what was subtracted from rewards, left out and capped.
+      reach: per sequence, the policy's probability of reaching each token, [T], which weights the token in the loss; none:
+        the tokens were sampled, and each counts once.
     """
 
     advantages: list[np.ndarray]
@@ -57,11 +57,11 @@ class Credit:
     def token_weights(
         self, sequences: Seq[Sequence], minibatch: np.ndarray, aggregation: Aggregation, constant: float
     ) -> list[np.ndarray]:
-        """What each token of a mini-batch counts in its loss: `losses.token_weights`, times the token's `reach`.
+        """The weight of each token of a mini-batch in its loss: `losses.token_weights` times the token's `reach`.
 
         Args:
-          sequences: the step's.
-          minibatch: indices of those that are in it.
+          sequences: all sequences of the step.
+          minibatch: indices of the sequences in the mini-batch.
         """
         weights = token_weights([sequences[i].loss_mask for i in minibatch], aggregation, constant)
         if self.reach is None:
@@ -70,7 +70,7 @@ class Credit:
 
 
 def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray, " S"]]:
-    """The token sequences of a step in the order that everything per sequence has, and the index of each one's episode.
+    """The token sequences of a step, and the index of each one's episode. All values per sequence have this order.
 
     Raises:
       ValueError: the policy of an episode was a chat model behind an endpoint.
@@ -88,21 +88,21 @@ def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray
 def _shares(
     settings: LearnerConfig, episodes: Seq[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
 ) -> Shares:
-    """The configured credit.
+    """The result of the configured kind of credit.
 
     Raises:
-      ValueError: it is not one number per token of every sequence.
+      ValueError: the result is not one number per token of every sequence.
     """
-    found = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
-    found = found if isinstance(found, Shares) else Shares(of_tokens=found)
+    shares = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
+    shares = shares if isinstance(shares, Shares) else Shares(of_tokens=shares)
     lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
-    for numbers in (found.of_tokens, found.reach):
+    for numbers in (shares.of_tokens, shares.reach):
         if numbers is not None and [np.shape(values) for values in numbers] != lengths:
             raise ValueError(
                 f"config.learner.credit={settings.credit!r} gave arrays of shapes {[np.shape(v) for v in numbers][:8]} for "
                 f"sequences of lengths {[n for (n,) in lengths][:8]}: it must give one number per token of every sequence"
             )
-    return found
+    return shares
 
 
 def assign(
@@ -114,10 +114,10 @@ def assign(
     """Advantages of all trained tokens of a step; `importance_cap` comes after it (`cap_importance`).
 
     Args:
-      settings: which advantage, KL in the reward, masks.
-      episodes: with `rewards["total"]`.
-      groups: for each episode, which question it is of.
-      reference: for each of `sequences_of(episodes)`, the reference's log-probabilities; for `reward_kl_coef`.
+      settings: config.learner: the advantage, the KL in the reward, masks.
+      episodes: the episodes, with `rewards["total"]`.
+      groups: index of each episode's question, [N].
+      reference: log-probabilities under the reference, for each of `sequences_of(episodes)`; used for `reward_kl_coef`.
 
     Raises:
       NotFinite: a reward or an advantage is not finite (names the episode).
@@ -153,25 +153,25 @@ def assign(
         left_out |= chosen
     if settings.drop_no_signal and advantage.grouped and token_kl is None:
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
-    if advantage.whitened:  # over what is trained on, or that would not have mean 0
+    if advantage.whitened:  # over the trained tokens alone, so that these have mean 0
         advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
-    # What a fork has of its attempt's past is another episode's to learn; a chat that is all past has nothing left.
+    # Tokens before a fork are trained on in one episode only; in the others, a conversation without later tokens is left out.
     past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
     return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, credit.reach)
 
 
 def _masks(settings: LearnerConfig, episodes: Seq[Episode]) -> list[str]:
-    """Names of what is left out: the configured ones, and "unjudged" where an episode's verdict does not count."""
+    """Names of the masks: the configured ones, and "unjudged" if an episode has a verdict that does not count."""
     return list(dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]))
 
 
 def _without_signal(
     settings: LearnerConfig, rewards: np.ndarray, groups: np.ndarray, advantages: Seq[np.ndarray], owner: np.ndarray
 ) -> np.ndarray:
-    """Which episodes are of a group that teaches nothing: equal rewards, or with finer credit, no token has an advantage.
+    """Which episodes belong to a group without signal: all rewards are equal or, with finer credit, all advantages are 0.
 
     Args:
-      advantages: per sequence and token, before whitening, which moves those that are 0.
+      advantages: per sequence and token, before whitening, because that moves zeros.
     """
     _, inverse = np.unique(groups, return_inverse=True)
     if credit_named(settings.credit).whole:
@@ -182,22 +182,23 @@ def _without_signal(
 
 
 def cap_importance(credit: Credit, sequences: Seq[Sequence], current: Seq[np.ndarray], cap: float) -> Credit:
-    """Advantages times the truncated importance of their tokens, for what is learned from, and what that was like.
+    """Multiplies the advantages of the kept sequences by the truncated importance of their tokens, and adds metrics of it.
 
     Args:
-      current: for each of `credit.keep`, the learner's log-probabilities under the weights that sampled.
+      current: for each of `credit.keep`, the learner's log-probabilities under the weights that sampled, [T].
+      cap: largest importance.
     """
-    kept = [sequences[i] for i in credit.keep]
-    factors = truncated_importance(current, [s.logprobs for s in kept], cap)
+    kept_sequences = [sequences[i] for i in credit.keep]
+    factors = truncated_importance(current, [s.logprobs for s in kept_sequences], cap)
     advantages = list(credit.advantages)
     for i, factor in zip(credit.keep, factors):
         advantages[i] = advantages[i] * factor
-    metrics = credit.metrics | _importance(factors, [s.loss_mask for s in kept], cap)
+    metrics = credit.metrics | _importance(factors, [s.loss_mask for s in kept_sequences], cap)
     return dataclasses.replace(credit, advantages=advantages, metrics=metrics)
 
 
 def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
-    """One NaN would reach every weight: through its group's mean, the step's whitening or the gradient's sum."""
+    """Raises NotFinite if a value is not finite. A single NaN would reach every weight, through means and the gradient."""
     for index in np.flatnonzero(~np.isfinite(values))[:1]:
         episode = episodes[index]
         raise NotFinite(
@@ -211,7 +212,7 @@ def _check_finite_tokens(
     values: Seq[np.ndarray], masks: Seq[np.ndarray], owner: np.ndarray, episodes: Seq[Episode], advantage: str
 ) -> None:
     worst = np.zeros(len(episodes))
-    np.add.at(worst, owner, [float(np.sum(np.where(mask, one, 0.0))) for one, mask in zip(values, masks)])
+    np.add.at(worst, owner, [float(np.sum(np.where(mask, row, 0.0))) for row, mask in zip(values, masks)])
     _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
 
 
@@ -223,7 +224,7 @@ def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) ->
 
 
 def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
-    """For each of `sequences_of(episodes)`, a number of its attempt: all ways of a forked one are the same attempt."""
+    """For each of `sequences_of(episodes)`, the index of its attempt. All branches of a forked attempt have the same one."""
     numbers: dict[tuple[str, int], int] = {}
     return np.asarray(
         [numbers.setdefault((e.example.id, e.sample), len(numbers)) for e in episodes for _ in e.sequences], int
@@ -233,26 +234,26 @@ def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
 def portions(
     keep: np.ndarray, count: int, order: np.random.Generator, attempts: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Sequences dealt out to mini-batches at random, in about equal numbers; whole attempts at a time, if they are given.
+    """Splits sequences into mini-batches at random, in about equal numbers. With `attempts`, no attempt is split.
 
     Args:
       keep: indices of sequences.
-      attempts: for every sequence, a number of its attempt.
+      attempts: for every sequence, the index of its attempt.
     """
     if attempts is None:
         return np.array_split(order.permutation(keep), count)
-    of = attempts[keep]
-    shuffled = order.permutation(np.unique(of))
-    members = [keep[of == attempt] for attempt in shuffled]
+    kept_attempts = attempts[keep]
+    shuffled = order.permutation(np.unique(kept_attempts))
+    members = [keep[kept_attempts == attempt] for attempt in shuffled]
     before = np.cumsum([0, *map(len, members)])[:-1]
     target = before * count // max(len(keep), 1)
     return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
 
 
 def with_logprobs(sequences: Seq[Sequence], keep: np.ndarray, logprobs: Seq[np.ndarray]) -> list[Sequence]:
-    """The sequences, of which those in `keep` have the learner's log-probabilities, which its ratio then starts from."""
+    """The sequences, with the learner's log-probabilities in those of `keep`, so that ratios start at 1."""
     result = list(sequences)
     for i, values in zip(keep, logprobs):
-        taken = np.where(sequences[i].loss_mask, values, 0.0).astype(np.float32)
-        result[i] = dataclasses.replace(sequences[i], logprobs=taken)
+        filled = np.where(sequences[i].loss_mask, values, 0.0).astype(np.float32)
+        result[i] = dataclasses.replace(sequences[i], logprobs=filled)
     return result

@@ -1,4 +1,4 @@
-"""Credit in attempts that were forked: which episodes share which tokens, and what all of them are to be reinforced by."""
+"""Credit in forked attempts: which episodes share which tokens, and the advantage of every token."""
 
 from __future__ import annotations
 
@@ -18,33 +18,35 @@ Way = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
 
 
-_LEAST_REACH = 1e-6  # tokens of weight 0 would not be trained
+_LEAST_REACH = 1e-6  # above 0, because tokens of weight 0 are left out of training
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForkCreditConfig:
-    """credit="counterfactual" (learning.counterfactual), of attempts with rollout.forks."""
+    """Settings of credit="counterfactual" (learning.counterfactual), for attempts with rollout.forks."""
 
-    baseline: Baseline = "policy"  # that a way's value is compared with: the policy's expectation, or the ways' mean
-    weights: Weights = "policy"  # a way counts as often as the policy takes it, or all ways alike (even)
-    # all other tokens: what came of them is compared with all of the question, or with what followed on the same choices
+    baseline: Baseline = (
+        "policy"  # a branch's value is compared with the policy's expectation, or with the branches' mean
+    )
+    weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
+    # the value of all other tokens is compared with all of the question, or with segments after the same choices
     compare: Literal["question", "choices"] = "choices"
-    # whose deviation of rewards differences between ways are divided by, with an advantage that divides by one: all questions'
-    # of the step together, or each question's own, in which every way counts once
+    # if the advantage divides by a standard deviation of rewards: the one that differences between branches are divided by. It
+    # is that of all questions of the step, or of each question, where every branch counts once
     scale: Literal["step", "question"] = "step"
 
 
 @dataclasses.dataclass(kw_only=True)
 class Stretch:
-    """What an attempt did between two decisions, or up to its end.
+    """A segment of a forked attempt: its tokens between two decisions, or after the last one.
 
     Attributes:
-      way: what was chosen before.
-      owner: index of the episode whose sequences hold it as the policy's own.
-      ahead: the stretches after the decision at its end, with the log-probability of each; none if the attempt ends.
-      value: the expected reward from here on: of what comes after, weighted by the policy's probabilities of going there.
-      reach: the policy's probability of getting here: the product of those of the choices before it.
-      weight: what its advantage counts: the product of what those choices do (learning.counterfactual.try_weights).
+      way: the choices before it.
+      owner: index of the episode in whose sequences these tokens belong to the policy.
+      ahead: the segments after the decision at its end, with the log-probability of each; none if the attempt ends.
+      value: the expected reward: the mean over the later segments, weighted by the policy's probabilities.
+      reach: the policy's probability of reaching it: the product of the probabilities of the choices before it.
+      weight: weight of its advantage: the product of those of the choices before it (learning.counterfactual.try_weights).
     """
 
     way: Way
@@ -55,24 +57,24 @@ class Stretch:
     weight: float = 1.0
 
     def __iter__(self) -> Iterator[Stretch]:
-        """This one and all that follow."""
+        """This segment and all that follow it."""
         yield self
         for stretch, _ in self.ahead:
             yield from stretch
 
     @property
     def logprobs(self) -> Float[np.ndarray, " n"]:
-        """Of the choices at its end."""
+        """Log-probabilities of the choices at its end."""
         return np.asarray([logprob for _, logprob in self.ahead])
 
     @property
     def values(self) -> Float[np.ndarray, " n"]:
-        """What comes of the choices at its end."""
+        """Values of the choices at its end."""
         return np.asarray([after.value for after, _ in self.ahead])
 
 
 def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list[Stretch]:
-    """The attempts of a step, each as its first stretch; values are those of the rewards."""
+    """The attempts of a step as trees, each given by its first segment. Values are computed from the rewards."""
     members: dict[tuple[str, int], list[int]] = {}
     for i, episode in enumerate(episodes):
         members.setdefault((episode.example.id, episode.sample), []).append(i)
@@ -82,15 +84,15 @@ def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list
 def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[int], way: Way) -> Stretch:
     depth = len(way)
     stretch = Stretch(way=way, owner=members[0])
-    ways: dict[str, list[int]] = {}
+    branches: dict[str, list[int]] = {}
     for i in members:
         if len(episodes[i].branches) > depth:
-            ways.setdefault(episodes[i].branches[depth].tool, []).append(i)
-    if not ways:
+            branches.setdefault(episodes[i].branches[depth].tool, []).append(i)
+    if not branches:
         (only,) = members
         stretch.value = float(rewards[only])
         return stretch
-    for tool, indices in ways.items():
+    for tool, indices in branches.items():
         logprob = episodes[indices[0]].branches[depth].logprob
         stretch.ahead.append((_tree(episodes, rewards, indices, (*way, tool)), logprob))
     stretch.value = float(probabilities(stretch.logprobs) @ stretch.values)
@@ -98,7 +100,7 @@ def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[in
 
 
 def _weigh(stretch: Stretch, weights: Weights) -> None:
-    """Sets `reach` and `weight` of all stretches after this one."""
+    """Sets `reach` and `weight` of all segments after this one."""
     if stretch.ahead:
         shares = zip(probabilities(stretch.logprobs), try_weights(stretch.logprobs, weights))
         for (after, _), (probability, share) in zip(stretch.ahead, shares):
@@ -115,19 +117,21 @@ def by_forks(
     advantage: Compare,
     scale: Float[np.ndarray, " N"],
 ) -> tuple[OfTokens, OfTokens]:
-    """For each sequence of the episodes, in order, the advantage of each token, and how likely the policy gets there.
+    """For each sequence of the episodes, in order, the advantage of each token and the policy's probability of reaching it.
 
-    A choice's tokens get its counterfactual advantage (learning/counterfactual.py), divided by its episode's `scale`. All
-    others get that of their stretch's value among the stretches of the question (`compare="question"`), or among those that
-    come after the same choices (`"choices"`): what a stretch made of the choice that was taken for it. Tokens then count in the
-    loss as the policy gets to them: the sum over an attempt, grad log pi each, is the gradient of what the attempt is expected
-    to earn, and what the loss has beside it, KL and entropy, is that of attempts that go one way. Where ways count alike
-    (`weights="even"`), advantages make up for it, and KL and entropy stay the policy's own.
+    The tokens of a choice get its counterfactual advantage (learning/counterfactual.py), divided by their episode's `scale`.
+    The other tokens of a segment get the advantage of the segment's value. It is compared with the other segments of the
+    question (`compare="question"`), or with those after the same choices (`"choices"`), which shows what a segment made of the
+    choice taken for it.
+
+    In the loss, each token is weighted by the policy's probability of reaching it. The sum of grad log pi over an attempt is
+    then the gradient of the attempt's expected reward. KL and entropy in the loss are those of attempts without forks. With
+    `weights="even"`, the advantages carry the change of weight, so that KL and entropy stay those of the policy.
 
     Args:
-      groups: per episode, which question it is of.
+      groups: index of each episode's question, [N].
       advantage: (values, groups) -> advantages.
-      scale: per episode.
+      scale: divisor of each episode, [N].
     """
     roots = trees(episodes, rewards)
     for root in roots:
@@ -174,9 +178,14 @@ def _fill(episode: Episode, depth: int, value: float, result: Sequence[np.ndarra
 
 
 def fork_metrics(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> dict[str, float]:
-    """What the forks showed: `forks/decisions` (per attempt), `forks/spread` (the best way's value less the worst's),
-    `forks/best_rate` (probability with which the policy takes a best way), `forks/regret` (the best way's value less what the
-    policy expects), and how many alternatives' values were equal, `forks/even_rate`; means over decisions."""
+    """Metrics of the forks, as means over decisions:
+
+    - `forks/decisions`: decisions per attempt;
+    - `forks/spread`: value of the best branch less that of the worst;
+    - `forks/best_rate`: the policy's probability of taking a best branch;
+    - `forks/regret`: value of the best branch less the policy's expectation;
+    - `forks/even_rate`: share of decisions whose branches all have the same value.
+    """
     roots = trees(episodes, rewards)
     decisions = [stretch for root in roots for stretch in root if stretch.ahead]
     if not decisions:
@@ -192,8 +201,8 @@ def fork_metrics(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) 
 
 
 def as_the_policy_goes(episodes: Sequence[Episode], seed: Sequence[int]) -> list[int]:
-    """Indices of one episode per attempt: at every decision the way is drawn with the policy's probabilities, so that their
-    statistics are those of attempts that were not forked."""
+    """Indices of one episode per attempt. At every decision the branch is drawn with the policy's probabilities, so that the
+    statistics of these episodes are those of attempts without forks."""
     rng = np.random.default_rng(seed)
     chosen = []
     for root in trees(episodes, np.zeros(len(episodes))):

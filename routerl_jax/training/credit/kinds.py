@@ -1,4 +1,4 @@
-"""Kinds of credit (`config.learner.credit`): what of an episode's reward each of its tokens answers for."""
+"""Kinds of credit (`config.learner.credit`): how an episode's reward is shared among its tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from routerl_jax.training.credit.turns import TurnCreditConfig, by_turns
 
 
 class Settings(Protocol):
-    """What kinds of credit read of `config.learner` (training.learner_config)."""
+    """The part of `config.learner` that kinds of credit read (training.learner_config)."""
 
     @property
     def credit(self) -> str: ...
@@ -29,13 +29,13 @@ class Settings(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shares:
-    """What a kind of credit gives.
+    """The result of a kind of credit.
 
     Attributes:
-      of_tokens: for each sequence of the episodes, in order, the advantage of each token, [T]; of fed ones it is not read.
-      reach: per sequence, how likely the policy gets to each token, which its terms of the loss are weighted by; None: it was
-        sampled, and counts once.
-      metrics: what the step's metrics show of it.
+      of_tokens: for each sequence of the episodes, in order, the advantage of each token, [T]. Those of fed tokens are ignored.
+      reach: per sequence, the policy's probability of reaching each token, [T], which weights the token in the loss; None: the
+        tokens were sampled, and each counts once.
+      metrics: entries for the step's metrics.
     """
 
     of_tokens: Sequence[Float[np.ndarray, " T"]]
@@ -49,14 +49,14 @@ Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Settin
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CreditKind:
-    """A kind of credit and what goes with it.
+    """A kind of credit and its properties.
 
     Attributes:
-      function: as `Credits`; `rewards` are those of the episodes, `groups` say which question each is of.
-      forked: it is of attempts that go every way at a decision (config.rollout.forks), and compares the rewards of the ways: no
-        advantage that is whitened, no KL in the reward, no episode left out.
-      whole: all tokens of an attempt answer for its whole reward, so that a group teaches nothing where rewards are equal; else
-        where no token has an advantage.
+      function: see `Credits`. `rewards` are those of the episodes, `groups` the index of each one's question.
+      forked: it needs forked attempts (config.rollout.forks), whose branches' rewards it compares. It excludes whitened
+        advantages, KL in the reward, and leaving out episodes.
+      whole: every token of an attempt gets its whole reward, so a group has no signal if its rewards are equal. Otherwise a
+        group has no signal if all its advantages are 0.
     """
 
     function: Credits
@@ -68,15 +68,15 @@ CREDITS: Registry[CreditKind | Credits] = Registry("kind of credit")
 
 
 def credit_named(name: str) -> CreditKind:
-    """The kind of that name; a plain function is one that is not forked. Raises ValueError for an unknown name."""
-    found = CREDITS.get(name)
-    return found if isinstance(found, CreditKind) else CreditKind(function=found)
+    """The kind of this name. A plain function counts as a kind without forks. Raises ValueError for an unknown name."""
+    kind = CREDITS.get(name)
+    return kind if isinstance(kind, CreditKind) else CreditKind(function=kind)
 
 
 def _episode(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> Shares:
-    """Every token of an attempt has its attempt's advantage."""
+    """Every token gets the advantage of its attempt."""
     return Shares(
         of_tokens=[
             np.full(len(sequence), value)
@@ -89,14 +89,14 @@ def _episode(
 def _turn(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> Shares:
-    """The outcome, and the rewards of the token's turn and of later ones (learning.turn_advantages)."""
+    """A token gets the advantages of the outcome and of the rewards of its own and later turns (learning.turn_advantages)."""
     return Shares(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
 
 
 def _counterfactual(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> Shares:
-    """For the choice of a knowledge base what the others would have led to (learning.counterfactual)."""
+    """The choice of a knowledge base is compared with what the other choices led to (learning.counterfactual)."""
     apart = groups if settings.forks.scale == "question" else np.zeros_like(groups)
     scale = advantage.scale(rewards, groups, apart)
     of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)

@@ -1,4 +1,4 @@
-"""Credit by turns: which tokens a turn has, which turns are compared, and what each of them is to be reinforced by."""
+"""Credit by turns: the tokens of each turn, the turns that it is compared with, and the resulting advantages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from routerl_jax.learning.turn_advantages import turn_advantages
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class TurnCreditConfig:
-    """credit="turn" (learning.turn_advantages)."""
+    """Settings of credit="turn" (learning.turn_advantages)."""
 
-    weight: NonNegative = 1.0  # of the turns' advantages beside the outcome's
-    discount: Fraction = 1.0  # of the rewards of later turns; 0: a turn answers for itself alone
-    compare: Literal["position", "asked"] = "position"  # turns with which of the same question's a turn is compared
+    weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
+    discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone
+    compare: Literal["position", "asked"] = (
+        "position"  # compare turns of a question at the same position, or asked the same
+    )
 
 
 def by_turns(
@@ -33,10 +35,10 @@ def by_turns(
     groups: np.ndarray,
     advantage: Compare,
 ) -> list[Float[np.ndarray, " T"]]:
-    """For each sequence of the episodes, in order, the advantage of each token: that of the turn which sampled it.
+    """For each sequence of the episodes, in order, the advantage of each token, which is that of its turn.
 
     Args:
-      rewards: per episode, all of its reward; what its turns' rewards (`Turn.rewards`) leave of it is the outcome.
+      rewards: each episode's whole reward, [N]. The outcome is this less the rewards of its turns (`Turn.rewards`).
       advantage: (values, groups) -> advantages.
 
     Raises:
@@ -44,7 +46,7 @@ def by_turns(
     """
     of_turns = [np.asarray([sum(turn.rewards.values()) for turn in episode.turns], np.float64) for episode in episodes]
     outcomes = np.asarray([total - turns.sum() for total, turns in zip(rewards, of_turns)])
-    found = turn_advantages(
+    turn_values = turn_advantages(
         outcomes,
         of_turns,
         groups,
@@ -53,11 +55,11 @@ def by_turns(
         discount=settings.discount,
         weight=settings.weight,
     )
-    return [values for episode, advantages in zip(episodes, found) for values in spread(episode, advantages)]
+    return [values for episode, advantages in zip(episodes, turn_values) for values in spread(episode, advantages)]
 
 
 def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[Float[np.ndarray, " T"]]:
-    """One number per turn as one per token of every sequence of the episode, 0 outside of turns.
+    """Spreads one number per turn over the tokens of every sequence of the episode; 0 outside of turns.
 
     Raises:
       ValueError: the turns don't say where all sampled tokens are.
@@ -69,7 +71,7 @@ def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[F
             at = slice(turn.start, turn.start + turn.tokens)
             result[turn.sequence][at] = advantage
             covered[turn.sequence][at] = True
-    if any((sequence.loss_mask & ~there).any() for sequence, there in zip(episode.sequences, covered)):
+    if any((sequence.loss_mask & ~is_covered).any() for sequence, is_covered in zip(episode.sequences, covered)):
         raise ValueError(
             f"attempt {episode.sample} at question {episode.example.id!r} sampled tokens that belong to no turn; let the agent "
             "write through Conversation.generate alone, which books where a turn's tokens are"
@@ -78,7 +80,7 @@ def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[F
 
 
 def _compared(episode: Episode, compare: str) -> list[tuple[str, int]]:
-    """The name of every turn: what was asked for, and how often before."""
+    """The key by which every turn is compared: what the agent asked for, and how often it had asked for it before."""
     if compare == "asked":
         return [(turn.asked, 0) for turn in episode.turns]
     before: collections.Counter[str] = collections.Counter()
