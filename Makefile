@@ -11,7 +11,7 @@ SEED ?= 0
 WORKERS := --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
-.PHONY: quickstart check test test-all lint warm-start sight clean
+.PHONY: quickstart check test test-all lint docs warm-start sight clean
 
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
@@ -39,6 +39,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The documentation site, in build/site: open index.html there, with or without a network.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 # Makes the warm start that ships in the package (about half an hour on two cores).
 warm-start: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_warm_start.py --workdir=runs/atlas_warm_start
@@ -55,6 +59,10 @@ $(VENV)/.installed: setup.py
 $(VENV)/.installed-dev: setup.py $(VENV)/.installed
 	$(BIN)/pip install --quiet $(TORCH) $(addprefix --extra-index-url=,$(TORCH_INDEX))
 	$(BIN)/pip install --quiet --editable ".[scann,notebooks,dev]"
+	touch $@
+
+$(VENV)/.installed-docs: setup.py $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable ".[scann,docs]"
 	touch $@
 
 clean:

@@ -66,6 +66,8 @@ TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.3
 
 TREE = ["scikit-learn>=1.5"]  # clusters of texts
 
+DOCS = ["latex2mathml>=3.81", "mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"]  # the documentation site
+
 EXTRAS = {
     "serve": SERVE,
     "scann": [SCANN],
@@ -80,6 +82,7 @@ EXTRAS = {
     "cuda12": ["jax[cuda12]>=0.10.2"],
     "cuda13": ["jax[cuda13]>=0.10.2"],
     "compile_check": [LIBTPU],
+    "docs": DOCS,
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
         *SERVE,
@@ -88,6 +91,7 @@ EXTRAS = {
         *TREE,
         *TENSORBOARD,
         *WANDB,
+        *DOCS,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks only
