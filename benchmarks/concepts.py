@@ -77,7 +77,7 @@ def arrow(axis: Any, start: tuple[float, float], end: tuple[float, float]) -> No
 # --- the pictures ---
 
 
-def way() -> Any:
+def flow() -> Any:
     """A training step from questions to new weights."""
     figure, axis = canvas(9.3, 3.6)
     box(axis, 0.1, 2.3, 1.35, 0.8, "questions\n$\\bf{Example}$")
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     plt.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "routerl_jax", "font.family": "DejaVu Sans"})
     episodes, tokenizer = rollouts()
     pictures = {
-        "way": way(),
+        "flow": flow(),
         "batching": batching(),
         "ledger": ledger(episodes[_CHOSEN], tokenizer),
         "group": group(episodes),

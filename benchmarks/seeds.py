@@ -9,7 +9,7 @@ python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden r
 
 With --run, seeds 0, 1, .. are run, each as every --isa, in WORKDIR/SEED-ISA, one after the other or --at-once. What has
 finished is left alone, what has begun is gone on with. --keep writes what the tables and the picture need of every finished run
-into a file, from which another sitting, or machine, goes on.
+into a file, from which another session, or machine, continues.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ of the file, or to a copy of it.
 from __future__ import annotations
 
 import ast
+import functools
 import html
 import pathlib
 import posixpath
@@ -135,6 +136,7 @@ def _page_of(path: str) -> str | None:
 # --- the reference ---
 
 
+@functools.cache
 def _modules() -> list[str]:
     """Names in the package of the modules and packages that have a page, in the order of REFERENCE."""
     found = []

@@ -57,7 +57,7 @@ class ExpertsReport(Report):
                 f"- replies that could not be used: {listed(self.unusable)}",
                 f"- planner {self.model}: {self.use}",
                 f"- grounder {self.grounder}: {self.grounder_use}",
-                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting",
+                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this session",
             ]
         )
 

@@ -71,7 +71,7 @@ class ConstructReport(Report):
         lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
         if self.model:
             lines.append(f"- {self.model}: {self.use}")
-        lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting")
+        lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this session")
         return "\n".join(lines)
 
     def _total(self, key: str) -> dict[Any, int]:

@@ -113,7 +113,7 @@ async def book_all(
     """`work_through` of the items that the journal has no outcome of. A record has the `id` of its item, `outcome`, `detail`.
 
     Args:
-      failed: outcomes that say nothing of an item: it is tried again in another sitting.
+      failed: outcomes that say nothing of an item: it is tried again in another session.
       doing: what the progress bar is called.
     """
     counts: collections.Counter[str] = collections.Counter(outcomes(journal, failed).values())

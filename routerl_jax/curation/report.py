@@ -47,7 +47,7 @@ class Report:
     Attributes:
       model: that was asked; "" if none was.
       use: of the model.
-      seconds: of this sitting.
+      seconds: of this session.
     """
 
     model: str

@@ -165,7 +165,7 @@ class TeachingReport(Report):
                 f"- not accepted because of: {listed(self.reasons)}",
                 f"- episodes by what they searched: {listed(self.ways)}",
                 f"- {self.model}: {self.use}",
-                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this sitting",
+                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this session",
             ]
         )
 

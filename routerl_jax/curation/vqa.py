@@ -146,7 +146,7 @@ class VqaReport(Report):
                 f"- none because of: {listed(self.reasons)}",
                 f"- replies by the rule that they broke: {listed(self.replies)}",
                 f"- {self.model}: {self.use}",
-                f"- {self.seconds:,.0f} s in this sitting",
+                f"- {self.seconds:,.0f} s in this session",
             ]
         )
 
