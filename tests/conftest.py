@@ -57,6 +57,22 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
+        def remove_node(self, node) -> str | None:
+            """Of a worker that crashed, the test that did it; what the worker had still to run goes to the others.
+
+            xdist 3.8 also queues the files that it had finished and the crashing test: it then waits for ever.
+            """
+            left = {file: tests for file, tests in self.assigned_work.pop(node).items() if not all(tests.values())}
+            if not left:
+                return None
+            first = next(iter(left.values()))
+            crashed = next(test for test, done in first.items() if not done)
+            first[crashed] = True
+            self.workqueue.update({file: tests for file, tests in left.items() if not all(tests.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return Scheduling(config, log)
 
 
