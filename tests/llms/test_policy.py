@@ -545,8 +545,9 @@ def test_killed_and_started_again_it_asks_nothing_twice(chats, tmp_path):
 
     async def counting(request: Any) -> web.StreamResponse:
         asked[json.dumps((await request.json())["messages"])] += 1
+        number = asked.total()
         reply = await chats(request)
-        if asked.total() == 33:
+        if number == 33:
             os.kill(process.pid, signal.SIGKILL)
         return reply
 
