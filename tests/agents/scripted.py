@@ -45,13 +45,18 @@ class ScriptedEngine:
     """
 
     def __init__(
-        self, script: Callable[[str, int, int], str], rows: int = 8, max_length: int = 1000, canonical: bool = False
+        self,
+        script: Callable[[str, int, int], str],
+        rows: int = 8,
+        max_length: int = 1000,
+        canonical: bool = False,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self.script = script
         self.rows = rows
         self.max_length = max_length
         self.canonical = canonical
-        self.tokenizer = tiny.tokenizer()
+        self.tokenizer = tokenizer or tiny.tokenizer()
         self.seed = 0
         self.live: list[Stream] = []
         self.said: dict[tuple[str, int], list[list[int]]] = {}

@@ -19,6 +19,7 @@ from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_recipe
 from tests import tiny
+from tests.agents import chat_templates as templates
 from tests.agents.scripted import AGENT, AGENTS, ANSWER, SEARCH, ScriptedEngine, knowledge, spelled
 
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
@@ -321,7 +322,8 @@ def test_the_agents_of_shipped_configurations_work(shipped):
     for name in ("max_searches", "k", "max_turn_tokens", "answer_tokens", "instruct", "prompt_suffix"):
         assert getattr(agent, name) == getattr(config.agent, name)
     turns = [search(agent)] * agent.max_searches
-    episode, _, _ = play(*turns, "Accra</answer>", agent=agent, max_length=2000)
+    tokenizer = templates.tokenizer(templates.HERMES) if config.agent.grammar == "tool_calls" else None
+    episode, _, _ = play(*turns, "Accra</answer>", agent=agent, max_length=3000, tokenizer=tokenizer)
     assert len(episode.calls) == agent.max_searches
     assert [len(call.passages) for call in episode.calls] == [agent.k] * agent.max_searches
     assert all(turn.well_formed for turn in episode.turns)

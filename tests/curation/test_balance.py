@@ -175,6 +175,7 @@ def test_the_program_names_what_is_wrong_with_the_policy(tmp_path: pathlib.Path)
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_program_on_a_run(
     small_run: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

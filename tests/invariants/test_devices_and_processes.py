@@ -79,6 +79,7 @@ def test_eight_devices(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     check(small_run / "whole", tmp_path / "eight")
 
 
+@pytest.mark.slow
 def test_sharded_weights(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Four devices: the batch is cut in four, the weights in two."""
     output = finish(launch(small_run, tmp_path / "fsdp", 4, "--fsdp", 2))

@@ -39,6 +39,7 @@ async def ask(server: Any, *calls: tuple[str, dict]) -> tuple[list[Any], list[An
         return (await client.list_tools()).tools, [await client.call_tool(*call) for call in calls]
 
 
+@pytest.mark.slow
 def test_our_tools_over_stdio() -> None:
     words = command("ours")
     server = StdioServerParameters(command=words[0], args=words[1:], env={"JAX_PLATFORMS": "cpu"})

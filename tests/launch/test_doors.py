@@ -228,6 +228,7 @@ TOOL = """
 """
 
 
+@pytest.mark.slow
 def test_tools_of_one_s_own_and_of_an_mcp_server_are_named_in_a_configuration(mine, tmp_path):
     config = mine("strange_tool", f"import json\nSERVER = {command('foreign')!r}\n{textwrap.dedent(TOOL)}")
     workdir = tmp_path / "run"
@@ -348,6 +349,7 @@ LEARNING = """
 """
 
 
+@pytest.mark.slow
 def test_an_advantage_and_a_kind_of_credit_of_one_s_own_say_what_they_are(mine, tmp_path):
     """One attempt per question and rewards that are all equal: it learns all the same, as it compares nothing."""
     config = mine("strange_learning", LEARNING)

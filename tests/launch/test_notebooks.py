@@ -11,17 +11,14 @@ from nbclient import NotebookClient
 from tests.programs import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUICKEST = "4_inside_a_rollout"  # which `make test` runs
 
 
 def code_of(path: pathlib.Path) -> list:
     return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[] if path.stem == QUICKEST else pytest.mark.slow, id=path.stem) for path in NOTEBOOKS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTERL_QUICK", "1")
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)  # their own number, as for users

@@ -89,6 +89,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "bert-large-uncased": _bert(1024, 24, 4096),
     "roberta-large": _bert(1024, 24, 4096, "roberta", 50265, 514),
     "bge-m3": _bert(1024, 24, 4096, "xlm-roberta", 250002, 8194),
+    "bge-reranker-v2-m3": _bert(1024, 24, 4096, "xlm-roberta", 250002, 8194)
+    | {"architectures": ["XLMRobertaForSequenceClassification"], "id2label": {"0": "LABEL_0"}},
     "clip-vit-large-patch14": {
         "model_type": "clip",
         "projection_dim": 768,

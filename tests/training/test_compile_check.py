@@ -311,6 +311,7 @@ def test_the_whole_table_is_read() -> None:
             assert "VL" in name, error  # noqa: PT017 - until their family is here
 
 
+@pytest.mark.slow
 def test_every_stage_s_own_update() -> None:
     """A stage with twice the attempts and no KL has a batch twice as long; what no program depends on makes none."""
     stages = {

@@ -32,6 +32,7 @@ from configs import (
     vrag_rl_qwen25_vl_7b,
 )
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.knowledge.reranked import RerankedKB
 from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.llms.judge import open_judge
@@ -47,8 +48,10 @@ from routerl_jax.training import sft
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.credit.assign import assign
 from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.knowledge import open_knowledge_bases
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
+from tests.knowledge.test_reranked import made
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit
 from tests.training.reads import recorded_reads, settings
@@ -70,7 +73,7 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
     """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, when
-    steps are counted, by a judge, or by a chat model as the policy."""
+    steps are counted, by a judge, a reranker, or a chat model as the policy."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -102,6 +105,9 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_judge(judge, cache=MemoryCache())([tried])[0].kind == "failed"
         with pytest.raises(ValueError, match="no chat template"):
             chat_model(dataclasses.replace(judge, kind="engine"))
+        made("bert", tmp_path / "reranker")
+        reranked = schema.KnowledgeConfig(source="atlas/text", kind="bm25", reranker=str(tmp_path / "reranker"))
+        assert isinstance(open_knowledge_bases({"text": reranked}, progress=False)["text"], RerankedKB)
         policy = schema.PolicyModelConfig(model="m", rate=9.0, token_rate=9.0)
         assert ChatModel(policy, cache=MemoryCache()).about["model"] == "m"
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))

@@ -55,6 +55,7 @@ def small_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_control_continues_where_the_stage_began(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
     config = small_config(tmp_path / "home", controls={"first_only": schema.ControlConfig(without="second")})

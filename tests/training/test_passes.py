@@ -152,6 +152,7 @@ def passing(home: pathlib.Path) -> schema.TrainConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_passes_its_control_and_its_resume(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped after its fourth step, when a pass is half done, the run goes on to the same weights."""
     monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
