@@ -20,12 +20,11 @@ from routerl_jax.training.credit.assign import (
     Credit,
     assign,
     attempts_of,
-    cap_importance,
     portions,
     sequences_of,
-    with_logprobs,
 )
 from routerl_jax.training.credit.forks import as_the_policy_goes
+from routerl_jax.training.credit.off_policy import correct, corrects, with_logprobs
 from routerl_jax.training.episode_log import log_episodes
 from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
 from routerl_jax.training.run import Run, step_seed
@@ -123,11 +122,11 @@ def _learn(
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
     credit = assign(settings, episodes, groups, reference)
     learned = sequences
-    if settings.importance_cap:
+    if corrects(settings):
         with clock("old_logprobs"):
             scored = learner.logprobs([sequences[i] for i in credit.keep], portion=portion)
-        credit = cap_importance(credit, sequences, scored, settings.importance_cap)
         learned = with_logprobs(sequences, credit.keep, scored)
+        credit = correct(settings, credit, sequences, scored)
     order = np.random.default_rng([stage.config.seed, step])
     attempts = attempts_of(episodes) if settings.share_prefixes else None
     updates = _Updates()
@@ -162,7 +161,9 @@ def _update(
     settings, learner = stage.config.learner, run_.learner
     chosen = [learned[i] for i in minibatch]
     with clock("update"):
-        weights = credit.token_weights(sequences, minibatch, settings.aggregation, stage.config.engine.max_length)
+        weights = credit.token_weights(
+            sequences, minibatch, settings.aggregation, settings.aggregation_tokens or stage.config.engine.max_length
+        )
         batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
     if settings.loss.kl_coef and not settings.loss.exact_kl:
         with clock("reference"):
