@@ -14,6 +14,7 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
+from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
@@ -154,7 +155,8 @@ class _Training:
         if config.rollout.ahead:
             apart = bool(config.mesh.engine)
             self.ahead = Ahead(self.stages, self.recipe.agent, self.engine, self.tools, config.steps, apart=apart)
-            self.ahead.restore(self.run.restored_rollouts)
+            with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
+                self.ahead.restore(self.run.restored_rollouts)
 
     def train(self) -> Alarm | None:
         """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
