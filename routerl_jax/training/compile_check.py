@@ -74,8 +74,8 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     """
     if config.mesh.engine:
         raise ValueError(
-            f"config.mesh.engine={config.mesh.engine}: the check knows no slice in two parts. Check each by itself: set it to 0, "
-            "and give a slice of the learner's size for --programs=update,reference, and one of the engine's for the others"
+            f"config.mesh.engine={config.mesh.engine}: the check knows no slice in two parts. Check each by itself: set it to "
+            "0 and give a slice of the learner's size for --programs=update,reference, and one of the engine's for the others"
         )
     unknown = set(programs) - set(PROGRAMS)
     if unknown or not programs:
