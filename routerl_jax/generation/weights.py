@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -20,7 +21,7 @@ class WeightCopier:
     them. With float32 weights for computations in bfloat16, it would read twice the bytes.
 
     Args:
-      mesh: mesh of the learner's weights and of the engine.
+      mesh: the engine's devices: those of the learner's weights, or all others than those.
       layout: one of parallel.sharding.LAYOUTS; empty: the learner's weights are used unchanged.
       dtype: dtype of the copy's parameters.
     """
@@ -38,7 +39,7 @@ class WeightCopier:
         if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), targets, strict=True)):
             return params
         if self._copy is None:
-            self._copy = _jit_copy(target)
+            self._copy = _jit_copy(target) if _same_devices(params, target) else _to_other_devices(params, target)
         return self._copy(params)
 
     def lower(self, params: nnx.State) -> jax.stages.Lowered | None:
@@ -71,6 +72,21 @@ def _jit_copy(target: nnx.State) -> Any:
         return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
 
     return jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
+
+
+def _same_devices(params: nnx.State, target: nnx.State) -> bool:
+    """Whether arrays lie on the devices of their targets, so that a program can re-lay them."""
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)
+    return all(leaf.sharding.device_set == want.sharding.device_set for leaf, want in pairs)
+
+
+def _to_other_devices(params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
+    """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
+    here = jax.tree.map(
+        lambda leaf, want: jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=leaf.sharding), params, target
+    )
+    convert, places = _jit_copy(here), jax.tree.map(lambda want: want.sharding, target)
+    return lambda given: jax.device_put(convert(given), places)
 
 
 def mesh_of(model: Decoder) -> Mesh:

@@ -50,6 +50,7 @@ COLOURS = "colours+"  # prefix of a text encoder's name: it embeds texts, and mo
 
 _loaded: dict[tuple[str, tuple[int, ...]], tuple[Embedder, str]] = {}
 _lock = threading.Lock()
+_default: Mesh | None = None  # see search_on
 
 
 def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
@@ -109,8 +110,15 @@ def _digest(directory: pathlib.Path, model: Embedder) -> str:
     return hashlib.sha256("".join([*parts, repr([*settings, model.longest_text])]).encode()).hexdigest()
 
 
+def search_on(mesh: Mesh | None) -> None:
+    """Sets the devices of encoders and indexes that are opened from here on without a mesh; None: all of this process."""
+    global _default
+    _default = mesh
+
+
 def local_mesh(mesh: Mesh | None) -> Mesh:
-    """A mesh of this process's devices (those of `mesh`, if given), all on the axis `data`."""
+    """A mesh of this process's devices (those of `mesh`, or of `search_on`, if given), all on the axis `data`."""
+    mesh = _default if mesh is None else mesh
     devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
     return make_mesh(devices=[device for device in devices if device.process_index == jax.process_index()])
 

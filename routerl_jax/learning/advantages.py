@@ -206,20 +206,6 @@ def whiten(
     return [np.where(mask, (values - mean) / scale, 0.0).astype(np.float32) for values, mask in zip(advantages, masks)]
 
 
-def truncated_importance(
-    learner: Sequence[Float[np.ndarray, " T"]], sampler: Sequence[Float[np.ndarray, " T"]], cap: float
-) -> list[Float32[np.ndarray, " T"]]:
-    """min(p_learner / p_sampler, cap) per token, a factor for advantages.
-
-    Both probabilities are under the weights that sampled. This truncated importance sampling corrects differences in numerics
-    between sampler and learner (F. Yao et al., 2025).
-    """
-    return [
-        np.minimum(np.exp(np.clip(ours - theirs, -20, 20)), cap).astype(np.float32)
-        for ours, theirs in zip(learner, sampler)
-    ]
-
-
 def groups_without_signal(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Bool[np.ndarray, " G"]:
     """For each group, whether all its rewards are equal, so that it gives no signal."""
     ids = np.unique(groups)

@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
@@ -39,7 +40,14 @@ class Checkpoints:
         """The newest step, None if there is no checkpoint."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: LearnerState, reference: nnx.State | None, extra: dict[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        state: LearnerState,
+        reference: nnx.State | None,
+        extra: dict[str, Any],
+        rollouts: bytes = b"",
+    ) -> None:
         """Saves after `step` steps. Arrays are copied before this returns; writing continues in the background.
 
         Args:
@@ -47,8 +55,13 @@ class Checkpoints:
           extra: JSON-serialisable state (data iterator, ...). It must have "model", the architecture's fields. For a model with
             an adapter it must also have "lora" (`models.lora.lora_fields`), and with frozen parts "frozen", their digest
             (`models.lora.digest`).
+          rollouts: bytes of rollouts that wait for an update; b"": none do.
         """
-        items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state, reference).items()}
+        trees = _items(state, reference)
+        if rollouts:
+            trees["rollouts"] = {"bytes": np.frombuffer(rollouts, np.uint8)}
+            extra = {**extra, "rollout_bytes": len(rollouts)}
+        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
 
     def restore(
@@ -82,6 +95,15 @@ class Checkpoints:
             reference = _refill(reference, restored["reference"])
         logging.info("restored step %d from %s", step, self.directory)
         return state, reference, extra
+
+    def rollouts(self, step: int) -> bytes:
+        """The bytes of rollouts that were saved with a step; b"" if there are none."""
+        extra = self._manager.restore(step, args=ocp.args.Composite(extra=ocp.args.JsonRestore()))["extra"]
+        if not (count := extra.get("rollout_bytes", 0)):
+            return b""
+        like = ocp.args.StandardRestore({"bytes": np.zeros(count, np.uint8)})
+        found = self._manager.restore(step, args=ocp.args.Composite(rollouts=like))["rollouts"]
+        return np.asarray(found["bytes"]).tobytes()
 
     def restore_params(
         self,

@@ -18,7 +18,8 @@ KLDirection = Literal[
 ]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
 KLKind = KLEstimate | KLDirection
 Aggregation = Literal["token", "sequence", "constant"]
-Ratio = Literal["token", "sequence"]  # probability ratio of each token, or of the whole sequence
+# probability ratio of each token, of the whole sequence (the product), or the geometric mean over the sequence's tokens
+Ratio = Literal["token", "sequence", "geometric"]
 
 # (log-prob, behaviour log-prob, advantage, clip_low, clip_high) -> (loss, clipped?), all per token
 PolicyLoss = Callable[[Array, Array, Array, float, float], tuple[Array, Array]]
@@ -58,6 +59,47 @@ def reinforce_loss(
 ) -> tuple[Float[Array, "*T"], Bool[Array, "*T"]]:
     """-A log p per token, without importance ratio or clip: for one update per rollout."""
     return -advantages * logprobs, jnp.zeros(logprobs.shape, bool)
+
+
+@POLICY_LOSSES.register("cispo")
+def cispo_loss(
+    logprobs: Float[Array, "*T"],
+    old_logprobs: Float[Array, "*T"],
+    advantages: Float[Array, "*T"],
+    clip_low: float,
+    clip_high: float,
+) -> tuple[Float[Array, "*T"], Bool[Array, "*T"]]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eqs. 4 and 5): -sg(clip(r, 1 - low, 1 + high)) A log p, sg: without gradient.
+
+    A clipped token keeps a gradient, of a bounded size. With `clip_low >= 1` only the upper bound is left, as in the paper. The
+    second result is True where the ratio is out of its range.
+    """
+    ratio = jnp.exp(jnp.clip(logprobs - old_logprobs, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    bounded = jax.lax.stop_gradient(jnp.clip(ratio, 1 - clip_low, 1 + clip_high))
+    return -bounded * advantages * logprobs, (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
+
+
+def dual_clip(
+    losses: Float[Array, "*T"], clipped: Bool[Array, "*T"], advantages: Float[Array, "*T"], bound: float
+) -> tuple[Float[Array, "*T"], Bool[Array, "*T"]]:
+    """Dual-clip PPO (arXiv 1912.09729): -max(min(r A, clip(r) A), bound A) where A < 0, so at most -bound A; else unchanged.
+
+    Without it, an unlikely token that has become likely (r >> 1) has a gradient of any size if its advantage is negative.
+
+    Args:
+      losses, clipped: of `clipped_policy_loss`.
+      bound: the largest ratio that counts, above 1 + clip_high.
+    """
+    over = (advantages < 0) & (losses > -bound * advantages)
+    return jnp.where(over, -bound * advantages, losses), clipped | over
+
+
+def sequence_means(
+    values: Float[Array, "B T"], trained: Bool[Array, "B T"], segment_ids: Int[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """For every token, the mean over the trained tokens of its segment; 0 if there are none."""
+    count = sequence_sums(trained.astype(values.dtype), segment_ids)
+    return sequence_sums(jnp.where(trained, values, 0.0), segment_ids) / jnp.maximum(count, 1.0)
 
 
 def sequence_sums(values: Float[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:

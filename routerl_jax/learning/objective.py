@@ -12,7 +12,15 @@ from jaxtyping import Array
 
 from routerl_jax.core.checked import NonNegative, checked
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.losses import POLICY_LOSSES, KLKind, Ratio, kl_estimate, sequence_sums
+from routerl_jax.learning.losses import (
+    POLICY_LOSSES,
+    KLKind,
+    Ratio,
+    dual_clip,
+    kl_estimate,
+    sequence_means,
+    sequence_sums,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,29 +29,54 @@ class LossConfig:
     """Settings of the per-token objective."""
 
     kind: str = "clip"  # of learning.losses.POLICY_LOSSES
-    # ratio of each token's probability, or of the sequence's: the product over its tokens (RouteRAG, arXiv 2512.09487, eq. 5)
+    # ratio of each token's probability; of the sequence's: the product over its tokens (RouteRAG, arXiv 2512.09487, eq. 5);
+    # geometric: the geometric mean over the sequence's tokens (GSPO, arXiv 2507.18071)
     ratio: Ratio = "token"
     clip_low: NonNegative = 0.2  # the ratio counts down to 1 - this
     clip_high: NonNegative = 0.2  # above clip_low: DAPO's clip-higher
+    dual_clip: NonNegative = (
+        0.0  # of kind clip: largest ratio that counts where the advantage is negative, e.g. 3; 0: any
+    )
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
+    measure_entropy: bool = (
+        False  # log the exact entropy (actor/entropy), from the update's own logits, without a bonus
+    )
     # nats; tokens below this entropy only take part in the KL, not in the policy gradient (train on decisions only)
     min_entropy: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         POLICY_LOSSES.get(self.kind)  # raises ValueError for an unknown one
         if self.ratio not in typing.get_args(Ratio):
-            raise ValueError(f"loss.ratio={self.ratio!r} is neither 'token' nor 'sequence'")
-        if self.ratio == "sequence" and self.kind == "reinforce":
+            raise ValueError(f"loss.ratio={self.ratio!r} is none of {', '.join(map(repr, typing.get_args(Ratio)))}")
+        if self.ratio != "token" and self.kind == "reinforce":
             raise ValueError(
-                "loss.ratio='sequence' with loss.kind='reinforce', which has no ratio: take loss.kind='clip'"
+                f"loss.ratio={self.ratio!r} with loss.kind='reinforce', which has no ratio: take loss.kind='clip'"
+            )
+        if self.ratio == "sequence" and self.kind == "cispo":
+            raise ValueError(
+                "loss.ratio='sequence' with loss.kind='cispo', whose gradient is that of single tokens: take "
+                "loss.ratio='geometric', or loss.kind='clip'"
+            )
+        if self.dual_clip and self.kind != "clip":
+            raise ValueError(
+                f"loss.dual_clip={self.dual_clip} bounds the loss of kind='clip', not of {self.kind!r}: set it to 0"
+            )
+        if self.dual_clip and self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"loss.dual_clip={self.dual_clip} is a ratio above 1 + loss.clip_high={1 + self.clip_high:g}, such as 3; 0: off"
             )
         if self.ratio == "sequence" and self.min_entropy:
             raise ValueError(
                 f"loss.min_entropy={self.min_entropy} leaves tokens out, and loss.ratio='sequence' is one term of a whole "
                 "sequence: set one of them back (min_entropy=0, or ratio='token')"
             )
+
+    @property
+    def entropies(self) -> bool:
+        """Whether the entropy of every target is computed."""
+        return bool(self.entropy_coef or self.min_entropy or self.measure_entropy)
 
     @property
     def exact_kl(self) -> bool:
@@ -57,6 +90,11 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     With `ratio="sequence"`, every token of a sequence has the sequence's ratio r. If the weights sum to 1 / N in each of N
     sequences, this gives the mean over sequences of min(r A, clip(r) A).
 
+    With `ratio="geometric"`, the ratio of token t of sequence i is s_it = sg(s_i) p_it / sg(p_it), sg: without gradient, with
+    s_i = exp(mean over i's trained tokens of log p - log p_old) (GSPO-token, arXiv 2507.18071, section 4.3). Its value is s_i,
+    and its gradient that of the token. If a sequence has one advantage and equal weights, this is the gradient of GSPO itself
+    (section 4.1).
+
     Targets of weight 0 (tokens that the policy did not sample) contribute exactly zero to value and gradient, because they are
     masked before any operation that could overflow. With `min_entropy`, only tokens at which the policy is undecided get the
     policy gradient (after arXiv 2506.01939, which takes the fifth with the highest entropy). At other tokens, sampling noise
@@ -64,8 +102,8 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
 
     Args:
       scores: scores of the targets, [rows, time]; with divergences if the KL is exact.
-      fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; also `segment_ids` for the ratio of a
-        sequence.
+      fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; also `segment_ids` for ratios of
+        sequences.
 
     Returns:
       The loss, and sums over tokens by name (`weight` is the sum of the weights).
@@ -78,7 +116,11 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     if loss.ratio == "sequence":
         now, then = sequence_sums(logprobs - old, fields["segment_ids"]), jnp.zeros_like(old)
         advantages = jnp.where(trained, advantages, 0.0)  # the gradients of all tokens pass through one ratio
+    if loss.ratio == "geometric":
+        then = jax.lax.stop_gradient(logprobs - sequence_means(logprobs - old, trained, fields["segment_ids"]))
     per_token, clipped = POLICY_LOSSES.get(loss.kind)(now, then, advantages, loss.clip_low, loss.clip_high)
+    if loss.dual_clip:
+        per_token, clipped = dual_clip(per_token, clipped, advantages, loss.dual_clip)
     decided = trained & (jax.lax.stop_gradient(scores.entropies) >= loss.min_entropy) if loss.min_entropy else trained
     policy = (weights * jnp.where(decided, per_token, 0.0)).sum()
     total = policy
@@ -93,9 +135,10 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
         divergence = (weights * jnp.where(trained, divergences, 0.0)).sum()
         total = total + loss.kl_coef * divergence
         metrics["kl"] = divergence
-    if loss.entropy_coef:
+    if loss.entropies:
         entropy = (weights * jnp.where(trained, scores.entropies, 0.0)).sum()
-        total = total - loss.entropy_coef * entropy
-        metrics["entropy"] = entropy
+        if loss.entropy_coef:
+            total = total - loss.entropy_coef * entropy
+        metrics["entropy"] = jax.lax.stop_gradient(entropy)
     metrics["loss"] = total
     return total, metrics

@@ -68,7 +68,7 @@ def jit_programs(
             fields["positions"],
             fields["segment_ids"],
             temperature=temperature,
-            entropy=bool(loss.entropy_coef or loss.min_entropy),
+            entropy=loss.entropies,
             reference=None if reference is None else nnx.merge(graph, reference, frozen),
             direction="reverse" if loss.kl == "reverse" else "forward",
             remat=remat,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 
@@ -18,6 +18,11 @@ class Clock:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Adds seconds that were measured elsewhere."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:

@@ -70,8 +70,13 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
     Raises:
-      ValueError: an unknown slice, model or program, or a mesh that the slice can't form.
+      ValueError: an unknown slice, model or program, a mesh that the slice can't form, or an engine on devices of its own.
     """
+    if config.mesh.engine:
+        raise ValueError(
+            f"config.mesh.engine={config.mesh.engine}: the check knows no slice in two parts. Check each by itself: set it to "
+            "0 and give a slice of the learner's size for --programs=update,reference, and one of the engine's for the others"
+        )
     unknown = set(programs) - set(PROGRAMS)
     if unknown or not programs:
         raise ValueError(f"--programs={','.join(programs)}: choose some of {', '.join(PROGRAMS)}")

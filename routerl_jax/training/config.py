@@ -17,6 +17,7 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.profiler import profiled_steps
+from routerl_jax.training.rollout_checks import ahead_checks, refill_checks
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -61,7 +62,7 @@ __all__ = [
 # Settings that a stage may change, by section.
 STAGED = {
     "data": ("train", "train_range", "epochs"),
-    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout", "forks"),
+    "rollout": ("examples", "samples", "temperature", "top_p", "top_k", "tool_timeout", "forks", "refill"),
     "learner": tuple(
         field.name
         for field in dataclasses.fields(LearnerConfig)
@@ -211,6 +212,12 @@ class TrainConfig:
                 f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
+            (
+                self.kind == "rl" or not self.mesh.engine,
+                f"config.mesh.engine={self.mesh.engine}: a run of kind 'sft' generates nothing; set it to 0",
+            ),
+            *(refill_checks(self.rollout, self.learner, self.data) if self.kind == "rl" else []),
+            *(ahead_checks(self.rollout, self.learner, self.mesh) if self.kind == "rl" else []),
             (
                 self.kind == "sft" or any(stage.start == 0 and not stage.after for stage in self.stages.values()),
                 "config.stages: no stage starts at step 0",

@@ -59,6 +59,15 @@ def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
     return {f"rollout/searches/{kind}": float(np.mean(values)) for kind, values in sorted(counts.items())}
 
 
+def staleness_metrics(episodes: Sequence[Episode], step: int) -> dict[str, float]:
+    """How many steps older than the learner's weights before `step` the weights were that sampled each token."""
+    ages = np.concatenate([np.zeros(0, int), *(step - s.versions[s.loss_mask] for e in episodes for s in e.sequences)])
+    return {
+        "rollout/staleness/mean": float(ages.mean()) if len(ages) else 0.0,
+        "rollout/staleness/max": int(ages.max(initial=0)),
+    }
+
+
 def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) -> dict[str, float]:
     """Statistics of |sampler log-prob - learner log-prob|, same tokens and weights; near zero if the numerics agree."""
     if not any(len(logprobs) for logprobs in sampler):
@@ -72,13 +81,17 @@ def gap_metrics(sampler: Sequence[np.ndarray], learner: Sequence[np.ndarray]) ->
 
 
 def ratio_metrics(behaviour: Sequence[np.ndarray], current: Sequence[np.ndarray]) -> dict[str, float]:
-    """Importance ratios over a step's mini-batches: how far the policy moved from the policy that sampled."""
+    """Importance ratios over a step's mini-batches: how far the policy moved from the policy that sampled.
+
+    `ratio/kl` is the mean of log p_sampler - log p_learner over the sampled tokens, an estimate of KL(sampler || learner).
+    """
     log_ratio = np.concatenate(list(current)) - np.concatenate(list(behaviour))
     if not len(log_ratio):
         return {}
     ratio = np.exp(np.clip(log_ratio, -20, 20))
     p95, p99 = np.percentile(np.abs(log_ratio), (95, 99))
     return {
+        "ratio/kl": float(-log_ratio.mean()),
         "ratio/log_p95": float(p95),
         "ratio/log_p99": float(p99),
         "ratio/mean": float(ratio.mean()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from routerl_jax.core.checked import NonNegative, Size, checked
+from routerl_jax.core.checked import Count, NonNegative, Size, checked
 from routerl_jax.learning.advantages import ADVANTAGES, advantage_named
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.masks import EPISODE_MASKS
@@ -36,11 +36,17 @@ class LearnerConfig:
     minibatches: Size = 1  # updates per step
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (losses)
     aggregation: Aggregation = "token"
+    # tokens per sequence by which aggregation="constant" divides (Dr. GRPO's constant); 0: engine.max_length
+    aggregation_tokens: Count = 0
     loss: LossConfig = LossConfig()
     reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, subtracted from the reward ..
     # .. of the episode, or of each token (and so from the return of the tokens before it)
     reward_kl: Literal["episode", "token"] = "episode"
     importance_cap: NonNegative = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
+    # sequences are left out if the ratio of the learner's probability of them to the sampler's, before the updates, is outside
+    # [1 / this, this], e.g. 10; 0: off ..
+    mask_sequence_ratio: NonNegative = 0.0
+    mask_mean_ratio: NonNegative = 0.0  # .. or if the geometric mean of their tokens' ratios is, e.g. 1.01; 0: off
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
@@ -69,10 +75,29 @@ class LearnerConfig:
                 f"config.learner.leave_out={self.leave_out} does not go with credit={self.credit!r}: without one of its ways "
                 "a choice has only the advantages of the others"
             )
+        for name in ("mask_sequence_ratio", "mask_mean_ratio"):
+            if (bound := getattr(self, name)) and bound <= 1:
+                raise ValueError(f"config.learner.{name}={bound} is the largest ratio, above 1, such as 1.01; 0: off")
+        if credit.forked and (self.mask_sequence_ratio or self.mask_mean_ratio):
+            name = "mask_sequence_ratio" if self.mask_sequence_ratio else "mask_mean_ratio"
+            raise ValueError(
+                f"config.learner.{name} does not go with credit={self.credit!r}: without one of its ways a choice has only the "
+                "advantages of the others; set it to 0"
+            )
+        if self.aggregation_tokens and self.aggregation != "constant":
+            raise ValueError(
+                f"config.learner.aggregation_tokens={self.aggregation_tokens} is of aggregation='constant', and it is "
+                f"{self.aggregation!r}: set it to 0"
+            )
         self._check_ratio()
 
     def _check_ratio(self) -> None:
         """Checks settings that exclude a ratio of whole sequences, which is one term of the loss with one advantage."""
+        if self.loss.ratio == "geometric" and self.share_prefixes:
+            raise ValueError(
+                "config.learner.loss.ratio='geometric' does not go with config.learner.share_prefixes=True: the tokens of a "
+                "sequence then lie apart; switch share_prefixes off"
+            )
         if self.loss.ratio != "sequence":
             return
         checks = [

@@ -14,6 +14,7 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
+from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
@@ -22,10 +23,12 @@ from routerl_jax.evaluation.benchmark import compare, score
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
+from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.training.ahead import Ahead
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
@@ -44,8 +47,11 @@ from routerl_jax.training.setup import (
     build_mesh,
     build_policy,
     build_recipe,
+    check_engine_devices,
+    engine_mesh,
     evaluated_agent,
     headline,
+    learner_mesh,
     make_engine,
     open_knowledge,
     with_judge,
@@ -118,6 +124,7 @@ class _Training:
             check_controls(config, workdir)
             check_overlap(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
+            check_engine_devices(config.mesh)
             self.validation, self.test = judging_questions(config)
         with self.clock("warm_start"):
             start = warm_start(config, workdir, resume=resume)
@@ -127,12 +134,14 @@ class _Training:
     def _load(self, start: TrainConfig, resume: bool) -> None:
         """Loads policy, engine and knowledge bases, and the state of an earlier session."""
         config, first = self.config, self.stages.at(0)
-        mesh = build_mesh(config.mesh)
+        mesh = learner_mesh(config.mesh) if config.mesh.engine else build_mesh(config.mesh)
         model = build_policy(start, mesh)
         check_context(config, model)
-        self.engine = make_engine(config, model)
+        self.engine = make_engine(config, model, mesh=engine_mesh(config.mesh, mesh))
         _check_room(config, self.judged, first, self.engine)
         self.engine.rest()  # so that a merged adapter's weights exist only once
+        # searches run beside the updates: programs of both on the same devices might wait for each other
+        search_on(self.engine.mesh if config.mesh.engine else None)
         self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
@@ -142,6 +151,12 @@ class _Training:
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
+        self.ahead: Ahead | None = None
+        if config.rollout.ahead:
+            apart = bool(config.mesh.engine)
+            self.ahead = Ahead(self.stages, self.recipe.agent, self.engine, self.tools, config.steps, apart=apart)
+            with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
+                self.ahead.restore(self.run.restored_rollouts)
 
     def train(self) -> Alarm | None:
         """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
@@ -155,9 +170,7 @@ class _Training:
                 clock, stage = Clock(), self.stages.at(step)
                 try:
                     with profiler.step(step), clock("step"):
-                        metrics = train_step(
-                            stage, self.recipe.agent, self.run, self.engine, self.tools, stage.examples(), step, clock
-                        )
+                        metrics = self._step(stage, step, clock)
                     if alarm := self._after(stage, step + 1, metrics, clock):
                         return alarm
                 except NotFinite as error:
@@ -167,6 +180,12 @@ class _Training:
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
                     note(estimate(paces, steps - step - 1))
         return None
+
+    def _step(self, stage: RunStage, step: int, clock: Clock) -> dict[str, Any]:
+        if self.ahead is not None:
+            return self.ahead.step(stage, self.run, step, clock)
+        agent, examples = self.recipe.agent, stage.examples()
+        return train_step(stage, agent, self.run, self.engine, self.tools, examples, step, clock)
 
     def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
         """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""
@@ -190,10 +209,11 @@ class _Training:
         extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
         self.owed = self.owed or self.run.due(done)
         # before the checkpoint: a session that resumes from that checkpoint would be too late to fork
-        fork(self.run, done, **extra)
+        fork(self.run, done, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
         if self.owed and (done == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
-                self.run.save(done, **extra, seconds=self._seconds(), tools=self._counted())
+                waiting = self.ahead.state() if self.ahead else b""
+                self.run.save(done, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
             self.owed = False
         return None
 

@@ -85,6 +85,7 @@ class Run:
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
         self.start = 0
         self.restored: dict[str, Any] = {}
+        self.restored_rollouts = b""
         self._lora = lora_fields(model)
         self._frozen = frozen_digest(model, config.model.freeze)
         if resume:
@@ -105,8 +106,11 @@ class Run:
             write_whole(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
 
-    def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
+    def save(self, step: int, *, into: Checkpoints | None = None, rollouts: bytes = b"", **extra: Any) -> None:
         """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
+
+        Args:
+          rollouts: what was generated ahead (`Ahead.state`).
 
         Raises:
           NotFinite: some weights are not finite; nothing was written.
@@ -118,7 +122,7 @@ class Run:
             extra["lora"] = self._lora
         if self._frozen:
             extra["frozen"] = self._frozen
-        (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra)
+        (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra, rollouts)
 
     def _check_weights(self) -> None:
         if not self.learner.finite():
@@ -136,6 +140,7 @@ class Run:
         learner.state, learner.reference, self.restored = self.checkpoints.restore(
             latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
         )
+        self.restored_rollouts = self.checkpoints.rollouts(latest)
         self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
         self.policy()
         return latest

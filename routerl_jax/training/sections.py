@@ -61,6 +61,9 @@ class MeshConfig:
     fsdp: _Axis = 1  # devices that share one copy of the weights, each with a part of every matrix
     tensor: _Axis = 1  # devices that share the work of every layer
     layout: Layout = "replicated"  # parallel.sharding.LAYOUTS
+    # devices that only the engine uses, the last ones; the axes above are over the others, and `tensor` over these, too. 0: the
+    # engine shares the learner's
+    engine: Count = 0
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
 
 
@@ -147,6 +150,11 @@ class RolloutConfig:
     tool_timeout: Positive = USUAL  # seconds
     # routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
     forks: Count = 0
+    # rounds in which groups whose rewards are all equal are replaced by the next questions' (dynamic sampling); 0: none
+    refill: Count = 0
+    # steps that rollouts are ahead of the updates: 1: those of step n + 1 are generated with the weights before update n
+    # (training.ahead), at the same time if the engine has devices of its own (config.mesh.engine)
+    ahead: Annotated[int, Range(least=0, most=1)] = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,8 +38,11 @@ __all__ = [
     "build_mesh",
     "build_policy",
     "build_recipe",
+    "check_engine_devices",
+    "engine_mesh",
     "evaluated_agent",
     "evaluation_examples",
+    "learner_mesh",
     "make_engine",
     "open_examples",
     "open_knowledge",
@@ -51,8 +54,44 @@ _LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # make random keys of the adapter and the 
 
 
 def build_mesh(config: MeshConfig) -> Mesh:
-    """The run's device mesh."""
-    return make_mesh({"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor})
+    """The run's device mesh, over all devices."""
+    return make_mesh(_sizes(config))
+
+
+def learner_mesh(config: MeshConfig) -> Mesh:
+    """The mesh of a training run's learner, over all devices but those of the engine alone (config.mesh.engine)."""
+    devices = jax.devices()
+    return make_mesh(_sizes(config), devices[: len(devices) - config.engine])
+
+
+def _sizes(config: MeshConfig) -> dict[str, int]:
+    return {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
+
+
+def check_engine_devices(config: MeshConfig) -> None:
+    """Raises ValueError if the engine can't have config.mesh.engine devices of its own."""
+    if not config.engine:
+        return
+    count, start = len(jax.devices()), f"config.mesh.engine={config.engine}"
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{start}: the engine has devices of its own in a run of one process only, and there are {jax.process_count()}; "
+            "set it to 0"
+        )
+    if config.engine >= count:
+        raise ValueError(f"{start} leaves the learner none of {count} devices: take fewer, or config.mesh.cpu_devices")
+    if config.engine % config.tensor:
+        raise ValueError(
+            f"{start}: these devices are shared by the work of a layer as the learner's are, and {config.engine} can't be "
+            f"divided by config.mesh.tensor={config.tensor}"
+        )
+
+
+def engine_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
+    """The devices of the engine: the last config.mesh.engine ones, or the learner's `mesh`."""
+    if not config.engine:
+        return mesh
+    return make_mesh({"data": -1, "tensor": config.tensor}, jax.devices()[-config.engine :])
 
 
 def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
@@ -255,14 +294,20 @@ def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource
     return Subset(source, *limits)
 
 
-def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) -> Engine:
-    """The run's engine, or one with fewer rows. config.engine.lora says how it applies an adapter."""
+def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *, mesh: Mesh | None = None) -> Engine:
+    """The run's engine, or one with fewer rows. config.engine.lora says how it applies an adapter.
+
+    Args:
+      mesh: its devices (`engine_mesh`); default: those of the model.
+    """
+    apart = mesh is not None and config.mesh.engine
     return Engine(
         merged(model, model.compute_dtype) if config.engine.lora == "merged" else model,
         rows=rows or config.engine.rows,
         max_length=config.engine.max_length,
+        mesh=mesh,
         segment=config.engine.segment,
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
-        layout=config.engine.layout,
+        layout=config.engine.layout or (config.mesh.layout if apart else ""),
     )

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.agents.agent import Agent, SearchTool
-from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import Clock
@@ -20,17 +18,23 @@ from routerl_jax.training.credit.assign import (
     Credit,
     assign,
     attempts_of,
-    cap_importance,
     portions,
     sequences_of,
-    with_logprobs,
 )
 from routerl_jax.training.credit.forks import as_the_policy_goes
+from routerl_jax.training.credit.off_policy import correct, corrects, with_logprobs
 from routerl_jax.training.episode_log import log_episodes
-from routerl_jax.training.health import gap_metrics, memory_metrics, promoted_metrics, ratio_metrics, rollout_metrics
-from routerl_jax.training.run import Run, step_seed
+from routerl_jax.training.health import (
+    gap_metrics,
+    memory_metrics,
+    promoted_metrics,
+    ratio_metrics,
+    rollout_metrics,
+    staleness_metrics,
+)
+from routerl_jax.training.rollouts import Rollouts, roll_out
+from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage
-from routerl_jax.training.tool_counts import tool_counts, tool_metrics
 
 
 def train_step(
@@ -48,66 +52,55 @@ def train_step(
     Raises:
       NotFinite: a reward or an advantage is not finite.
     """
-    config, learner = stage.config, run_.learner
+    rollouts = roll_out(stage, agent, engine, tools, examples, step)
+    engine.rest()
+    metrics = learn(stage, run_, engine, tools, rollouts, clock)
+    engine.update(run_.served_params(), step + 1)
+    return metrics
+
+
+def learn(
+    stage: RunStage, run_: Run, engine: Engine, tools: Mapping[str, SearchTool], rollouts: Rollouts, clock: Clock
+) -> dict[str, Any]:
+    """Updates the policy from a step's rollouts, and logs them. Returns the step's metrics.
+
+    Args:
+      stage: that of the rollouts' step.
+      engine: it may be generating in another thread.
+
+    Raises:
+      NotFinite: a reward or an advantage is not finite.
+    """
+    config, learner, step = stage.config, run_.learner, rollouts.step
     if stage.restart and step == stage.start:
         learner.restart()
     learner.switch(config.learner.loss, config.rollout.temperature or 1.0, run_.optimizer(stage.updates))
-    engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(tools)
-    with clock("rollout"):
-        episodes = _rollout(stage, agent, engine, tools, examples, step, stats)
-    engine.rest()
-    with clock("reward"):
-        scored = stage.reward(episodes)
-    for episode, rewards in zip(episodes, scored, strict=True):
-        episode.rewards = rewards
-    group_of = {example.id: i for i, example in enumerate(examples)}
-    groups = np.asarray([group_of[episode.example.id] for episode in episodes])
+    episodes, groups, stats = rollouts.episodes, rollouts.groups, rollouts.driver
     unforked = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
     metrics = rollout_metrics(
         [episodes[i] for i in unforked], groups[list(unforked)], config.evaluation.normalizer, tuple(tools)
     )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
-    metrics |= tool_metrics(tools, counted)
-    learned, credit = _learn(stage, run_, episodes, groups, step, clock)
+    metrics |= rollouts.tools | staleness_metrics(episodes, step)
+    if config.rollout.refill:
+        metrics["rollout/refills"] = rollouts.refills
+        metrics["rollout/replaced_groups"] = len(np.unique(groups[rollouts.replaced]))
+    trained = [episodes[i] for i in rollouts.learned]
+    learned, credit = _learn(stage, run_, trained, groups[rollouts.learned], step, clock)
     metrics |= learned
-    engine.update(run_.served_params(), step + 1)
     if multihost.is_main():
-        log_episodes(run_.workdir, step, episodes, credit, config, engine.tokenizer.token_bytes)
+        log_episodes(run_.workdir, step, trained, credit, config, engine.tokenizer.token_bytes)
+    clock.add(rollouts.seconds)
     generated = sum(len(sequence) for episode in episodes for sequence in episode.sequences)
     return metrics | {
-        "perf/rollout_tokens_per_s": generated / clock.seconds["rollout"],
+        "perf/rollout_tokens_per_s": generated / rollouts.seconds["rollout"],
         "perf/update_tokens_per_s": metrics["perf/trained_tokens_unshared"] / clock.seconds.get("update", 1.0),
-        **_engine_metrics(engine.stats),
+        **_engine_metrics(rollouts.engine),
         "perf/compilations": engine.compilations + learner.compilations,
         "timing_s/generate": stats.generate_seconds,
         "timing_s/tools": stats.tool_seconds,
         **memory_metrics(),
     }
-
-
-def _rollout(
-    stage: RunStage,
-    agent: Agent,
-    engine: Engine,
-    tools: Mapping[str, SearchTool],
-    examples: Sequence[Example],
-    step: int,
-    stats: DriverStats,
-) -> list[Episode]:
-    rollout = stage.config.rollout
-    return run(
-        agent,
-        examples,
-        engine,
-        tools,
-        samples=rollout.samples,
-        seed=step_seed(stage.config.seed, step),
-        sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
-        deterministic=rollout.deterministic,
-        tool_timeout=rollout.tool_timeout,
-        stats=stats,
-        forks=rollout.forks,
-    )
 
 
 def _learn(
@@ -123,11 +116,11 @@ def _learn(
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
     credit = assign(settings, episodes, groups, reference)
     learned = sequences
-    if settings.importance_cap:
+    if corrects(settings):
         with clock("old_logprobs"):
             scored = learner.logprobs([sequences[i] for i in credit.keep], portion=portion)
-        credit = cap_importance(credit, sequences, scored, settings.importance_cap)
         learned = with_logprobs(sequences, credit.keep, scored)
+        credit = correct(settings, credit, sequences, scored)
     order = np.random.default_rng([stage.config.seed, step])
     attempts = attempts_of(episodes) if settings.share_prefixes else None
     updates = _Updates()
@@ -162,7 +155,9 @@ def _update(
     settings, learner = stage.config.learner, run_.learner
     chosen = [learned[i] for i in minibatch]
     with clock("update"):
-        weights = credit.token_weights(sequences, minibatch, settings.aggregation, stage.config.engine.max_length)
+        weights = credit.token_weights(
+            sequences, minibatch, settings.aggregation, settings.aggregation_tokens or stage.config.engine.max_length
+        )
         batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
     if settings.loss.kl_coef and not settings.loss.exact_kl:
         with clock("reference"):
@@ -199,7 +194,7 @@ class _Updates:
         tokens: int,
     ) -> None:
         """Adds one update: per sequence, log-probabilities of its sampled tokens and whose advantage is positive."""
-        if not self.gap:  # the first mini-batch was scored with the very weights that sampled it
+        if not self.gap:  # the first mini-batch was scored with the weights that sampled it, unless rollouts are ahead
             self.gap = gap_metrics(sampled, scored)
         self._behaviour += sampled
         self._current += scored

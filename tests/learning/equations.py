@@ -60,12 +60,18 @@ def weights(kind: str, lengths: Sequence[int], constant: float) -> list[float]:
 
 
 def policy_loss(
-    kind: str, logprob: float, old: float, advantage: float, low: float, high: float
+    kind: str, logprob: float, old: float, advantage: float, low: float, high: float, bound: float = 0.0
 ) -> tuple[float, float]:
-    """(loss, d loss / d logprob) of one token. PPO (1707.06347, eq. 7) by cases, clip-higher: DAPO, 3.1."""
+    """(loss, d loss / d logprob) of one token. PPO (1707.06347, eq. 7) by cases, clip-higher: DAPO, 3.1; CISPO: MiniMax-M1
+    (2506.13585, eqs. 4 and 5), whose slope is not that of its value; with a bound, dual-clip PPO (1912.09729)."""
     if kind == "reinforce":
         return -advantage * logprob, -advantage
     ratio = math.exp(logprob - old)
+    if kind == "cispo":
+        held = min(max(ratio, 1 - low), 1 + high)
+        return -held * advantage * logprob, -held * advantage
+    if bound and advantage < 0 and ratio > bound:
+        return -bound * advantage, 0.0
     if advantage >= 0 and ratio > 1 + high:
         return -(1 + high) * advantage, 0.0
     if advantage < 0 and ratio < 1 - low:
@@ -92,6 +98,7 @@ class Terms:
     ratio: str = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float = 0.0
     kl: str = "k3"
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
@@ -120,20 +127,23 @@ def objective(
         by_logprob.append([0.0] * len(sequence.trained))
         by_entropy.append([0.0] * len(sequence.trained))
         tokens = [t for t, counts in enumerate(sequence.trained) if counts]
-        if terms.ratio == "sequence" and tokens:
+        bounds = terms.clip_low, terms.clip_high, terms.dual_clip
+        if terms.ratio != "token" and tokens:
             # RouteRAG (2512.09487), eq. 5: a sequence's probability is the product of its tokens', and its term counts once.
-            whole, before = (math.fsum(values[t] for t in tokens) for values in (sequence.logprobs, sequence.old))
-            advantage = sequence.advantages[tokens[0]]
-            term, its_slope = policy_loss(terms.kind, whole, before, advantage, terms.clip_low, terms.clip_high)
+            # GSPO (2507.18071), 4.1: the ratio's root, of the length's degree.
+            root = 1 if terms.ratio == "sequence" else len(tokens)
+            whole, before = (
+                math.fsum(values[t] for t in tokens) / root for values in (sequence.logprobs, sequence.old)
+            )
+            term, its_slope = policy_loss(terms.kind, whole, before, sequence.advantages[tokens[0]], *bounds)
+            its_slope *= len(tokens) / root
             parts.append(weight * len(tokens) * term)
         for t in tokens:
             logprob, entropy = sequence.logprobs[t], sequence.entropies[t]
-            if terms.ratio == "sequence":
-                loss, slope = 0.0, len(tokens) * its_slope
+            if terms.ratio != "token":
+                loss, slope = 0.0, its_slope
             else:
-                loss, slope = policy_loss(
-                    terms.kind, logprob, sequence.old[t], sequence.advantages[t], terms.clip_low, terms.clip_high
-                )
+                loss, slope = policy_loss(terms.kind, logprob, sequence.old[t], sequence.advantages[t], *bounds)
             if entropy < terms.min_entropy:
                 loss, slope = 0.0, 0.0
             estimate, away = divergence(terms.kl, logprob, sequence.reference[t])

@@ -10,12 +10,13 @@ import optax
 import pytest
 from flax import nnx
 
-from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, truncated_importance, whiten
+from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, whiten
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.off_policy import log_ratio_sums, outside, truncated_importance
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.learning import equations
@@ -65,7 +66,7 @@ def as_rows(sequences: list[equations.Tokens], weights: list[np.ndarray], dtype:
 
 def check_objective(terms: equations.Terms, aggregation: str, dtype: type, tolerance: float) -> None:
     """Value and gradient of the learner's objective, tolerance relative to the largest number of either."""
-    sequences = ragged(9, seed=len(repr(terms)), whole=terms.ratio == "sequence")
+    sequences = ragged(9, seed=len(repr(terms)), whole=terms.ratio != "token")
     if dtype is np.float32:
         weights = token_weights([s.trained for s in sequences], aggregation, CONSTANT)
     else:  # token_weights are float32
@@ -91,7 +92,7 @@ def check_objective(terms: equations.Terms, aggregation: str, dtype: type, toler
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
-@pytest.mark.parametrize("kind", ["clip", "reinforce"])
+@pytest.mark.parametrize("kind", ["clip", "reinforce", "cispo"])
 def test_objective_and_gradient(kind: str, kl: str, aggregation: str) -> None:
     """In float32 to 1e-5; in float64, where the code is the same, to 1e-12."""
     made = functools.partial(equations.Terms, kind=kind, kl=kl)
@@ -110,6 +111,83 @@ def test_the_ratio_of_a_whole_sequence(kl: str) -> None:
         check_objective(seed_of, "sequence", np.float32, 1e-5)
     with jax.enable_x64(True):
         check_objective(terms, "sequence", np.float64, 1e-12)
+
+
+@pytest.mark.parametrize("kl", ["k1", "k3"])
+def test_the_geometric_mean_of_a_sequence_s_ratios(kl: str) -> None:
+    """GSPO's objective and its gradient, some sequences clipped: in float32 to 1e-5, in float64 to 1e-12."""
+    terms = equations.Terms(ratio="geometric", clip_low=3e-2, clip_high=4e-2, kl=kl, kl_coef=0.3, entropy_coef=0.1)
+    for seed_of in (terms, dataclasses.replace(terms, kl_coef=0.0)):
+        check_objective(seed_of, "sequence", np.float32, 1e-5)
+    with jax.enable_x64(True):
+        check_objective(terms, "sequence", np.float64, 1e-12)
+
+
+def test_the_geometric_mean_where_tokens_have_advantages_of_their_own() -> None:
+    """GSPO-token: two sequences in one row, by numpy. The first's ratio, e^0.15, counts as 1.1 where the advantage is positive;
+    the second's, e^-0.1, as it is. With CISPO the clipped tokens keep their gradients."""
+    log_ratios = np.asarray([[0.1, 9.0, 0.2, -0.3, 0.4, -0.4, 0.0]], np.float32)
+    trained = np.asarray([[1, 0, 1, 1, 1, 1, 0]], bool)
+    old = -np.arange(1.0, 8.0, dtype=np.float32)[None]
+    advantages = np.asarray([[1.0, 1, -1, 2, 0.5, -3, 0]], np.float32)
+    fields = {
+        "weights": jnp.where(trained, 0.2, 0.0),
+        "advantages": jnp.asarray(advantages),
+        "old_logprobs": jnp.asarray(old),
+        "ref_logprobs": jnp.zeros((1, 7)),
+        "segment_ids": jnp.asarray([[4, 4, 4, 7, 7, 7, 0]]),
+    }
+    ratios = np.exp(np.asarray([0.15] * 3 + [-0.1] * 3 + [0]))[None]
+    held = np.minimum(ratios, 1.1)
+    free = ~((advantages > 0) & (ratios > 1.1))
+    wanted = {
+        "clip": (-np.where(free, ratios, 1.1) * advantages, -np.where(free, ratios, 0) * advantages),
+        "cispo": (-held * advantages * (old + log_ratios), -held * advantages),
+    }
+    for kind, (losses, slopes) in wanted.items():
+        loss = LossConfig(kind=kind, ratio="geometric", clip_low=0.2, clip_high=0.1)
+        value, found = jax.value_and_grad(lambda x, loss=loss: objective(loss, Scores(x, x, x), fields)[0])(
+            jnp.asarray(old + log_ratios)
+        )
+        assert float(value) == pytest.approx(0.2 * losses[trained].sum(), rel=1e-6)
+        np.testing.assert_allclose(found, np.where(trained, 0.2 * slopes, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", ["token", "geometric"])
+def test_dual_clip(ratio: str) -> None:
+    """Ratios of the ragged sequences reach 50; above the bound, tokens with a negative advantage have no gradient."""
+    terms = equations.Terms(ratio=ratio, clip_high=0.01, dual_clip=1.02, kl_coef=0.3)
+    check_objective(terms, "sequence", np.float32, 1e-5)
+    with jax.enable_x64(True):
+        check_objective(terms, "sequence", np.float64, 1e-12)
+    x, old = jnp.asarray([[-0.1, -0.1, -0.1]]), jnp.asarray([[-3.0, -0.2, -3.0]])
+    fields = {"weights": jnp.ones((1, 3)), "advantages": jnp.asarray([[-2.0, -2.0, 2.0]]), "old_logprobs": old}
+    fields["segment_ids"] = jnp.asarray([[1, 2, 3]])
+    (value, metrics), slopes = jax.value_and_grad(
+        lambda x: objective(LossConfig(ratio=ratio, dual_clip=3.0), Scores(x, x, x), fields), has_aux=True
+    )(x)
+    assert float(value) == pytest.approx(6 + 2 * np.exp(0.1) - 2.4, rel=1e-6)
+    np.testing.assert_allclose(slopes, [[0, 2 * np.exp(0.1), 0]], rtol=1e-6)
+    assert metrics["clip_fraction"] == 2
+
+
+def test_measured_entropy_is_no_part_of_the_loss() -> None:
+    sequences = ragged(5, seed=3)
+    fields = as_rows(sequences, token_weights([s.trained for s in sequences], "token", CONSTANT), np.float32)
+
+    def measured(loss: LossConfig) -> tuple[float, float, np.ndarray]:
+        (value, metrics), slopes = jax.value_and_grad(
+            lambda x, y: objective(loss, Scores(x, y, x), fields), argnums=(0, 1), has_aux=True
+        )(fields["logprobs"], fields["entropies"])
+        assert not np.asarray(slopes[1]).any()
+        return float(value), metrics.get("entropy"), np.asarray(slopes[0])
+
+    plain, none, slopes = measured(LossConfig())
+    value, entropy, same = measured(LossConfig(measure_entropy=True))
+    assert (value, none) == (plain, None)
+    np.testing.assert_array_equal(same, slopes)
+    every = np.concatenate([np.asarray(s.entropies)[s.trained] for s in sequences])
+    assert float(entropy) == pytest.approx(every.mean(), rel=1e-5)
 
 
 def test_the_ratio_of_a_whole_sequence_by_hand() -> None:
@@ -157,12 +235,12 @@ def test_where_sequences_lie_in_rows_changes_nothing() -> None:
         np.testing.assert_allclose(slopes[0], expected, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("ratio", ["token", "sequence", "geometric"])
 def test_slopes_of_the_equations_are_those_of_their_values(ratio: str) -> None:
     """Central differences; no token lies within the step of a kink."""
     least = 0.8 if ratio == "token" else 0.0
-    terms = equations.Terms(ratio=ratio, clip_high=0.28, kl_coef=0.3, entropy_coef=0.1, min_entropy=least)
-    sequences = ragged(3, seed=4, whole=ratio == "sequence")
+    terms = equations.Terms(ratio=ratio, clip_high=0.28, dual_clip=3, kl_coef=0.3, entropy_coef=0.1, min_entropy=least)
+    sequences = ragged(3, seed=4, whole=ratio != "token")
     _, by_logprob, by_entropy = equations.objective(terms, sequences, "sequence", CONSTANT)
     step = 1e-5
     for name, slopes in (("logprobs", by_logprob), ("entropies", by_entropy)):
@@ -225,6 +303,18 @@ def test_whitening() -> None:
     assert whiten([], []) == []
 
 
+def test_ratios_of_sequences_and_their_limits() -> None:
+    sequences = ragged(12, seed=13)
+    learner, sampler = ([np.asarray(getattr(s, name)) for s in sequences] for name in ("logprobs", "old"))
+    found = log_ratio_sums(learner, sampler, [s.trained for s in sequences])
+    products = [np.prod((np.exp(p) / np.exp(q))[s.trained]) for s, p, q in zip(sequences, learner, sampler)]
+    np.testing.assert_allclose(np.exp(found), products, rtol=1e-9)
+    far = [not 1 / 10 <= product <= 10 for product in products]
+    assert 0 < sum(far) < 12
+    assert outside(found, 10.0).tolist() == far
+    assert outside(np.asarray([np.nan, np.inf, 0.0]), 10.0).tolist() == [True, True, False]
+
+
 def test_truncated_importance() -> None:
     s = ragged(1, seed=6)[0]
     wanted = [min(np.exp(p) / np.exp(q), 2.0) for p, q in zip(s.logprobs, s.old)]
@@ -241,6 +331,8 @@ UPDATES = {
     "sequence": equations.Terms(kl="k2", kl_coef=0.1, entropy_coef=0.02, min_entropy=4.0),
     "constant": equations.Terms(kind="reinforce", kl="k1", kl_coef=0.1),
     "sequence, of whole sequences": equations.Terms(ratio="sequence", clip_high=0.28, kl_coef=0.05),
+    "sequence, of geometric means": equations.Terms(ratio="geometric", clip_low=0.02, clip_high=0.03, kl_coef=0.05),
+    "token, CISPO": equations.Terms(kind="cispo", clip_low=1.0, clip_high=1.0),
 }
 
 
@@ -267,7 +359,7 @@ def test_an_update_is_a_step_down_the_equations(objective_of: str) -> None:
     masks = [s.loss_mask for s in SEQUENCES]
     references = [np.where(m, s.logprobs + rng.normal(size=len(m)), 0) for s, m in zip(SEQUENCES, masks)]
     advantages = [rng.normal(size=len(m)) for m in masks]
-    if terms.ratio == "sequence":
+    if terms.ratio != "token":
         advantages = [np.full(len(values), values[0]) for values in advantages]
     made = Learner(
         tiny.model(8),
@@ -277,7 +369,7 @@ def test_an_update_is_a_step_down_the_equations(objective_of: str) -> None:
         temperature=TEMPERATURE,
     )
     given = SEQUENCES
-    if terms.ratio == "sequence":  # as after a few updates, so that some ratios are clipped and some are not
+    if terms.ratio != "token":  # as after a few updates, so that some ratios are clipped and some are not
         moved = [values + rng.normal(size=len(values)) * 0.1 for values in made.logprobs(SEQUENCES)]
         given = [
             dataclasses.replace(s, logprobs=np.where(m, values, 0).astype(np.float32))

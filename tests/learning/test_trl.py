@@ -196,6 +196,35 @@ def test_the_ratio_of_a_whole_sequence(tensors: dict[str, np.ndarray], tmp_path:
     assert 0 < (np.abs(gradients[0]).max(axis=1) > 0).sum() < len(mask)
 
 
+@pytest.mark.parametrize("name", ["GSPO", "CISPO", "two-sided clip"])
+def test_other_losses(name: str, tensors: dict[str, np.ndarray], tmp_path: Any) -> None:
+    """GSPO (`importance_sampling_level`), CISPO (whose `epsilon_high` is the ratio itself), dual clip (`delta`)."""
+    theirs, ours, aggregation = {
+        "GSPO": (
+            {"importance_sampling_level": "sequence", "loss_type": "grpo", "epsilon": 0.1, "epsilon_high": 0.2},
+            LossConfig(ratio="geometric", clip_low=0.1, clip_high=0.2),
+            "sequence",
+        ),
+        "CISPO": (
+            {"loss_type": "cispo", "epsilon_high": 2.0},
+            LossConfig(kind="cispo", clip_low=1.0, clip_high=1.0),
+            "token",
+        ),
+        "two-sided clip": (
+            {"loss_type": "dr_grpo", "epsilon": 0.2, "epsilon_high": 0.28, "delta": 1.5},
+            LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=1.5),
+            "constant",
+        ),
+    }[name]
+    made = trainer("GRPO", tmp_path, beta=0.0, max_completion_length=LENGTH, **theirs)
+    tensors = tensors | {"importance": np.ones_like(tensors["importance"])}
+    value, gradients = our_loss(ours, aggregation, tensors)
+    expected, (wanted, _) = trl_loss(made, tensors)
+    np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradients[0], wanted, rtol=1e-5, atol=1e-6)
+    assert np.abs(wanted).max() > 0.001
+
+
 def attempts(rewards: np.ndarray, mask: np.ndarray, logprobs: np.ndarray) -> list[Episode]:
     """Episodes of those rewards and log-probabilities."""
     return [

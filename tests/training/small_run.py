@@ -2,7 +2,7 @@
 
 The first is also a program, for tests of devices, processes and kills:
 
-    JAX_NUM_CPU_DEVICES=2 python -m tests.training.small_run HOME WORKDIR [--resume] [--fsdp N] [--kill MOMENT:STEP]
+    JAX_NUM_CPU_DEVICES=2 python -m tests.training.small_run HOME WORKDIR [--resume] [--fsdp N] [--kill MOMENT:STEP] [--ahead]
 
 Its last line is a JSON object that says into how many pieces the batches and the weights were cut; `WORKDIR/reads.json`
 lists the settings that it has read.
@@ -11,6 +11,7 @@ lists the settings that it has read.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -121,6 +122,16 @@ def make_config(home: pathlib.Path, **changes: Any) -> schema.TrainConfig:
     return schema.TrainConfig(**{**fields, **changes})
 
 
+def ahead(config: schema.TrainConfig) -> schema.TrainConfig:
+    """The run with rollouts one step ahead, generated on the last device while the others learn."""
+    return dataclasses.replace(
+        config,
+        mesh=dataclasses.replace(config.mesh, engine=1),
+        rollout=dataclasses.replace(config.rollout, ahead=1, refill=1),
+        learner=dataclasses.replace(config.learner, importance_cap=2.0, mask_mean_ratio=1.5),
+    )
+
+
 def make_sft_config(**changes: Any) -> schema.TrainConfig:
     """The configuration of a supervised run of a tiny policy."""
     fields: dict[str, Any] = {
@@ -216,6 +227,7 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--kill", default="never:0")
+    parser.add_argument("--ahead", action="store_true", help="rollouts one step ahead, on a device of the engine's own")
     arguments = parser.parse_args()
     moment, _, step = arguments.kill.partition(":")
     arm(moment, int(step))
@@ -224,6 +236,8 @@ def main() -> None:
         multihost.initialize()
     mesh = schema.MeshConfig(fsdp=arguments.fsdp, layout="fsdp" if arguments.fsdp > 1 else "replicated")
     config = make_config(arguments.home, mesh=mesh)
+    if arguments.ahead:
+        config = ahead(config)
     with recorded_reads() as reads:
         train_rl(config, arguments.workdir, resume=arguments.resume)
     if multihost.is_main():

@@ -10,7 +10,8 @@ from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign, cap_importance, sequences_of, with_logprobs
+from routerl_jax.training.credit.assign import assign, sequences_of
+from routerl_jax.training.credit.off_policy import correct, with_logprobs
 from tests.learning import equations
 
 GROUPS = np.asarray([4, 4, 9, 9])
@@ -123,7 +124,7 @@ def test_credit_is_that_of_the_equations(advantage: str, reward_kl: str, leave_o
         importance_cap=1.5,
     )
     found = assign(settings, episodes, groups, reference)
-    found = cap_importance(found, sequences, [current[i] for i in found.keep], settings.importance_cap)
+    found = correct(settings, found, sequences, [current[i] for i in found.keep])
 
     to_go = [equations.divergence_to_go(s.logprobs, r, s.loss_mask) for s, r in zip(sequences, reference)]
     rewards = [e.rewards["total"] for e in episodes]
@@ -188,11 +189,50 @@ def test_steps_without_a_trained_token(advantage: str) -> None:
     for episodes in ([episode(1, fed), episode(0, fed)], [episode(1), episode(0)]):
         sequences, _ = sequences_of(episodes)
         logprobs = [s.logprobs for s in sequences]
-        credit = assign(LearnerConfig(advantage=advantage, reward_kl_coef=0.1), episodes, np.zeros(2, int), logprobs)
-        credit = cap_importance(credit, sequences, [logprobs[i] for i in credit.keep], 2.0)
+        settings = LearnerConfig(advantage=advantage, reward_kl_coef=0.1, importance_cap=2.0, mask_mean_ratio=1.5)
+        credit = assign(settings, episodes, np.zeros(2, int), logprobs)
+        credit = correct(settings, credit, sequences, [logprobs[i] for i in credit.keep])
         assert len(credit.advantages) == len(credit.keep) == len(sequences)
         assert not any(values.any() for values in credit.advantages)
         assert "importance/mean" not in credit.metrics
+
+
+def test_sequences_too_far_off_the_policy_are_left_out() -> None:
+    """Tokens of ratio 2, 4 and 1 each: of LONG's three tokens the product is 8, 64 and 1, the geometric mean 2, 4 and 1."""
+    episodes = [episode(reward, LONG) for reward in (1.0, 0.0, 1.0)] + [episode(0.0, SHORT)]
+    sequences, _ = sequences_of(episodes)
+    current = [s.logprobs + np.log(ratio) for s, ratio in zip(sequences, (2.0, 4.0, 1.0, 4.0))]
+    plain = assign(LearnerConfig(advantage="dr_grpo"), episodes, np.zeros(4, int))
+    for settings, kept, masked in (
+        ({"mask_sequence_ratio": 10.0}, [0, 2, 3], {"sequence": 1 / 4}),
+        ({"mask_mean_ratio": 3.0}, [0, 2], {"mean": 2 / 4}),
+        ({"mask_sequence_ratio": 5.0, "mask_mean_ratio": 3.0}, [2], {"sequence": 2 / 4, "mean": 2 / 4}),
+    ):
+        credit = correct(LearnerConfig(importance_cap=3.0, **settings), plain, sequences, current)
+        assert credit.keep.tolist() == kept
+        assert {name: credit.metrics[f"importance/masked/{name}"] for name in masked} == masked
+        tokens = [3, 3, 3, 1]
+        left = sum(tokens[i] for i in kept)
+        assert credit.metrics["importance/masked_tokens"] == pytest.approx(1 - left / 10)
+        factors = [2.0, 3.0, 1.0, 3.0]  # at the cap: the second and the last
+        assert credit.metrics["importance/mean"] == pytest.approx(sum(tokens[i] * factors[i] for i in kept) / left)
+        capped = sum(tokens[i] for i in kept if i in (1, 3))
+        assert credit.metrics["importance/capped_share"] == pytest.approx(capped / left)
+        logs = 3 * np.log(2) + 3 * np.log(4) + np.log(4)
+        assert credit.metrics["importance/kl"] == pytest.approx(-logs / 10, rel=1e-5)
+        for i, factor in enumerate(factors):
+            np.testing.assert_allclose(credit.advantages[i], plain.advantages[i] * factor, rtol=1e-5)
+
+
+def test_limits_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match=r"config.learner.mask_mean_ratio=0.99 is the largest ratio, above 1"):
+        LearnerConfig(mask_mean_ratio=0.99)
+    with pytest.raises(ValueError, match=r"mask_sequence_ratio does not go with credit='counterfactual'"):
+        LearnerConfig(credit="counterfactual", advantage="dr_grpo", mask_sequence_ratio=2.0)
+    with pytest.raises(ValueError, match=r"aggregation_tokens=64 is of aggregation='constant', and it is 'token'"):
+        LearnerConfig(aggregation_tokens=64)
+    with pytest.raises(ValueError, match=r"loss.ratio='geometric' does not go with config.learner.share_prefixes"):
+        LearnerConfig(loss=LossConfig(ratio="geometric"), share_prefixes=True)
 
 
 def test_the_learner_s_logprobs_replace_the_sampler_s_on_trained_tokens() -> None:
@@ -233,7 +273,13 @@ def test_what_does_not_go_with_the_ratio_of_a_sequence(settings: dict[str, Any],
 def test_losses_without_a_ratio_of_sequences() -> None:
     with pytest.raises(ValueError, match=r"ratio='sequence' with loss.kind='reinforce', which has no ratio"):
         LossConfig(ratio="sequence", kind="reinforce")
+    with pytest.raises(ValueError, match=r"ratio='sequence' with loss.kind='cispo'"):
+        LossConfig(ratio="sequence", kind="cispo")
+    with pytest.raises(ValueError, match=r"loss.dual_clip=3.0 bounds the loss of kind='clip', not of 'cispo'"):
+        LossConfig(kind="cispo", dual_clip=3.0)
+    with pytest.raises(ValueError, match=r"loss.dual_clip=1.1 is a ratio above 1 \+ loss.clip_high=1.2"):
+        LossConfig(dual_clip=1.1)
     with pytest.raises(ValueError, match=r"min_entropy=0.2 leaves tokens out"):
         LossConfig(ratio="sequence", min_entropy=0.2)
-    with pytest.raises(ValueError, match=r"loss.ratio='turn' is neither 'token' nor 'sequence'"):
+    with pytest.raises(ValueError, match=r"loss.ratio='turn' is none of 'token', 'sequence', 'geometric'"):
         LossConfig(ratio="turn")  # type: ignore[arg-type]

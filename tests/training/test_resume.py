@@ -114,6 +114,22 @@ def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path,
     assert seconds["total"] > max(before["total"], seconds["setup"] + seconds["training"])
 
 
+@pytest.mark.slow
+def test_a_run_with_rollouts_ahead_continues_bit_for_bit(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Killed after the checkpoint of step 1 and, with rollouts of the second stage that wait, of step 2."""
+    home, whole, workdir = small_run, tmp_path / "whole", tmp_path / "killed"
+    devices = {"JAX_NUM_CPU_DEVICES": "2"}
+    finish(start("tests.training.small_run", home, whole, "--ahead", **devices))
+    for moment, options in (("after-save:1", ()), ("after-save:2", ("--resume",))):
+        kill = ("--kill", moment, "--ahead", *options)
+        finish(start("tests.training.small_run", home, workdir, *kill, **devices), status=-signal.SIGKILL)
+    finish(start("tests.training.small_run", home, workdir, "--ahead", "--resume", **devices))
+    assert_same_run(whole, workdir)
+    rows = untimed_rows(workdir)
+    assert [row["rollout/staleness/max"] for row in rows] == [0, 1, 1]
+    assert [row["stage"] for row in rows] == ["first", "first", "second"]
+
+
 def test_what_is_restored_takes_the_place_of_what_there_was(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training import rl
+from routerl_jax.training import rl, rollouts
 from routerl_jax.training import step as step_module
 from routerl_jax.training.run import Run, step_seed
 from routerl_jax.training.setup import build_recipe, make_engine
@@ -102,7 +102,7 @@ def take_step(
         return recorded_episodes()
 
     monkeypatch.setattr(Learner, "update", recorded)
-    monkeypatch.setattr(step_module, "run", driver)
+    monkeypatch.setattr(rollouts, "run", driver)
     stage, agent, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
     with (clock := step_module.Clock())("step"):
         metrics = step_module.train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
@@ -154,7 +154,7 @@ def test_a_stage_that_restarts_does_so_at_its_first_step(
 ) -> None:
     restarted = []
     monkeypatch.setattr(Learner, "restart", lambda self: restarted.append(self))
-    monkeypatch.setattr(step_module, "run", lambda *_, **__: recorded_episodes())
+    monkeypatch.setattr(rollouts, "run", lambda *_, **__: recorded_episodes())
     monkeypatch.setattr(Learner, "update", lambda self, batch: pytest.fail("nothing is learnt from equal rewards"))
     stage, agent, run_, engine = make_run(tmp_path, "flat", schema.LearnerConfig(micro_tokens=256))
     stage = dataclasses.replace(stage, start=3, restart=True)

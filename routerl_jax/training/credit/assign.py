@@ -14,7 +14,6 @@ from routerl_jax.learning.advantages import (
     advantage_named,
     groups_without_signal,
     per_token,
-    truncated_importance,
     whiten,
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
@@ -111,7 +110,8 @@ def assign(
     groups: np.ndarray,
     reference: Seq[np.ndarray] | None = None,
 ) -> Credit:
-    """Advantages of all trained tokens of a step; `importance_cap` comes after it (`cap_importance`).
+    """Advantages of all trained tokens of a step; corrections of tokens off the policy come after it
+    (`credit.off_policy`).
 
     Args:
       settings: config.learner: the advantage, the KL in the reward, masks.
@@ -181,22 +181,6 @@ def _without_signal(
     return (largest < _NO_ADVANTAGE)[inverse]
 
 
-def cap_importance(credit: Credit, sequences: Seq[Sequence], current: Seq[np.ndarray], cap: float) -> Credit:
-    """Multiplies the advantages of the kept sequences by the truncated importance of their tokens, and adds metrics of it.
-
-    Args:
-      current: for each of `credit.keep`, the learner's log-probabilities under the weights that sampled, [T].
-      cap: largest importance.
-    """
-    kept_sequences = [sequences[i] for i in credit.keep]
-    factors = truncated_importance(current, [s.logprobs for s in kept_sequences], cap)
-    advantages = list(credit.advantages)
-    for i, factor in zip(credit.keep, factors):
-        advantages[i] = advantages[i] * factor
-    metrics = credit.metrics | _importance(factors, [s.loss_mask for s in kept_sequences], cap)
-    return dataclasses.replace(credit, advantages=advantages, metrics=metrics)
-
-
 def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
     """Raises NotFinite if a value is not finite. A single NaN would reach every weight, through means and the gradient."""
     for index in np.flatnonzero(~np.isfinite(values))[:1]:
@@ -214,13 +198,6 @@ def _check_finite_tokens(
     worst = np.zeros(len(episodes))
     np.add.at(worst, owner, [float(np.sum(np.where(mask, row, 0.0))) for row, mask in zip(values, masks)])
     _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
-
-
-def _importance(factors: Seq[np.ndarray], masks: Seq[np.ndarray], cap: float) -> dict[str, float]:
-    trained = np.concatenate([np.zeros(0, np.float32), *(factor[mask] for factor, mask in zip(factors, masks))])
-    if not len(trained):
-        return {}
-    return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
 
 
 def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
@@ -248,12 +225,3 @@ def portions(
     before = np.cumsum([0, *map(len, members)])[:-1]
     target = before * count // max(len(keep), 1)
     return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
-
-
-def with_logprobs(sequences: Seq[Sequence], keep: np.ndarray, logprobs: Seq[np.ndarray]) -> list[Sequence]:
-    """The sequences, with the learner's log-probabilities in those of `keep`, so that ratios start at 1."""
-    result = list(sequences)
-    for i, values in zip(keep, logprobs):
-        filled = np.where(sequences[i].loss_mask, values, 0.0).astype(np.float32)
-        result[i] = dataclasses.replace(sequences[i], logprobs=filled)
-    return result

@@ -1,0 +1,49 @@
+"""Checks that the settings of rollouts fit the other sections of a configuration."""
+
+from __future__ import annotations
+
+from routerl_jax.learning.advantages import advantage_named
+from routerl_jax.training.credit.kinds import credit_named
+from routerl_jax.training.learner_config import LearnerConfig
+from routerl_jax.training.sections import DataConfig, MeshConfig, RolloutConfig
+
+Checks = list[tuple[bool, str]]  # whether all is fine, and the error if not
+
+
+def refill_checks(rollout: RolloutConfig, learner: LearnerConfig, data: DataConfig) -> Checks:
+    """Whether groups without signal can be replaced (config.rollout.refill)."""
+    if not rollout.refill:
+        return []
+    start = f"config.rollout.refill={rollout.refill} replaces groups whose rewards are all equal, and "
+    grouped, whole = advantage_named(learner.advantage).grouped, credit_named(learner.credit).whole
+    return [
+        (grouped, f"{start}config.learner.advantage={learner.advantage!r} learns from them: set refill to 0"),
+        (learner.drop_no_signal, f"{start}config.learner.drop_no_signal=False keeps them: set one of both back"),
+        (whole, f"{start}with config.learner.credit={learner.credit!r} they may teach: take 'episode', or refill=0"),
+        (
+            not learner.reward_kl_coef,
+            f"{start}with config.learner.reward_kl_coef={learner.reward_kl_coef} they teach all the same: take a KL in the "
+            "loss, or refill=0",
+        ),
+        (
+            not data.epochs,
+            f"{start}config.data.epochs={data.epochs} counts steps that draw rollout.examples questions each: give "
+            "config.steps instead",
+        ),
+    ]
+
+
+def ahead_checks(rollout: RolloutConfig, learner: LearnerConfig, mesh: MeshConfig) -> Checks:
+    """Whether rollouts can be ahead of the updates, and the engine on devices of its own."""
+    return [
+        (
+            not mesh.engine or rollout.ahead > 0,
+            f"config.mesh.engine={mesh.engine} with config.rollout.ahead=0: engine and learner would wait for each other; set "
+            "config.rollout.ahead=1",
+        ),
+        (
+            not rollout.ahead or learner.loss.kind != "reinforce" or learner.importance_cap > 0,
+            "config.rollout.ahead=1 with config.learner.loss.kind='reinforce': nothing corrects for the weights that sampled; "
+            "set config.learner.importance_cap, e.g. 2, or take loss.kind='clip'",
+        ),
+    ]
