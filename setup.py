@@ -123,7 +123,7 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["routerl_jax*"]),  # launch and configs are run from a checkout
+    packages=find_packages(include=["routerl_jax*", "launch", "configs*"]),  # the same names as in a checkout
     package_data={
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
