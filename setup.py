@@ -95,7 +95,7 @@ EXTRAS = {
         *DOCS,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
-        "faiss-cpu>=1.15",  # benchmarks only
+        "faiss-cpu>=1.15",  # benchmarks, and tests of its files
         "fastapi>=0.115",  # benchmarks only
         "igraph>=0.11",  # tests and benchmarks of graphs only
         LIBTPU,
