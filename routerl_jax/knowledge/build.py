@@ -270,12 +270,14 @@ def _write(
     """Runs all stages of a build. The parts that an earlier run has finished are skipped."""
     INDEXES.get(backend_over(config.index, given)).require()
     if given is not None:
-        check_width(given, embedding.width())
+        check_width(given.path, given.shape[1], embedding.width())
     bar = functools.partial(Bar, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
     if given is not None:
-        steps.main(lambda: check_vectors(given, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding))
+        steps.main(
+            lambda: check_vectors(given.path, given, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding)
+        )
         embedding.embedded = 0
         clock.lap("check")
         steps.main(lambda: _finish(config, writer, source, embedding, given, count, clock))

@@ -103,9 +103,9 @@ class KnownVectors:
         self._arrays.append(vectors)
 
     def of(
-        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]], part: str
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text: from the store, or from `embed` if the store lacks it."""
+        """One vector per text: from the store, or from `embed` if the store lacks it. A text is taken from any part."""
         rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         missing = [i for i, text in enumerate(texts) if text not in self._places]
         for i, text in enumerate(texts):
