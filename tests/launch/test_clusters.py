@@ -231,7 +231,8 @@ def test_tasks_of_slurm_find_each_other(world: pathlib.Path) -> None:
     )
     settings = {"PYTHON": sys.executable, "PROGRAM": "joined", "PYTHONPATH": f"{ROOT}:{world}", "JAX_PLATFORMS": "cpu"}
     done = script(world, "slurm.sh", f"--workdir={world}", **settings)
-    assert sorted(done.stdout.splitlines()) == ["0 of 2, [0, 1]", "1 of 2, [0, 1]"], done.stderr
+    told = sorted(line for line in done.stdout.splitlines() if "Gloo" not in line)
+    assert told == ["0 of 2, [0, 1]", "1 of 2, [0, 1]"], done.stderr
 
 
 @pytest.mark.parametrize(
