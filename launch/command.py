@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 
 Schemas = Callable[[], Mapping[str, type]]
+_BESIDE = pathlib.Path(__file__).resolve().parents[1]
 _HELP = ("help", "helpshort", "h", "?")
 
 
@@ -148,6 +149,7 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     """absl's parser; a value that a flag can't take becomes one clear line, and so do an override of a key that the
     configuration does not have, and what a configuration says against its variant (`FILE:VARIANT`)."""
     program = f"launch.{pathlib.Path(argv[0]).stem}"
+    argv = with_installed_configs(argv)
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
         _print_help(schemas)
         sys.exit(0)
@@ -167,6 +169,20 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
         if not message:
             raise
         sys.exit(f"{program}: {message}")
+
+
+def with_installed_configs(argv: Sequence[str]) -> list[str]:
+    """The arguments, with the whole path of a `--config=configs/..` that is not below this directory, but beside `launch`: in
+    a checkout that is elsewhere, or where the wheel is installed."""
+    found = list(argv)
+    for index, argument in enumerate(found):
+        flag, equals, value = argument.partition("=")
+        before = found[index - 1].lstrip("-") if index else ""
+        path = value if flag.lstrip("-") == "config" else argument if before == "config" else ""
+        file = path.partition(":")[0]
+        if file.startswith("configs/") and not pathlib.Path(file).exists() and (_BESIDE / file).is_file():
+            found[index] = f"{flag}{equals}{_BESIDE / path}" if equals else str(_BESIDE / path)
+    return found
 
 
 def _complaint(error: BaseException | None) -> str | None:

@@ -7,7 +7,9 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
@@ -15,12 +17,30 @@ from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.request import Request
 from routerl_jax.core.patience import USUAL
-from routerl_jax.core.types import Call, Episode, Example
+from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
 
 _Waiting = tuple[Request, asyncio.Future[Call]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far an attempt is.
+
+    Attributes:
+      done: its turns so far that nothing changes any more.
+      writing: the text of the present turn as far as it is sampled; "" while a tool is asked.
+      searching: the request that is waited for; None while the policy writes.
+    """
+
+    done: tuple[Turn, ...]
+    writing: str = ""
+    searching: Request | None = None
+
+
+Told = Callable[[Progress], None]
 
 
 class LiveAgent:
@@ -40,14 +60,21 @@ class LiveAgent:
         self._waiting: list[_Waiting] = []
         self._searching: set[asyncio.Task[None]] = set()
 
-    async def attempt(self, example: Example, sample: int = 0, sampling: Sampling | None = None) -> Episode:
+    async def attempt(
+        self, example: Example, sample: int = 0, sampling: Sampling | None = None, told: Told | None = None
+    ) -> Episode:
         """One attempt, as `driver.run` would have it; for `EngineLoop.submit`. Cancelled, it gives back its rows.
+
+        Args:
+          told: called on the engine's thread after each of its steps that the policy wrote in, and before each search.
 
         Raises:
           Exception: what the agent or the engine raised.
         """
         rollout = Rollout(
-            *(example, sample, self._loop.engine, sampling or Sampling(), self._turn, self._search),
+            *(example, sample, self._loop.engine, sampling or Sampling()),
+            wait_turn=functools.partial(self._turn, told),
+            wait_tool=functools.partial(self._search, told),
             tags=self.agent.special_tokens,
         )
         try:
@@ -57,12 +84,26 @@ class LiveAgent:
         finally:
             rollout.close()
 
-    async def _turn(self, rollout: Rollout, stream: Stream) -> Generated:
-        generated = await self._loop.turn(stream)
+    async def _turn(self, told: Told | None, rollout: Rollout, stream: Stream) -> Generated:
+        done, start, tokenizer = tuple(rollout.turns), len(stream.ledger), self._loop.engine.tokenizer
+
+        def grown(_: Generated | None) -> bool:
+            if told is not None:
+                text = tokenizer.decode(stream.ledger.tokens[start:])
+                told(Progress(done=done, writing=text.rstrip("\N{REPLACEMENT CHARACTER}")))  # part of a character
+            return False
+
+        generated = await self._loop.turn(stream, grown)
         assert generated is not None, "nothing ends a turn early"
         return generated
 
-    async def _search(self, rollout: Rollout, request: Request) -> Call:
+    async def _search(self, told: Told | None, rollout: Rollout, request: Request) -> Call:
+        if told is not None:
+            told(Progress(done=tuple(rollout.turns[:-1]), searching=request))
+        return await self.search(request)
+
+    async def search(self, request: Request) -> Call:
+        """A request to a tool, in a batch with the others of this moment; for `EngineLoop.submit`, and for the attempts."""
         future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if len(self._waiting) == 1:

@@ -94,7 +94,7 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
         "metadata": group_fields(episode.example.metadata),
         "prediction": episode.answer,
         "prompt": episode.prompt,
-        "turns": [_turn_record(turn, name) for turn in episode.turns],
+        "turns": [turn_record(turn, name) for turn in episode.turns],
         "rewards": episode.rewards,
         "truncated": episode.truncated,
         "branches": [dataclasses.asdict(branch) for branch in episode.branches],
@@ -103,8 +103,8 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
     }
 
 
-def _turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
-    """All fields of a turn, with pictures by name."""
+def turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
+    """All fields of a turn, with pictures by name (`PictureFiles.name`)."""
     shown = [
         dataclasses.replace(item, image=name(item.image) if item.digest or item.error else "") for item in turn.shown
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -21,45 +22,66 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
       drawn: path of the sheet with its pictures and boxes (evaluation.sheets).
     """
     numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
-    parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
-    for number, turn in enumerate(record["turns"], 1):
-        # the action is optional for agents
-        action: dict[str, Any] = turn["action"] or {"kind": "written", "thought": ""}
-        if action["kind"] == "written":
-            parts.append(
-                Text.assemble(("writes    ", "cyan"), (turn["forced"], "dim"), turn["text"].strip() or "(nothing)")
-            )
-        if action["thought"]:
-            parts.append(Text.assemble(("thinks    ", "dim"), (action["thought"], "italic cyan")))
-        if action["kind"] == "search" and action["query"]:
-            parts.append(
-                Text.assemble(("searches  ", "bold yellow"), (f"[{action['tool']}] ", "yellow"), action["query"])
-            )
-        if branch := branches.get(number - 1):
-            odds = (
-                f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
-            )
-            parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
-        if action["kind"] == "invalid":
-            parts.append(
-                Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim"))
-            )
-        elif action["kind"] == "answer" and number < len(record["turns"]):  # the answer to a sub-question
-            parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
-        elif action["kind"] == "region":
-            parts.append(Text.assemble(("looks at  ", "bold yellow"), _box(action["box"])))
-        elif action["kind"] == "refusal":
-            parts.append(Text.assemble(("refuses   ", "bold yellow"), turn["text"].strip()))
-        if action["kind"] != "invalid" and action.get("error"):
-            parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
-        for call in turn["calls"]:
-            parts.append(_findings(call))
-        parts += [
-            _seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]
-        ]
-        if turn.get("rewards"):
-            parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
+    parts: list[RenderableType] = [Text.assemble(("Question  ", "bold"), record["question"])]
+    last = len(record["turns"]) - 1
+    for index, turn in enumerate(record["turns"]):
+        parts += turn_parts(turn, last=index == last, branch=branches.get(index), numbers=numbers)
+    return Group(*parts, *ending_parts(record, drawn))
+
+
+def turn_parts(
+    turn: Mapping[str, Any],
+    *,
+    last: bool = False,
+    branch: Mapping[str, Any] | None = None,
+    numbers: Mapping[int, int] = types.MappingProxyType({}),
+) -> list[RenderableType]:
+    """What a turn of a record says, and what followed from it.
+
+    Args:
+      last: an answer in it is the episode's, which `ending_parts` shows.
+      branch: the fork in it.
+      numbers: of the pictures on the sheet, by the `id` of their dict.
+    """
+    parts: list[RenderableType] = []
+    # the action is optional for agents
+    action: dict[str, Any] = turn["action"] or {"kind": "written", "thought": ""}
+    if action["kind"] == "written":
+        text = turn["text"].strip() or "(nothing)"
+        parts.append(Text.assemble(("writes    ", "cyan"), (turn["forced"], "dim"), text))
+    if action["thought"]:
+        parts.append(Text.assemble(("thinks    ", "dim"), (action["thought"], "italic cyan")))
+    if action["kind"] == "search" and action["query"]:
+        parts.append(searching(action["tool"], action["query"]))
+    if branch:
+        odds = f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
+        parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
+    if action["kind"] == "invalid":
+        parts.append(Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim")))
+    elif action["kind"] == "answer" and not last:  # the answer to a sub-question
+        parts.append(Text.assemble(("finds     ", "yellow"), action["answer"]))
+    elif action["kind"] == "region":
+        parts.append(Text.assemble(("looks at  ", "bold yellow"), _box(action["box"])))
+    elif action["kind"] == "refusal":
+        parts.append(Text.assemble(("refuses   ", "bold yellow"), turn["text"].strip()))
+    if action["kind"] != "invalid" and action.get("error"):
+        parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
+    parts += [findings(call) for call in turn["calls"]]
+    parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
+    if turn.get("rewards"):
+        parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
+    return parts
+
+
+def searching(tool: str, query: str) -> Text:
+    """A search: of which knowledge base, for what."""
+    return Text.assemble(("searches  ", "bold yellow"), (f"[{tool}] ", "yellow"), query)
+
+
+def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = None) -> list[RenderableType]:
+    """The answer of a record, and what is said of it. `drawn` as in `render`."""
+    parts: list[RenderableType] = []
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
     correct = " / ".join(golds)
@@ -81,7 +103,7 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
     if drawn is not None:
         parts.append(Text.assemble(("drawn     ", "dim"), (str(drawn), "magenta")))
-    return Group(*parts)
+    return parts
 
 
 def _terms(rewards: dict[str, float]) -> str:
@@ -102,7 +124,8 @@ def _box(box: Sequence[float]) -> str:
     return "(" + ", ".join(f"{side:g}" for side in box) + ")"
 
 
-def _findings(call: dict[str, Any]) -> RenderableType:
+def findings(call: Mapping[str, Any]) -> RenderableType:
+    """What a call found, in a frame, or why it failed."""
     if call["error"] is not None:
         return Text.assemble(("  failed  ", "bold red"), call["error"])
     lines = Text()

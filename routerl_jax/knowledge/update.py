@@ -28,11 +28,13 @@ from routerl_jax.knowledge.builds import digest_of
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
+from routerl_jax.knowledge.faiss_index import FAISS_IVF
 from routerl_jax.knowledge.graph.update import rebuild_graph
-from routerl_jax.knowledge.index import INDEXES, opening_backend
+from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of, opening_backend
 from routerl_jax.knowledge.store import (
     DELETED,
     EMBEDDINGS,
+    VECTORS,
     Delta,
     Manifest,
     Store,
@@ -228,7 +230,7 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     if delta is None or delta.added + delta.deleted <= above * store.manifest.count:
         return False
     built = str(store.manifest.index["backend"])
-    name = opening_backend(None, built)
+    name = backend_of(AUTO) if built == FAISS_IVF else opening_backend(None, built)  # a file's lists go with the file
     settings = _chosen(store.manifest) if name == built else {}
     count = writer.passages(passage for _, passage in _live(store, "compacting", progress))
     rows = np.setdiff1d(np.arange(len(store.passages)), store.deleted)
@@ -239,7 +241,8 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
         saved = INDEXES.get(name).build(vectors, settings).save(writer.index_directory)
     index = {"backend": name, **saved}
-    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index))
+    kept = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
+    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept))
     return True
 
 

@@ -188,23 +188,34 @@ def _message(episode: Episode) -> dict[str, Any]:
     `annotations`: the same as citations of the whole answer, as the protocol has them.
     """
     answer = episode.answer or ""
-    sources: dict[tuple[str, str], dict[str, Any]] = {}
-    searches = []
-    for call in episode.calls:
-        found = [passage.id for passage in call.passages]
-        searches.append({"knowledge_base": call.tool, "query": call.query, "passages": found, "error": call.error})
-        for passage in call.passages:
-            sources.setdefault((call.tool, passage.id), _source(call.tool, passage))
+    found = sources(episode)
+    searches = [
+        {
+            "knowledge_base": call.tool,
+            "query": call.query,
+            "passages": [passage.id for passage in call.passages],
+            "error": call.error,
+        }
+        for call in episode.calls
+    ]
     citations = [
-        {"url": one["url"], "title": one["title"], "start_index": 0, "end_index": len(answer)}
-        for one in sources.values()
+        {"url": one["url"], "title": one["title"], "start_index": 0, "end_index": len(answer)} for one in found
     ]
     return {
         "content": answer,
         "annotations": [{"type": "url_citation", "url_citation": one} for one in citations],
-        "sources": list(sources.values()),
+        "sources": found,
         "searches": searches,
     }
+
+
+def sources(episode: Episode) -> list[dict[str, Any]]:
+    """The passages that an episode's searches found, each once: `knowledge_base`, `id`, `title`, `text`, `score`, `url`."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for call in episode.calls:
+        for passage in call.passages:
+            found.setdefault((call.tool, passage.id), _source(call.tool, passage))
+    return list(found.values())
 
 
 def _source(tool: str, passage: Passage) -> dict[str, Any]:

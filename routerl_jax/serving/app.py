@@ -167,7 +167,7 @@ async def _written(kind: str, served: Served, request: Request) -> Response:
     body = await read_json(request, served.body_bytes)
     model = served.named(body.get("model") if isinstance(body, dict) else None)
     answers = await asyncio.to_thread(model.chat if kind == "chat" else model.text, body)
-    pieces = _while_connected(answers.pieces(), request)
+    pieces = while_connected(answers.pieces(), request)
     if not answers.stream:
         async for _ in pieces:
             pass
@@ -196,7 +196,7 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-async def _while_connected(pieces: AsyncIterator[dict[str, Any]], request: Request) -> AsyncIterator[dict[str, Any]]:
+async def while_connected(pieces: AsyncIterator[dict[str, Any]], request: Request) -> AsyncIterator[dict[str, Any]]:
     """The pieces, until the client has gone: then whoever writes them is told to stop, by the end of the iteration.
 
     Raises:

@@ -6,7 +6,6 @@ import dataclasses
 import pathlib
 from typing import Annotated
 
-from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.checked import Count, Range, Size, checked
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.loop import EngineLoop
@@ -17,10 +16,11 @@ from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.serving.answerer import AnswererModel
 from routerl_jax.serving.app import Model, Served
 from routerl_jax.serving.policy import PolicyModel
+from routerl_jax.serving.searcher import open_searcher, warm_up
 from routerl_jax.serving.writer import Queue
 from routerl_jax.training.knowledge import with_knowledge
 from routerl_jax.training.load import load_config, load_policy
-from routerl_jax.training.setup import build_recipe, evaluated_agent, make_engine, open_knowledge
+from routerl_jax.training.setup import build_recipe, make_engine
 
 _ROWS, _MAX_LENGTH = 64, 4096  # of a policy that no run has settings for
 
@@ -81,37 +81,32 @@ class ServePolicyConfig:
 
 def open_policy(config: ServePolicyConfig) -> Served:
     """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that says what is missing."""
+    searcher, tags = None, ()
     if config.path:
         engine = _engine_of_path(config)
-        loop, queue = _parts(engine, config)
-        model: Model = PolicyModel(loop, queue)
     else:
         workdir = pathlib.Path(config.workdir)
         run = with_knowledge(load_config(workdir), config.knowledge)
         split_cpu(run.mesh.cpu_devices)
         if config.max_length:
             run = dataclasses.replace(run, engine=dataclasses.replace(run.engine, max_length=config.max_length))
-        recipe = build_recipe(run)
+        tags = build_recipe(run).agent.special_tokens
         engine = make_engine(run, load_policy(workdir, run, step=config.step), rows=config.rows or None)
-        loop, queue = _parts(engine, config)
         if config.with_searches:
-            tools = open_knowledge(run, workdir)
-            live = LiveAgent(evaluated_agent(run, recipe), loop, tools, run.rollout.tool_timeout)
-            model = AnswererModel(loop, queue, live, tools)
-        else:
-            model = PolicyModel(loop, queue, recipe.agent.special_tokens)
+            searcher = open_searcher(run, engine, workdir)
+    loop = EngineLoop(engine) if searcher is None else searcher.loop
+    queue = Queue(engine.rows + config.max_queue)
+    model: Model = PolicyModel(loop, queue, tags)
+    if searcher is not None:
+        model = AnswererModel(loop, queue, searcher.live, searcher.tools)
     if config.warm_up:
-        engine.generate([[engine.tokenizer.pad_id] * 8], max_tokens=2)
+        warm_up(engine)
 
     def busy() -> str:
         return f"{queue.open} conversations are under way or wait" if queue.open >= queue.most else ""
 
     models = {config.model_name: model}
     return Served(models=models, busy=busy, body_bytes=config.body_bytes, close=loop.close)
-
-
-def _parts(engine: Engine, config: ServePolicyConfig) -> tuple[EngineLoop, Queue]:
-    return EngineLoop(engine), Queue(engine.rows + config.max_queue)
 
 
 def _engine_of_path(config: ServePolicyConfig) -> Engine:

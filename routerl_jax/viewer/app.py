@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-_STATIC = pathlib.Path(__file__).parent / "static"
+STATIC = pathlib.Path(__file__).parent / "static"
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -150,16 +150,16 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
 
     app = Starlette(
         routes=[
-            Route("/", lambda _: FileResponse(_STATIC / "index.html")),
+            Route("/", lambda _: FileResponse(STATIC / "index.html")),
             Route("/api/state", answer(lambda _: viewer.state())),
             Route("/api/metrics", answer(columns)),
             Route("/api/health", answer(lambda request: curves(request).health())),
             Route("/api/episodes", answer(lambda request: viewer.episodes(request.query_params.multi_items()))),
             Route("/api/episode", answer(lambda request: details(viewer.index, row(request)))),
             Route("/api/picture", show),
-            Mount("/static", StaticFiles(directory=_STATIC)),
+            Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(_Guarded)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(Guarded)],
         lifespan=lifespan,
     )
     app.state.viewer = viewer
@@ -172,8 +172,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-class _Guarded:
-    """Adds _HEADERS to every reply; what may change is asked for anew each time."""
+class Guarded:
+    """Middleware that adds _HEADERS to every reply; what may change is asked for anew each time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

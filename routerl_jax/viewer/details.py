@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,15 +83,11 @@ def details(index: Index, row: int) -> dict[str, Any]:
     attempt = here & (rows["sample"][same] == own["sample"])
     elsewhere = same[~here]
     elsewhere = elsewhere[np.lexsort((rows["sample"][elsewhere], rows["step"][elsewhere], rows["run"][elsewhere]))]
-    seen = looks(record)
-    numbers: dict[str, int] = {}
     return {
         "key": key_of(index, row),
         "brief": brief(index, rows, row),
         "file": f"{place.path}, line {place.line + 1}",
-        "looks": [_numbered(look, numbers) for look in seen],
-        "record": _numbered(record, numbers),
-        "pictures": [name if not name.startswith("data:") else "in the record" for name in numbers],
+        **told(record)[0],
         "siblings": _briefs(index, rows, same[here & ~attempt]),
         "forks": _briefs(index, rows, same[attempt]) if attempt.sum() > 1 else [],
         "elsewhere": _briefs(index, rows, elsewhere),
@@ -107,15 +104,26 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
       ValueError: there is no such picture, or it can't be read (any more).
     """
     place = index.place(row)
-    record = read_record(place)
+    return picture_of(read_record(place), place.path.parent, number)
+
+
+def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What the page's conversation is drawn from, and the names of the pictures that its numbers stand for."""
     numbers: dict[str, int] = {}
-    for look in looks(record):
-        _numbered(look, numbers)
-    _numbered(record, numbers)
-    names = list(numbers)
+    shown = {
+        "looks": [_numbered(look, numbers) for look in looks(record)],
+        "record": _numbered(record, numbers),
+        "pictures": [name if not name.startswith("data:") else "in the record" for name in numbers],
+    }
+    return shown, list(numbers)
+
+
+def picture_of(record: Mapping[str, Any], directory: pathlib.Path, number: int) -> tuple[bytes, str]:
+    """A picture of a record by its number (`told`), as `picture` gives it. `directory`: of the record's file."""
+    names = told(record)[1]
     if number >= len(names):
         raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
-    return encoded_image(picture_place(place.path.parent, names[number]))
+    return encoded_image(picture_place(directory, names[number]))
 
 
 def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> list[dict[str, Any]]:

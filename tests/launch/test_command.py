@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launch.command import check_writable
+from launch.command import check_writable, with_installed_configs
 from routerl_jax.core.progress import Bar, be_quiet, note
 from routerl_jax.training import rl
 from tests.programs import launch_here, refusal, write_config
@@ -192,3 +192,18 @@ def test_a_flag_that_cannot_be_used_is_named(flag: str, said: str) -> None:
     message = refusal("train", "--config=configs/quickstart.py", "--workdir=run", flag)
     assert message.startswith(f"launch.train: {said}")
     assert "defined twice" not in message
+
+
+def test_configurations_beside_the_programs_are_found(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any directory; but what lies below the directory comes first, and other paths stay as they are."""
+    monkeypatch.chdir(tmp_path)
+    whole = f"{ROOT}/configs/quickstart.py"
+    given = ["train", "--config=configs/quickstart.py", "--config", "configs/quickstart.py", "configs/quickstart.py"]
+    assert with_installed_configs(given) == ["train", f"--config={whole}", "--config", whole, "configs/quickstart.py"]
+    variant = ["x", "-config=configs/smollm2_search.py:r1_searcher", "--config.steps=2"]
+    assert with_installed_configs(variant)[1] == f"-config={ROOT}/configs/smollm2_search.py:r1_searcher"
+    for other in ("--config=configs/none.py", "--config=mine.py", "--config.steps=configs/quickstart.py"):
+        assert with_installed_configs(["x", other]) == ["x", other]
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.py").touch()
+    assert with_installed_configs(given) == given

@@ -44,9 +44,11 @@ from routerl_jax.knowledge.corpus import (
     read_corpus,
 )
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.given_vectors import check_vectors, check_width
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
+from routerl_jax.knowledge.graph.hipporag import PASSAGES, HippoRAGDirectory
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
 from routerl_jax.knowledge.graph.synonyms import synonyms
@@ -94,8 +96,14 @@ def build_graph(
     Raises:
       ValueError: a file, a row or a setting is wrong (names it), or more extractions failed than `max_failures` allows.
     """
-    source = corpus_source(config.corpus, "the file of passages", read_corpus, check=corpus_files)
-    return _build(config, directory, source, progress, encoder, llm)
+    if config.extractor != "hipporag":
+        source = corpus_source(config.corpus, "the file of passages", read_corpus, check=corpus_files)
+        return _build(config, directory, source, progress, encoder, llm)
+    given = HippoRAGDirectory(config.corpus, config.triples)
+    source = Source(str(given.directory), given.digest, given.passages)
+    known = Known(triples=GivenTriples(given.triples), changed=frozenset(), vectors=given)
+    config = dataclasses.replace(config, triples=str(given.triples))
+    return _build(config, directory, source, progress, encoder, llm, known)
 
 
 def build_graph_from_passages(
@@ -118,6 +126,7 @@ def _build(
     progress: bool,
     encoder: TextEncoder | None,
     llm: ChatModel | None,
+    known: Known | None = None,
 ) -> BuildReport:
     config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
     if config.synonyms.index:
@@ -134,7 +143,7 @@ def _build(
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest, embedding):
-            writer.commit(write_graph(config, writer, source, model, clock, llm=llm, progress=progress))
+            writer.commit(write_graph(config, writer, source, model, clock, llm=llm, known=known, progress=progress))
     store = Store(writer.directory)
     graph, stats = Graph.load(store.index_directory), json.loads((store.directory / _STATS).read_text())
     sizes = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
@@ -153,9 +162,9 @@ class VectorsByText(Protocol):
     """Vectors that were computed before."""
 
     def of(
-        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]], part: str
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text. `embed` computes those of unknown texts."""
+        """One vector per text. `embed` computes those of unknown texts. `part`: "passages", ENTITIES or FACTS."""
         ...
 
 
@@ -202,7 +211,13 @@ def write_graph(
     phrases = phrases_of(_read_triples(writer.scratch / TRIPLES))
     clock.lap("extract")
     dim = texts.width()
-    texts.fill(writer, dim, "passages", passage_text)
+    given = known.vectors if known and isinstance(known.vectors, HippoRAGDirectory) else None
+    if given is not None:
+        check_width(given.directory, given.width, dim)
+    texts.fill(writer, dim, PASSAGES, passage_text)
+    if given is not None:
+        vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=0, hint="")
+        check_vectors(given.directory, vectors, stored, lambda some: texts.embed(list(map(passage_text, some))))
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
         if lines:
             target = writer.part(part)
@@ -292,6 +307,8 @@ def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | No
     if config.extractor == "given":
         given = GivenTriples(config.triples)
         yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
+    elif config.extractor == "hipporag":  # its triples are `Known`; it has none of other passages
+        yield lambda passages: [_NOTHING] * len(passages)
     elif config.extractor == "rules":
         yield RuleExtractor().extract
     else:
@@ -350,13 +367,14 @@ class _Vectors:
                 parts = []
                 for start in range(0, len(passages), _SLICE):
                     texts = [text(passage) for passage in passages[start : start + _SLICE]]
-                    parts.append(self._known.of(texts, self._embed) if self._known else self._embed(texts))
+                    parts.append(self._known.of(texts, self.embed, what) if self._known else self.embed(texts))
                     bar.update(len(texts))
                 return np.concatenate(parts)
 
             shards.write(embed)
 
-    def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+    def embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+        """Vectors of texts, with the prefix of passages."""
         return self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
 
 

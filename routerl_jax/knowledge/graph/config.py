@@ -9,7 +9,7 @@ from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.graph.synonyms import MOST
 from routerl_jax.llms.config import ChatModelConfig
 
-EXTRACTORS = ("llm", "rules", "given")
+EXTRACTORS = ("llm", "rules", "given", "hipporag")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,11 @@ class GraphConfig:
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"  # of knowledge base
     name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`)
+    # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`), "hipporag" (`corpus` is a
+    # working directory of HippoRAG 2, whose passages, triples and vectors are taken; knowledge.graph.hipporag)
     extractor: str = "rules"
-    triples: str = ""  # only for extractor="given": a file of triples (knowledge.graph.triples)
+    # for extractor="given": a file of triples (knowledge.graph.triples); for "hipporag": its file, if it is elsewhere
+    triples: str = ""
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
     entities_first: bool = True  # only for extractor="llm": two calls per passage, first for entities, then for triples
     # share of passages whose extraction may fail; beyond it the build stops, to be resumed
@@ -54,7 +56,7 @@ class GraphConfig:
             raise ValueError(f"kind={self.kind!r} is not 'graph'")
         if self.extractor not in EXTRACTORS:
             raise ValueError(f"extractor={self.extractor!r} is not one of {', '.join(EXTRACTORS)}")
-        if bool(self.triples) != (self.extractor == "given"):
+        if bool(self.triples) != (self.extractor == "given") and self.extractor != "hipporag":
             raise ValueError(
                 f"triples={self.triples!r} with extractor={self.extractor!r}: a file of triples goes with 'given'"
             )

@@ -23,6 +23,7 @@ from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.triples import GivenTriples, passage_text
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
+from routerl_jax.knowledge.vector_index import VectorSource
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.load import chat_model
@@ -83,7 +84,7 @@ class KnownVectors:
     """The vectors of a store's passages, phrases and facts, by their texts."""
 
     def __init__(self, store: Store) -> None:
-        self._arrays: list[StoredArray] = []
+        self._arrays: list[VectorSource] = []
         self._places: dict[str, tuple[int, int]] = {}
         self._add(store.passages, store.embeddings, passage_text)
         for part in (ENTITIES, FACTS):
@@ -94,7 +95,7 @@ class KnownVectors:
                 self._add(lines, vectors, lambda line: line.text.replace("\t", " "))
 
     def _add(
-        self, texts: StoredPassages | JoinedPassages, vectors: StoredArray, text: Callable[[Passage], str]
+        self, texts: StoredPassages | JoinedPassages, vectors: VectorSource, text: Callable[[Passage], str]
     ) -> None:
         for start in range(0, len(texts), _BLOCK):
             for row, passage in enumerate(texts.read(start, min(start + _BLOCK, len(texts))), start):
@@ -102,9 +103,9 @@ class KnownVectors:
         self._arrays.append(vectors)
 
     def of(
-        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]]
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]], part: str
     ) -> Float32[np.ndarray, "N D"]:
-        """One vector per text: from the store, or from `embed` if the store lacks it."""
+        """One vector per text: from the store, or from `embed` if the store lacks it. A text is taken from any part."""
         rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
         missing = [i for i, text in enumerate(texts) if text not in self._places]
         for i, text in enumerate(texts):

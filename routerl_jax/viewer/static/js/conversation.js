@@ -6,7 +6,8 @@ import { number, signed } from "./format.js";
 import { pageWithBoxes, thumb } from "./pictures.js";
 
 // `raw`: texts as they were written. `short`: for columns side by side, without what retrieved texts say in full.
-export function conversation(told, { raw = false, short = false } = {}) {
+// `going`: the episode is not over, so nothing is said of its end.
+export function conversation(told, { raw = false, short = false, going = false } = {}) {
   const { record } = told;
   const branches = new Map((record.branches ?? []).map((branch) => [branch.turn, branch]));
   const last = record.turns.length - 1;
@@ -14,8 +15,8 @@ export function conversation(told, { raw = false, short = false } = {}) {
     h("div", { class: "say user" },
       raw ? h("pre", {}, record.prompt) : h("p", { class: "asked" }, record.question),
       h("div", { class: "thumbs" }, record.images.filter((n) => n !== null).map((n) => thumb(told, n)))),
-    record.turns.map((turn, i) => [written(told, turn, branches.get(i), i === last, raw), replied(told, turn, raw, short)]),
-    ending(record));
+    record.turns.map((turn, i) => [written(told, turn, branches.get(i), i === last && !going, raw), replied(told, turn, raw, short)]),
+    going ? null : ending(record));
 }
 
 function written(told, turn, branch, last, raw) {
@@ -97,4 +98,4 @@ function ending(record) {
 const terms = (rewards) => Object.entries(rewards).map(([name, value]) => `${name} ${signed(value)}`).join("   ");
 const box = (sides) => `(${sides.map((side) => number(side, 4)).join(", ")})`;
 const same = (one, other) => one.length === other.length && one.every((side, i) => side === other[i]);
-const kbLabel = (name) => h("b", { class: "label", style: { color: colour("kb", name) } }, name);
+export const kbLabel = (name) => h("b", { class: "label", style: { color: colour("kb", name) } }, name);

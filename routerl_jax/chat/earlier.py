@@ -1,0 +1,34 @@
+"""What was said before a question, in words that stand before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Exchange(NamedTuple):
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
+def with_earlier(question: str, earlier: Sequence[Exchange], tokens: Callable[[str], int], most: int) -> str:
+    """The question with the latest exchanges before it, as a text; the question alone if there are none.
+
+    An agent is asked one question at a time. So that "and its capital?" can be understood, the text says what was asked and
+    answered before.
+
+    Args:
+      tokens: number of tokens of a text.
+      most: tokens that the exchanges may take. The oldest that have no room are left out.
+    """
+    shown: list[str] = []
+    for exchange in reversed(earlier):
+        said = f"Q: {exchange.question}\nA: {exchange.answer}\n"
+        if tokens("".join([said, *shown])) > most:
+            break
+        shown.insert(0, said)
+    if not shown:
+        return question
+    return f"Earlier in this conversation:\n{''.join(shown)}\nThe question now: {question}"

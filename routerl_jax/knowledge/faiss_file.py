@@ -1,0 +1,244 @@
+"""The vectors of a FAISS index file (`faiss.write_index`), read where they lie, without FAISS.
+
+The layout is that of faiss/impl/index_write.cpp (versions 1.6 to 1.15), little-endian. A file begins with four letters that say
+what it is, and a head:
+
+    int32 d, int64 ntotal, int64 and int64 of no meaning, bool is_trained, int32 metric (0: inner product, 1: L2),
+    float metric_arg if metric > 1
+
+    IxFI, IxF2, IxFl    IndexFlat: uint64 number of floats, then the floats, row by row
+    IwFl                IndexIVFFlat: uint64 nlist, uint64 nprobe, the quantizer (an index), its direct map (a char, a vector of
+                        int64; if the char is 2, a vector of pairs), then "ilar", uint64 nlist, uint64 bytes of a vector,
+                        "full" and a vector of sizes (or "sprs" and a vector of pairs list, size), and for each list that is
+                        not empty its vectors, then their ids as int64
+    IHNf                IndexHNSWFlat: five vectors (double, int32, int32, uint64, int32), five int32, then an IndexFlat
+
+A vector is a uint64 count and its items.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+from typing import Any, BinaryIO
+
+import numpy as np
+from jaxtyping import Float32, Int
+
+_INNER_PRODUCT = 0
+_FLAT = ("IxFI", "IxF2", "IxFl")
+_EDGE = 2**20  # bytes at the beginning and at the end of a file, by which it is known again
+_READABLE = "Flat, IVF..,Flat and HNSW..,Flat can be read"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lists:
+    """How an IndexIVFFlat partitions its vectors.
+
+    Attributes:
+      centroids: of the lists, [L, D].
+      ids: of the vectors of each list, in the order in which they lie in the file.
+      places: of each list's first vector, in bytes from the beginning of the file.
+      probes: lists that a search looks into (`nprobe`).
+    """
+
+    centroids: Float32[np.ndarray, "L D"]
+    ids: tuple[Int[np.ndarray, " S"], ...]
+    places: tuple[int, ...]
+    probes: int
+
+
+class FaissVectors:
+    """The vectors of a FAISS index file by their ids, from 0 on; a `vector_index.VectorSource`. The file is mapped, not copied.
+
+    Attributes:
+      lists: of an IndexIVFFlat; None for other indexes.
+
+    Raises:
+      ValueError: the file is missing, cut short, or no index that can be read here; names it, and what can be.
+    """
+
+    def __init__(self, path: str | pathlib.Path) -> None:
+        self.path = pathlib.Path(path).expanduser().resolve()
+        try:
+            with self.path.open("rb") as file:
+                self._file = _Reader(file, self.path)
+                self._read()
+        except OSError as error:
+            raise ValueError(f"{self.path}: can't be read ({error.strerror})") from error
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, D)."""
+        return self._shape
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def read(self, start: int, stop: int) -> Float32[np.ndarray, "R D"]:
+        """Vectors start..stop."""
+        if self.lists is None:
+            return np.array(self._matrix(self._start, len(self))[start:stop], np.float32)
+        return self.take(np.arange(start, min(stop, len(self))))
+
+    def take(self, rows: Int[np.ndarray, "..."]) -> Float32[np.ndarray, "... D"]:
+        """Vectors of the given ids."""
+        rows = np.asarray(rows)
+        if self.lists is None:
+            return np.array(self._matrix(self._start, len(self))[rows], np.float32)
+        places = self._places[rows.reshape(-1)].tolist()
+        found = [np.frombuffer(self._bytes, "<f4", self._shape[1], place) for place in places]
+        return np.array(found, np.float32).reshape(*rows.shape, self._shape[1])
+
+    def of_list(self, number: int) -> Float32[np.ndarray, "S D"]:
+        """The vectors of a list, in the order of its ids."""
+        assert self.lists is not None, "only an IndexIVFFlat has lists"
+        return self._matrix(self.lists.places[number], len(self.lists.ids[number]))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """What the file is known by: its size, and the SHA-256 of its first and last MiB."""
+        size = self.path.stat().st_size
+        with self.path.open("rb") as file:
+            first = file.read(_EDGE)
+            file.seek(max(size - _EDGE, 0))
+            return f"{size}:{hashlib.sha256(first + file.read(_EDGE)).hexdigest()}"
+
+    # --- reading ---
+
+    @functools.cached_property
+    def _bytes(self) -> Any:
+        return np.memmap(self.path, np.uint8, "r")
+
+    def _matrix(self, place: int, rows: int) -> np.ndarray:
+        """Vectors that lie one after the other; a view, perhaps not aligned."""
+        size = rows * self._shape[1] * 4
+        return self._bytes[place : place + size].view("<f4").reshape(rows, self._shape[1])
+
+    def _read(self) -> None:
+        file, kind = self._file, self._file.letters()
+        self.lists: Lists | None = None
+        if kind == "IHNf":  # its graph is for FAISS's search: the vectors are in the flat index behind it
+            file.head()
+            for size in (8, 4, 4, 8, 4):
+                file.skip_vector(size)
+            file.skip(5 * 4)
+            kind = file.letters()
+        if kind in _FLAT:
+            self._start, self._shape = self._flat()
+        elif kind == "IwFl":
+            self._shape = file.head()
+            self.lists = self._read_lists()
+        else:
+            raise file.error(f"an index of kind {kind!r} has no vectors that can be read here: {_READABLE}")
+
+    def _flat(self) -> tuple[int, tuple[int, int]]:
+        """Where an IndexFlat's floats begin, after its letters, and its shape."""
+        count, width = self._file.head()
+        floats = self._file.number("<u8")
+        if floats != count * width:
+            raise self._file.error(f"holds {floats} numbers, but is said to have {count} vectors of width {width}")
+        place = self._file.place
+        self._file.skip(4 * floats)
+        return place, (count, width)
+
+    def _read_lists(self) -> Lists:
+        file, (count, width) = self._file, self._shape
+        number, probes = file.number("<u8"), file.number("<u8")
+        if (kind := file.letters()) not in _FLAT:
+            raise file.error(f"its quantizer is of kind {kind!r}; only a flat one can be read")
+        place, (centroids, _) = self._flat()
+        if file.number("u1") == 2:
+            raise file.error("it keeps its ids in a hash table; write it without a direct map")
+        file.skip_vector(8)
+        if (kind := file.letters()) != "ilar":
+            raise file.error(
+                f"its lists are of kind {kind!r}, which lie in another file; only those in this one can be read"
+            )
+        if (file.number("<u8"), file.number("<u8"), centroids) != (number, 4 * width, number):
+            raise file.error("is damaged: its numbers of lists differ")
+        sizes = self._sizes(number)
+        ids, places, known = [], [], np.full(count, -1, np.int64)
+        for size in sizes.tolist():
+            places.append(file.place)
+            file.skip(4 * width * size)
+            ids.append(file.array("<i8", size))
+            known_ids = ids[-1]
+            if size and (known_ids.min() < 0 or known_ids.max() >= count):
+                raise file.error(
+                    f"its ids must be 0 to {count - 1}, the rows of a corpus; it was made with ids of its own"
+                )
+            known[known_ids] = places[-1] + 4 * width * np.arange(size)
+        if (known < 0).any():
+            raise file.error(
+                f"has no vector of id {int(np.argmin(known))}: vectors were removed, or ids were given twice"
+            )
+        self._places = known
+        matrix = self._matrix(place, centroids)
+        return Lists(
+            centroids=np.array(matrix, np.float32), ids=tuple(ids), places=tuple(places), probes=max(1, probes)
+        )
+
+    def _sizes(self, lists: int) -> Int[np.ndarray, " L"]:
+        file = self._file
+        if (kind := file.letters()) == "full":
+            sizes = file.array("<u8", file.number("<u8")).astype(np.int64)
+        elif kind == "sprs":
+            sizes = np.zeros(lists, np.int64)
+            pairs = file.array("<u8", file.number("<u8")).astype(np.int64).reshape(-1, 2)
+            sizes[pairs[:, 0]] = pairs[:, 1]
+        else:
+            raise file.error(f"is damaged: lists of kind {kind!r}")
+        if len(sizes) != lists or sizes.sum() != len(self):
+            raise file.error("is damaged: the sizes of its lists do not add up")
+        return sizes
+
+
+class _Reader:
+    """A file that is read in order. What is not there is an error that names it."""
+
+    def __init__(self, file: BinaryIO, path: pathlib.Path) -> None:
+        self._file, self._path = file, path
+        self._size = os.fstat(file.fileno()).st_size
+
+    @property
+    def place(self) -> int:
+        return self._file.tell()
+
+    def error(self, what: str) -> ValueError:
+        return ValueError(f"{self._path}: {what}")
+
+    def skip(self, size: int) -> None:
+        if not 0 <= size <= self._size - self.place:
+            raise self.error(f"is cut short, or no FAISS index: {self._size:,} bytes are too few. {_READABLE}")
+        self._file.seek(size, os.SEEK_CUR)
+
+    def array(self, dtype: str, count: int) -> np.ndarray:
+        place, size = self.place, int(count) * np.dtype(dtype).itemsize
+        self.skip(size)
+        self._file.seek(place)
+        return np.frombuffer(self._file.read(size), dtype)
+
+    def number(self, dtype: str) -> int:
+        return int(self.array(dtype, 1)[0])
+
+    def letters(self) -> str:
+        return self.array("u1", 4).tobytes().decode("latin-1")
+
+    def skip_vector(self, size: int) -> None:
+        self.skip(size * self.number("<u8"))
+
+    def head(self) -> tuple[int, int]:
+        """(N, D), after the letters."""
+        width, count = self.number("<i4"), self.number("<i8")
+        self.skip(2 * 8 + 1)
+        metric = self.number("<i4")
+        if metric != _INNER_PRODUCT:
+            what = "L2 distances" if metric == 1 else f"metric {metric}"
+            raise self.error(f"is made for {what}; searches here go by inner products (faiss.METRIC_INNER_PRODUCT)")
+        if count < 1 or width < 1:
+            raise self.error(f"holds {count} vectors of width {width}")
+        return count, width
