@@ -123,15 +123,16 @@ def extend(
     if image_values is not None and image_index is not None:
         values, index = _by_shard(mesh, (image_values, extension.align(image_index)))
         features = Features(values=values, index=index)
-    _, caches = model.run(
+    ran = model.run(
         flat,
         at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
         extension.attend,
         extension.caches,
         shared=extension.shared,
         features=features,
+        mesh=mesh,
     )
-    return extension.finish(caches)
+    return extension.finish(ran.caches)
 
 
 def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F E"]:
@@ -193,7 +194,7 @@ def decode(
         step = state["step"]
         alive = running(state["counts"], state["stopped"])
         token = _by_shard(mesh, state["token"])
-        hidden, cached = model.run(
+        hidden, cached, _ = model.run(
             token[:, None],
             (rotary + step)[:, None],
             segment.attend(step, alive),
@@ -201,6 +202,7 @@ def decode(
             unroll=True,
             layers=layers,
             shared=segment.shared,
+            mesh=mesh,
         )
         logits = model.unembed(hidden[:, 0])
         drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 POOLINGS = ("mean", "cls", "pooler")
 
 
@@ -35,10 +35,29 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward."""
+class ExpertsConfig:
+    """Sparse layers: in place of one feed-forward, a router sends each token to a few of many (models/experts.py)."""
 
-    model_type: str  # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3
+    count: int
+    chosen: int  # experts of a token
+    mlp: int  # channels of an expert
+    normalized: bool = False  # whether the weights of a token's experts add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers with one feed-forward, of DecoderConfig.mlp channels
+    balance_coef: float = 0.001  # config.json's weight of the load-balancing loss; runs have a setting of their own
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise ValueError(f"chosen={self.chosen} experts of a token must be from 1 to count={self.count}")
+        if list(self.dense_layers) != sorted(set(self.dense_layers)):
+            raise ValueError(f"dense_layers={self.dense_layers} must be layers in order, each once")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward, of experts or not."""
+
+    # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3, qwen3_moe
+    model_type: str
     vocab_size: int
     embed: int
     layers: int
@@ -57,6 +76,7 @@ class DecoderConfig:
     qk_norm: bool = False  # RMSNorm over head_dim of queries and keys (Qwen3)
     window: int | None = None  # tokens that a windowed layer's query sees, itself included
     windowed: tuple[bool, ...] = ()  # by layer; empty: every layer if `window` is set
+    experts: ExpertsConfig | None = None  # of qwen3_moe
     init_scale: float = 0.02
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -72,13 +92,18 @@ class DecoderConfig:
             )
         # What a family fixes, config.json does not say: an export of another combination would load as another model.
         required = {
-            "qk_norm": self.model_type == "qwen3",
+            "qk_norm": self.model_type in ("qwen3", "qwen3_moe"),
             "qkv_bias": self.model_type == "qwen2" or (self.qkv_bias and self.model_type != "mistral"),
             "output_bias": self.model_type not in ("qwen2", "mistral") and self.qkv_bias,
         }
         for key, value in required.items():
             if getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)} makes no {self.model_type}; set {key}={value}")
+        if (self.experts is None) == (self.model_type == "qwen3_moe"):
+            raise ValueError(f"experts={self.experts} makes no {self.model_type}; qwen3_moe has experts, the others none")
+        beyond = [layer for layer in self.experts.dense_layers if layer >= self.layers] if self.experts else []
+        if beyond or (self.experts and len(self.experts.dense_layers) == self.layers):
+            raise ValueError(f"experts.dense_layers {beyond or 'are all layers'}: the decoder has {self.layers} layers")
         if self.window is not None and self.model_type == "llama":
             raise ValueError("window makes no llama; set window=None, or model_type='mistral'")
         if self.window is not None and self.window < 1:
@@ -93,6 +118,11 @@ class DecoderConfig:
         """The window of each layer; None where a query sees everything before it."""
         windowed = self.windowed or (self.window is not None,) * self.layers
         return tuple(self.window if flag else None for flag in windowed)
+
+    @property
+    def sparse(self) -> tuple[bool, ...]:
+        """Whether each layer has experts."""
+        return tuple(bool(self.experts) and i not in self.experts.dense_layers for i in range(self.layers))
 
 
 TextKind = Literal["query", "passage"]
