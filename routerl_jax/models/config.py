@@ -56,7 +56,7 @@ class ExpertsConfig:
 class DecoderConfig:
     """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward, of experts or not."""
 
-    # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3, qwen3_moe
+    # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3 (also of Qwen3-VL), qwen3_moe
     model_type: str
     vocab_size: int
     embed: int
@@ -69,6 +69,7 @@ class DecoderConfig:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     mrope_sections: tuple[int, ...] = ()  # frequencies that turn with time, height, width (vision-language models)
+    mrope_interleaved: bool = False  # the three take turns from frequency to frequency (Qwen3-VL), or lie in blocks
     norm_eps: float = 1e-6
     tied_embeddings: bool = False
     qkv_bias: bool = False
@@ -100,7 +101,9 @@ class DecoderConfig:
             if getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)} makes no {self.model_type}; set {key}={value}")
         if (self.experts is None) == (self.model_type == "qwen3_moe"):
-            raise ValueError(f"experts={self.experts} makes no {self.model_type}; qwen3_moe has experts, the others none")
+            raise ValueError(
+                f"experts={self.experts} makes no {self.model_type}; qwen3_moe has experts, the others none"
+            )
         beyond = [layer for layer in self.experts.dense_layers if layer >= self.layers] if self.experts else []
         if beyond or (self.experts and len(self.experts.dense_layers) == self.layers):
             raise ValueError(f"experts.dense_layers {beyond or 'are all layers'}: the decoder has {self.layers} layers")
@@ -132,7 +135,7 @@ TextKind = Literal["query", "passage"]
 class VisionConfig:
     """A vision tower: patches, layers with window or full attention, and a merger to the language model's width."""
 
-    model_type: Literal["qwen2_vl", "qwen2_5_vl"]
+    model_type: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
     depth: int
     embed: int
     heads: int
@@ -146,7 +149,11 @@ class VisionConfig:
     full_layers: tuple[int, ...] = ()  # layers with full attention beside windowed ones
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
-    gated: bool = True  # SiLU-gated feed-forward (Qwen2.5-VL), or quick-GELU without gate (Qwen2-VL)
+    # SiLU-gated feed-forward (Qwen2.5-VL), or without a gate: quick-GELU (Qwen2-VL), GELU by tanh (Qwen3-VL)
+    gated: bool = True
+    table: int = 0  # side of the grid of learned positions, stretched over every picture (Qwen3-VL); 0: none
+    # layers whose output is merged, too, and added to the first layers of the language model (DeepStack, arXiv 2406.04334)
+    deep_layers: tuple[int, ...] = ()
     rope_theta: float = 10_000.0
     init_scale: float = 0.02
 
@@ -158,9 +165,17 @@ class VisionConfig:
             )
         if self.window is not None and self.window < self.patch * self.merge:
             raise ValueError(f"window={self.window} is smaller than a merge group of {self.patch * self.merge} pixels")
-        beyond = [layer for layer in self.full_layers if not 0 <= layer < self.depth]
-        if beyond:
-            raise ValueError(f"full_layers {beyond} are not layers of a tower of depth {self.depth}")
+        for name in ("full_layers", "deep_layers"):
+            beyond = [layer for layer in getattr(self, name) if not 0 <= layer < self.depth]
+            if beyond:
+                raise ValueError(f"{name} {beyond} are not layers of a tower of depth {self.depth}")
+        if list(self.deep_layers) != sorted(set(self.deep_layers)):
+            raise ValueError(f"deep_layers={self.deep_layers} must be in order, each once")
+        if (self.model_type == "qwen3_vl") != bool(self.table) or (self.deep_layers and not self.table):
+            raise ValueError(
+                f"table={self.table} and deep_layers={self.deep_layers} make no {self.model_type}: qwen3_vl has learned "
+                f"positions, and deep layers as it likes; the others have neither"
+            )
         # What a family fixes, config.json does not say: an export of another combination would load as another model.
         newer = self.model_type == "qwen2_5_vl"
         for key, value in {"norm": "rms" if newer else "layer", "gated": newer}.items():
@@ -193,7 +208,7 @@ class VisionConfig:
 class VisionLanguageConfig:
     """A decoder, a vision tower, and the ids that stand for images in text."""
 
-    model_type: str  # qwen2_vl, qwen2_5_vl
+    model_type: str  # qwen2_vl, qwen2_5_vl, qwen3_vl
     text: DecoderConfig
     vision: VisionConfig
     image_id: int  # stands once for every merged patch of an image
@@ -206,6 +221,8 @@ class VisionLanguageConfig:
             raise ValueError(f"vision.out={self.vision.out} must be text.embed={self.text.embed}")
         if len(self.text.mrope_sections) != 3:
             raise ValueError(f"text.mrope_sections={self.text.mrope_sections} must be three: time, row, column")
+        if len(self.vision.deep_layers) > self.text.layers:
+            raise ValueError(f"{len(self.vision.deep_layers)} vision.deep_layers for {self.text.layers} layers of text")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,27 +41,27 @@ class Features:
     The rows of a batch are in S consecutive shards. Each shard has its own features, so that no feature moves between devices.
 
     Attributes:
-      values: F features of every shard.
+      values: F features of every shard. With a further axis, the first entry of a feature is the embedding, and the others are
+        added to the outputs of the first layers, one each (DeepStack, arXiv 2406.04334).
       index: for each token, the index of its feature within its shard; -1: the token keeps its own embedding.
-      deep: features that are added to the output of the first layers, one for each (DeepStack, arXiv 2406.04334); None: none.
     """
 
-    values: Float[Array, "S F D"]
+    values: Float[Array, "S F D"] | Float[Array, "S F N D"]
     index: Int[Array, "B T"]
-    deep: Float[Array, "S F N D"] | None = None
 
     def instead_of(self, x_BTD: Array) -> Array:
         """The tokens' embeddings, with the features inserted."""
-        return jnp.where(self.index[..., None] >= 0, self._taken(self.values, x_BTD), x_BTD)
+        values = self.values if self.values.ndim == 3 else self.values[:, :, 0]
+        return jnp.where(self.index[..., None] >= 0, self._taken(values, x_BTD), x_BTD)
 
     def added_to(self, x_BTD: Array, layer: Int[Array, ""] | int) -> Array:
         """The output of a layer, with its deep features added."""
-        if self.deep is None:
+        depth = 0 if self.values.ndim == 3 else self.values.shape[2] - 1
+        if not depth:
             return x_BTD
-        deep, depth = self.deep, self.deep.shape[2]
 
         def add(x: Array) -> Array:
-            here = jax.lax.dynamic_index_in_dim(deep, layer, axis=2, keepdims=False)
+            here = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
             return x + jnp.where(self.index[..., None] >= 0, self._taken(here, x), 0)
 
         if isinstance(layer, int):
@@ -282,7 +282,7 @@ class Decoder(nnx.Module):
           layers: with `unroll`, the result of `layer_weights`. A caller with its own loop calls it once before the loop.
           shared: `caches` is one tree for all layers, passed from layer to layer. `attend` gets (index of the layer, tree) and
             returns the tree (caches that are written in place).
-          replayed: the experts of each token in each layer that has experts; `experts.FREE`: the router chooses.
+          replayed: the experts of each token in each layer that has experts; `core.types.FREE`: the router chooses.
           counted: tokens that count in `Routing`; default: all.
           mesh: the program's devices, which experts are split over.
 
@@ -302,7 +302,7 @@ class Decoder(nnx.Module):
         sparse = self.config.sparse
 
         def layer(i: int) -> nnx.State:
-            """Parameters of layers with experts and of those without are stacks of their own; a layer does not read the other's."""
+            """Feed-forwards and experts are stacks of their own; a layer does not read what it gets of the other kind."""
             places = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
 
             def at(path: Any, p: Array) -> Array:
@@ -339,7 +339,13 @@ class Decoder(nnx.Module):
         replayed = None if replayed is None else jnp.moveaxis(replayed, 2, 0)
 
         def block(
-            x: Array, params: nnx.State, cache: Any, here: LayerAttend, number: Any, sparse: bool, replayed: Array | None
+            x: Array,
+            params: nnx.State,
+            cache: Any,
+            here: LayerAttend,
+            number: Any,
+            sparse: bool,
+            replayed: Array | None,
         ) -> tuple[Array, Any, Routing | None]:
             def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
                 return nnx.merge(graph, params)(x, rope, here, cache, dtype, sparse, replayed=replayed, **routing)

@@ -21,11 +21,10 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from routerl_jax.core.types import FREE
 from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.models.layers import Initializer
 from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
-
-FREE = -1  # in place of an expert's number: the router chooses
 
 
 @jax.tree_util.register_dataclass
@@ -72,7 +71,7 @@ class Experts(nnx.Module):
 
         Args:
           replayed: experts to take; their weights are this router's, so its gradient flows (rollout routing replay, arXiv
-            2510.11370). Where they are FREE, the router chooses.
+            2510.11370). Where they are `core.types.FREE`, the router chooses.
           counted: tokens that count in the sums of `Routing`; default: all.
           mesh: the program's devices; None: one, or the partitioner's choice.
         """
@@ -110,7 +109,7 @@ def balance_loss(routing: Routing) -> Float[Array, ""]:
 
 
 def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...], mesh: Mesh | None) -> Array:
-    """`_compute`, with rows split over the batch axes, and experts (or, if they can't be divided, their channels) over `tensor`.
+    """`_compute` with rows split over the batch axes, and experts (their channels, if they can't be divided) over `tensor`.
 
     Every device computes its own experts for its own rows, and the results are summed over `tensor`: tokens are there already,
     as in a dense layer, so none is sent to its expert.
@@ -129,7 +128,9 @@ def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...
         y = _compute(x, chosen, weights, *matrices, first=first)
         return jax.lax.psum(y, "tensor") if split else y
 
-    run = jax.shard_map(here, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False)
+    run = jax.shard_map(
+        here, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False
+    )
     return run(x, chosen, weights, *matrices)
 
 

@@ -115,6 +115,7 @@ class _Learner:
             settings.micro_tokens,
             model,
             share=settings.share_prefixes,
+            replay=settings.replay_routing,
         )
         self.holds = held(self._state) + held(self._frozen) + self._kept
 

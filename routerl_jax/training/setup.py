@@ -265,4 +265,5 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None) ->
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
         layout=config.engine.layout,
+        routes=config.learner.replay_routing,
     )

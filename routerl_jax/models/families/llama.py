@@ -52,6 +52,7 @@ def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> D
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
         rope_scaling=_rope_scaling(rope, max_length, source),
         mrope_sections=tuple(rope.get("mrope_section") or ()),
+        mrope_interleaved=bool(rope.get("mrope_interleaved")),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bias,
@@ -154,7 +155,7 @@ def decoder_rules(config: DecoderConfig) -> Rules:
 
 
 def _experts(config: Mapping[str, Any]) -> ExpertsConfig:
-    """Layers with experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`. transformers 5 writes num_local_experts."""
+    """Every `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`. transformers 5 writes num_local_experts."""
     step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
     layers = range(config["num_hidden_layers"])
     return ExpertsConfig(
@@ -233,6 +234,8 @@ def _rope_to_hf(config: DecoderConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.mrope_sections:
         rope["mrope_section"] = list(config.mrope_sections)
+    if config.mrope_interleaved:
+        rope["mrope_interleaved"] = True
     scaling = config.rope_scaling
     if scaling is None:
         return rope
