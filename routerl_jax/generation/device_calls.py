@@ -64,6 +64,11 @@ class DeviceCalls:
         cache: CacheKind,
         routes: bool,
     ) -> None:
+        if routes and model.config.experts is None:
+            raise ValueError(
+                f"a {model.architecture.model_type} model has no experts whose choice could be recorded: leave routes "
+                f"(config.learner.replay_routing) off"
+            )
         self._routes = routes
         self._mesh, self._table, self._dtype = mesh, table, model.compute_dtype
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None

@@ -69,11 +69,6 @@ class Engine:
         cache: CacheKind = "auto",
         routes: bool = False,
     ) -> None:
-        if routes and model.config.experts is None:
-            raise ValueError(
-                f"a {model.architecture.model_type} model has no experts whose choice could be recorded: leave routes "
-                f"(config.learner.replay_routing) off"
-            )
         check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction)
         if max_length > model.config.max_length:
             raise ValueError(

@@ -104,7 +104,7 @@ def test_the_balance_loss_of_even_routing() -> None:
 
 def test_what_needs_experts() -> None:
     with pytest.raises(ValueError, match="a llama model has no experts whose choice could be recorded"):
-        Engine(tiny.model(), routes=True)
+        Engine(tiny.model(), max_length=64, routes=True)
     with pytest.raises(ValueError, match=r"config\.learner\.replay_routing: a llama model has no experts"):
         BatchLayout(make_mesh(), (64,), 64, tiny.model(), replay=True)
 
