@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -34,9 +35,19 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(made.hf)
 
 
-def config(context: int = 256) -> VisionLanguageConfig:
-    """Patches of 4 pixels, windows of 2 x 2 merge groups; `context` in tokens."""
+def config(context: int = 256, kind: str = "qwen2_5_vl") -> VisionLanguageConfig:
+    """Patches of 4 pixels, windows of 2 x 2 merge groups; `context` in tokens. Or of Qwen3-VL's build, without windows."""
     start, image, end = (tokenizer().encode(mark)[0] for mark in MARKS)
+    if kind == "qwen3_vl":
+        tower = {"norm": "layer", "gated": False, "table": 5, "deep_layers": (0, 1), "depth": 3}
+        text = {"model_type": "qwen3", "qk_norm": True, "mrope_interleaved": True}
+        base = config(context)
+        return dataclasses.replace(
+            base,
+            model_type=kind,
+            text=dataclasses.replace(base.text, qkv_bias=False, **text),
+            vision=dataclasses.replace(base.vision, model_type=kind, window=None, full_layers=(), **tower),
+        )
     return VisionLanguageConfig(
         model_type="qwen2_5_vl",
         text=tiny.config(model_type="qwen2", qkv_bias=True, mrope_sections=(2, 1, 1), max_length=context),
@@ -60,15 +71,20 @@ def config(context: int = 256) -> VisionLanguageConfig:
 
 
 def model(
-    devices: int = 1, dtype=jnp.float32, mesh=None, layout: str = "replicated", context: int = 256
+    devices: int = 1,
+    dtype=jnp.float32,
+    mesh=None,
+    layout: str = "replicated",
+    context: int = 256,
+    kind: str = "qwen2_5_vl",
 ) -> VisionLanguageModel:
     """A random policy that sees."""
-    made = VisionLanguageModel(config(context), jax.random.key(0), param_dtype=dtype)
+    made = VisionLanguageModel(config(context, kind), jax.random.key(0), param_dtype=dtype)
     mesh = mesh or make_mesh(devices=jax.devices()[:devices])
     params = nnx.state(made, nnx.Param)
     nnx.update(made, jax.tree.map(jax.device_put, params, shardings(params, mesh, layout)))
     made.tokenizer = tokenizer()
-    made.image_processor = PROCESSOR
+    made.image_processor = PROCESSOR if kind == "qwen2_5_vl" else dataclasses.replace(PROCESSOR, window=None)
     return made
 
 

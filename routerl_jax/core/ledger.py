@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 import numpy as np
-from jaxtyping import Int32
+from jaxtyping import Int16, Int32
 
-from routerl_jax.core.types import PlacedImage, Sequence
+from routerl_jax.core.types import FREE, PlacedImage, Sequence
 
 
 class Ledger:
@@ -24,6 +24,7 @@ class Ledger:
         self._logprobs: list[float] = []
         self._versions: list[int] = []
         self._positions: list[tuple[int, int, int]] = []
+        self._routes: list[Int16[np.ndarray, "L C"] | None] = []
         self.images: list[tuple[int, PlacedImage]] = []
         self.next_position = 0
 
@@ -81,6 +82,17 @@ class Ledger:
         self._versions.extend([version] * len(tokens))
         self._advance(len(tokens))
 
+    def route(self, start: int, chosen: Seq[Int16[np.ndarray, "L C"] | None]) -> None:
+        """Records the experts that the sampler chose for tokens from `start` on; what is recorded already stays."""
+        self._routes.extend([None] * (start + len(chosen) - len(self._routes)))
+        for at, one in enumerate(chosen, start):
+            if self._routes[at] is None:
+                self._routes[at] = one
+
+    def routes(self, count: int) -> list[Int16[np.ndarray, "L C"] | None]:
+        """The experts of the first `count` tokens, as far as they are recorded; None elsewhere (do not modify)."""
+        return self._routes[:count]
+
     def logprob(self, start: int, stop: int) -> float:
         """Joint log-probability of the sampled tokens `start` to `stop`, under the policy that sampled them."""
         return float(sum(self._logprobs[start:stop]))
@@ -103,6 +115,7 @@ class Ledger:
         other._logprobs = list(self._logprobs)
         other._versions = list(self._versions)
         other._positions = list(self._positions)
+        other._routes = list(self._routes)
         other.images = list(self.images)
         other.next_position = self.next_position
         return other
@@ -117,4 +130,15 @@ class Ledger:
             positions=self.positions(0, length),
             versions=np.asarray(self._versions, np.int32),
             images=tuple(self.images),
+            routes=self._stacked_routes(length),
         )
+
+    def _stacked_routes(self, length: int) -> Int16[np.ndarray, "T L C"] | None:
+        known = next((one for one in self._routes if one is not None), None)
+        if known is None:
+            return None
+        result = np.full((length, *known.shape), FREE, np.int16)
+        for at, one in enumerate(self._routes):
+            if one is not None:
+                result[at] = one
+        return result

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int32
+from jaxtyping import Bool, Float32, Int16, Int32
 
 StopReason = Literal["stop", "eos", "length"]
 ActionKind = Literal["search", "region", "answer", "refusal", "invalid"]
@@ -196,6 +196,9 @@ class Turn:
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+FREE = -1  # in Sequence.routes, in place of an expert's number: the router chooses
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequence:
     """Tokens exactly as the engine fed and sampled them. The learner trains on these.
@@ -207,6 +210,8 @@ class Sequence:
       positions: rotary positions on three axes (time, height, width), [3, T]; equal axes for text.
       versions: policy version that sampled the token, [T]; -1 for fed tokens.
       images: (index of its first token, processed image) of every image among the tokens, in order.
+      routes: the experts that the sampler chose for each token in each layer with experts, [T, L, C]; FREE for tokens that it
+        never read, such as the last one. None: not recorded.
     """
 
     tokens: Int32[np.ndarray, " T"]
@@ -215,6 +220,7 @@ class Sequence:
     positions: Int32[np.ndarray, "3 T"]
     versions: Int32[np.ndarray, " T"]
     images: tuple[tuple[int, PlacedImage], ...] = ()
+    routes: Int16[np.ndarray, "T L C"] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

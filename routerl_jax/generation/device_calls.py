@@ -45,7 +45,7 @@ class DeviceCalls:
       mesh: the devices.
       table: hands out the cache's rows; every stream of a call holds one.
       max_length: most tokens of one row.
-      layout, cache: see Engine.
+      layout, cache, routes: see Engine.
 
     Attributes:
       params: the weights; None while the engine rests.
@@ -54,8 +54,22 @@ class DeviceCalls:
     """
 
     def __init__(
-        self, model: Decoder, mesh: Mesh, table: RowTable, max_length: int, *, layout: str, cache: CacheKind
+        self,
+        model: Decoder,
+        mesh: Mesh,
+        table: RowTable,
+        max_length: int,
+        *,
+        layout: str,
+        cache: CacheKind,
+        routes: bool,
     ) -> None:
+        if routes and model.config.experts is None:
+            raise ValueError(
+                f"a {model.architecture.model_type} model has no experts whose choice could be recorded: leave routes "
+                f"(config.learner.replay_routing) off"
+            )
+        self._routes = routes
         self._mesh, self._table, self._dtype = mesh, table, model.compute_dtype
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
@@ -100,7 +114,8 @@ class DeviceCalls:
         return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
 
     def extend(self, streams: Sequence[Stream]) -> int:
-        """Feeds rows the missing tokens of their ledgers, up to the last-but-one token, and updates `cached`.
+        """Feeds rows the missing tokens of their ledgers, up to the last-but-one token, and updates `cached`. Their experts are
+        recorded, if that is wanted.
 
         Returns:
           The computed rows x tokens, padding included.
@@ -145,7 +160,7 @@ class DeviceCalls:
                 image_index[slot][:count] = images.index(stream, stream.cached, stop)
             counts[slot] = count
         starts = layout.gather(lambda stream: stream.cached)
-        self.cache = self._programs.extend(
+        self.cache, chosen = self._programs.extend(
             params=self.params,
             cache=self._take_cache(),
             rows=layout.rows,
@@ -156,8 +171,12 @@ class DeviceCalls:
             image_values=None if images is None else images.values,
             image_index=None if images is None else image_index,
             span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
+            routes=self._routes,
         )
+        chosen = None if chosen is None else jax.device_get(chosen)
         for slot, stream in layout:
+            if chosen is not None:
+                stream.ledger.route(stream.cached, list(chosen[slot][: counts[slot]].copy()))
             stream.cached += int(counts[slot])
         return tokens.size
 
@@ -224,6 +243,7 @@ class DeviceCalls:
             span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
             truncate=any(stream.turn_request.sampling.truncated for stream in streams),
             top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
+            routes=self._routes,
         )
         return layout, jax.device_get(outputs)
 

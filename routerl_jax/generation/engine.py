@@ -46,11 +46,12 @@ class Engine:
       seed: root of all sampling randomness.
       layout: sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS), in the model's compute dtype. Empty: the
         model's own arrays, no copy.
+      routes: record the experts that the routers choose for every token (`core.types.Sequence.routes`).
       cache: `paged` (pages.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
 
     Raises:
-      ValueError: nothing could be generated with these sizes, max_length exceeds the model's context, there is no tokenizer, or
-        the layout or cache is unknown.
+      ValueError: nothing could be generated with these sizes, max_length exceeds the model's context, there is no tokenizer,
+        the layout or cache is unknown, or `routes` of a model without experts.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Engine:
         seed: int = 0,
         layout: str = "",
         cache: CacheKind = "auto",
+        routes: bool = False,
     ) -> None:
         check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction)
         if max_length > model.config.max_length:
@@ -87,7 +89,7 @@ class Engine:
         self.stats = EngineStats()
         shards = batch_shards(self.mesh)
         self._table = RowTable(shards, -(-rows // shards))
-        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache)
+        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes)
         self._streams: list[Stream] = []
         self._shared: list[tuple[Stream, Stream]] = []  # (source, target) rows to copy before the next step
         self._clock = 0
@@ -232,6 +234,7 @@ class Engine:
             row = self._table.take(near=source.row[0])
             if row is not None and row[0] == source.row[0]:
                 target.row, target.cached, target.last_used = row, count, self._clock
+                target.ledger.route(0, source.ledger.routes(count))
                 self._shared.append((source, target))
             elif row is not None:
                 self._table.release(row)
@@ -400,6 +403,7 @@ class Engine:
         self.stats.prefilled_tokens += missing
         for leader, follower in followers:
             follower.cached = leader.cached
+            follower.ledger.route(0, leader.ledger.routes(leader.cached))
             self.stats.forked_tokens += leader.cached
         if followers:
             self._calls.fork(followers)
@@ -425,6 +429,8 @@ class Engine:
         stream.ledger.sample(
             outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), self.version
         )
+        if outputs.chosen is not None:
+            stream.ledger.route(stream.cached, list(outputs.chosen[place][:count].copy()))
         stream.cached += count
         request.sampled += count
         request.tops += outputs.tops(place, count, request.top)

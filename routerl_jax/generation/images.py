@@ -39,7 +39,7 @@ class EncodedImages:
       slots: for (shard, digest of an image), the index of the feature of each of its tokens.
     """
 
-    values: Float[Array, "D F E"]
+    values: Float[Array, "D F E"] | Float[Array, "D F N E"]
     slots: dict[tuple[int, str], Int32[np.ndarray, " tokens"]]
 
     def index(self, stream: Fed, start: int, stop: int) -> Int32[np.ndarray, " T"]:

@@ -83,7 +83,8 @@ def lower_programs(
         vision = model.vl_config.vision
         images = abstract_images((shards,), MOST_PATCHES, vision, dtype, batch_sharding(mesh))
         lowered["encode"] = jitted.encode.lower(params=params, images=images)
-        features = (shards, MOST_PATCHES // vision.group, config.embed)
+        deep = (1 + len(vision.deep_layers),) if vision.deep_layers else ()
+        features = (shards, MOST_PATCHES // vision.group, *deep, config.embed)
         image_inputs = {"image_values": host(features, dtype, batch_sharding(mesh)), "image_index": host(fed)}
     lowered["prefill"] = jitted.extend.lower(
         params=params,

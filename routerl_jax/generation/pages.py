@@ -152,6 +152,10 @@ class _Extension:
         moved = jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(x, self._padding)
         return moved.reshape(-1, *x.shape[2:])
 
+    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
+        by_row = x.reshape(*self._padding.shape, *x.shape[1:])
+        return jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(by_row, -self._padding)
+
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._where, self._lengths)
 

@@ -72,7 +72,7 @@ class DecodeInputs:
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tokens", "logprobs", "counts", "states", "stopped", "top_tokens", "top_logprobs"],
+    data_fields=["tokens", "logprobs", "counts", "states", "stopped", "top_tokens", "top_logprobs", "chosen"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,8 @@ class DecodeOutputs:
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
     top_tokens: Int[Array, "D A S K"] | None = None  # the likeliest ones, best first; None: nobody asked
     top_logprobs: Float[Array, "D A S K"] | None = None
+    # the experts of the token that each step read (of the token before the sampled one); None: not wanted
+    chosen: Int[Array, "D A S L C"] | None = None
 
     def tops(self, place: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
         """The `top` likeliest tokens in the places of a row's first `count` ones; none if nobody asked."""
@@ -105,12 +107,15 @@ def extend(
     tokens: Int[Array, "D A S"],
     positions: Int[Array, "D A S"] | Int[Array, "D A S 3"],
     counts: Int[Array, "D A"],
-    image_values: Float[Array, "D F E"] | None = None,
+    image_values: Float[Array, "D F E"] | Float[Array, "D F N E"] | None = None,
     image_index: Int[Array, "D A S"] | None = None,
     *,
     span: int,
-) -> KVCache:
+    routes: bool = False,
+) -> tuple[KVCache, Int[Array, "D A S L C"] | None]:
     """Feeds `counts` given tokens to each row, whose first `starts` positions are already cached (starts <= span).
+
+    With `routes`, also gives the experts that were chosen for each token.
 
     `positions` are the tokens' rotary positions (time, row and column for vision models); the position in the cache follows
     from `starts` alone. A token with `image_index` >= 0 gets that feature of its shard's `image_values`; -1: no image.
@@ -123,18 +128,20 @@ def extend(
     if image_values is not None and image_index is not None:
         values, index = _by_shard(mesh, (image_values, extension.align(image_index)))
         features = Features(values=values, index=index)
-    _, caches = model.run(
+    ran = model.run(
         flat,
         at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
         extension.attend,
         extension.caches,
         shared=extension.shared,
         features=features,
+        mesh=mesh,
     )
-    return extension.finish(caches)
+    chosen = extension.restore(ran.routing.chosen.astype(jnp.int16)) if routes and ran.routing else None
+    return extension.finish(ran.caches), chosen
 
 
-def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F E"]:
+def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInputs) -> Float[Array, "D F ..."]:
     """Features of the images of every shard, [D, P, ...]."""
     model: VisionLanguageModel = nnx.merge(graph, params)
     return model.features(_by_shard(mesh, images), attention=Attention.on(mesh))
@@ -160,10 +167,11 @@ def decode(
     span: int,
     truncate: bool,
     top: int = 0,
+    routes: bool = False,
 ) -> tuple[KVCache, DecodeOutputs]:
     """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running.
 
-    `top`: of each step, tell so many of the likeliest tokens, too.
+    `top`: of each step, tell so many of the likeliest tokens, too. `routes`: tell the experts of each token that is read.
     """
     model: Decoder = nnx.merge(graph, params)
     # Slicing stacked weights copies them on CPUs and GPUs. Done here, it happens once per call and not in every step.
@@ -193,7 +201,7 @@ def decode(
         step = state["step"]
         alive = running(state["counts"], state["stopped"])
         token = _by_shard(mesh, state["token"])
-        hidden, cached = model.run(
+        hidden, cached, routing = model.run(
             token[:, None],
             (rotary + step)[:, None],
             segment.attend(step, alive),
@@ -201,6 +209,7 @@ def decode(
             unroll=True,
             layers=layers,
             shared=segment.shared,
+            mesh=mesh,
         )
         logits = model.unembed(hidden[:, 0])
         drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)
@@ -213,6 +222,9 @@ def decode(
         if top:
             likeliest = top_logprobs(logits, temperature, top)
             tops = [jax.lax.dynamic_update_slice_in_dim(a, b[:, None], step, axis=1) for a, b in zip(tops, likeliest)]
+        chosen = state["chosen"]
+        if routes and routing is not None:
+            chosen = jax.lax.dynamic_update_slice_in_dim(chosen, routing.chosen.astype(jnp.int16), step, axis=1)
         hit = hits[state["automaton"], token] & stop_masks
         return {
             "step": step + 1,
@@ -224,10 +236,12 @@ def decode(
             "automaton": jnp.where(alive, transition[state["automaton"], token], state["automaton"]),
             "stopped": jnp.where(alive, hit, state["stopped"]),
             "tops": tops,
+            "chosen": chosen,
         }
 
     shape = (batch, steps, min(top, model.config.vocab_size))
-
+    sparse, experts = model.config.sparse.count(True), model.config.experts
+    routed = routes and experts is not None
     state = jax.lax.while_loop(
         go_on,
         body,
@@ -241,6 +255,7 @@ def decode(
             "automaton": flat(inputs.states),
             "stopped": jnp.zeros(batch, jnp.uint32),
             "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
+            "chosen": jnp.zeros((batch, steps, sparse, experts.chosen), jnp.int16) if routed else None,
         },
     )
     counts = state["counts"].reshape(shards, active)
@@ -253,6 +268,7 @@ def decode(
         stopped=state["stopped"].reshape(shards, active),
         top_tokens=tops[0],
         top_logprobs=tops[1],
+        chosen=state["chosen"].reshape(shards, active, *state["chosen"].shape[1:]) if routed else None,
     )
     return segment.finish(state["cached"], counts), outputs
 
@@ -278,9 +294,9 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
     return Programs(
         extend=jax.jit(
             functools.partial(extend, graph, mesh),
-            static_argnames=("span",),
+            static_argnames=("span", "routes"),
             donate_argnames=("cache",),
-            out_shardings=cache_shardings,
+            out_shardings=(cache_shardings, replicated(mesh)),
         ),
         fork=jax.jit(  # a partial, so that its compilations are counted separately from those of other engines
             functools.partial(fork),
@@ -290,7 +306,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
         ),
         decode=jax.jit(
             functools.partial(decode, graph, mesh),
-            static_argnames=("steps", "span", "truncate", "top"),
+            static_argnames=("steps", "span", "truncate", "top", "routes"),
             donate_argnames=("cache",),
             out_shardings=(cache_shardings, replicated(mesh)),
         ),

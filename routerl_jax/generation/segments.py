@@ -76,6 +76,9 @@ class _Extension:
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         return x.reshape(-1, *x.shape[2:])
 
+    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
+        return x.reshape(*self._rows.shape, *x.shape[1:])
+
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         seen_new, seen_cached = self._causal, self._seen_cached
         if window is not None:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from routerl_jax.core.types import Sequence
+from routerl_jax.core.types import FREE, Sequence
 from routerl_jax.learning.prefixes import Bundle, bundles
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, place_images
@@ -25,7 +25,7 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
-TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index", "segment_ends")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index", "segment_ends", "routes")
 _LEAST_PATCHES = 1024
 
 
@@ -53,6 +53,7 @@ class Batch:
     images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
     image_index: Int[Array, "M D W"] | None = None  # index of the token's feature among its shard's images; -1: none
     segment_ends: Int[Array, "M D W"] | None = None  # set if sequences share tokens: learning/prefixes.py
+    routes: Int[Array, "M D W L C"] | None = None  # the sampler's experts of each token; None: routers choose
 
 
 class BatchLayout:
@@ -65,15 +66,32 @@ class BatchLayout:
       micro_tokens: tokens of one micro-batch (more if the longest bucket needs it).
       model: the model of the sequences, which decides how positions and images are laid out. Default: a text model.
       share: compute common beginnings of sequences once (learning/prefixes.py).
+      replay: batches hold the experts that the sampler chose (`Sequence.routes`).
 
     Raises:
-      ValueError: `share` is set and the model has layers with sliding-window attention. Their window counts distances in the
-        row, which sharing changes.
+      ValueError: `replay` is set and the model has no experts; or `share` is set and the model has layers with sliding-window
+        attention. Their window counts distances in the row, which sharing changes.
     """
 
     def __init__(
-        self, mesh: Mesh, buckets: Seq[int], micro_tokens: int, model: Decoder | None = None, *, share: bool = False
+        self,
+        mesh: Mesh,
+        buckets: Seq[int],
+        micro_tokens: int,
+        model: Decoder | None = None,
+        *,
+        share: bool = False,
+        replay: bool = False,
     ) -> None:
+        self._chosen: tuple[int, int] | None = None  # layers with experts, and experts of a token
+        if replay:
+            experts = None if model is None else model.config.experts
+            if model is None or experts is None:
+                kind = "text" if model is None else model.architecture.model_type
+                raise ValueError(
+                    f"config.learner.replay_routing: a {kind} model has no experts; switch replay_routing off"
+                )
+            self._chosen = model.config.sparse.count(True), experts.chosen
         if share and model is not None and any(window is not None for window in model.config.windows):
             raise ValueError(
                 f"config.learner.share_prefixes: layers of a {model.config.model_type} model see a window of "
@@ -122,11 +140,15 @@ class BatchLayout:
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
+        if self._chosen is not None:
+            arrays["routes"] = np.full((*shape, *self._chosen), FREE, np.int16)
         for i, (micro, shard, slots) in enumerate(placed):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slots)
             arrays["tokens"][at] = sequence.tokens
             arrays["positions"][at] = sequence.positions[0] if self._vision is None else sequence.positions.T
+            if self._chosen is not None and sequence.routes is not None:
+                arrays["routes"][at] = sequence.routes
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
             # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
             decides = np.flatnonzero(
@@ -226,6 +248,8 @@ class BatchLayout:
             fields["images"] = abstract_images(shape[:2], patches, self._vision, self._dtype, sharding)
         if self.share:
             fields["segment_ends"] = fields["segment_ids"]
+        if self._chosen is not None:
+            fields["routes"] = jax.ShapeDtypeStruct((*shape, *self._chosen), np.int16, sharding=sharding)
         unsplit = replicated(self.mesh)
         fields["buckets"] = jax.ShapeDtypeStruct((micros,), np.int32, sharding=unsplit)
         fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=unsplit)

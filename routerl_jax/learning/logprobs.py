@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.learning.losses import KLDirection
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.decoder import Decoder, Features, Remat
+from routerl_jax.models.decoder import Decoder, Features, Ran, Remat
+from routerl_jax.models.experts import Routing
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
@@ -26,6 +27,7 @@ class Scores(NamedTuple):
     logprobs: Float[Array, "B T"]
     entropies: Float[Array, "B T"]
     divergences: Float[Array, "B T"]  # KL with a reference, summed over the vocabulary
+    routing: Routing | None = None  # what the model's routers did; None without experts
 
 
 def target_scores(
@@ -44,6 +46,7 @@ def target_scores(
     images: VisionInputs | None = None,
     image_index: Int[Array, "B T"] | None = None,
     segment_ends: Int[Array, "B T"] | None = None,
+    routes: Int[Array, "B T L C"] | None = None,
 ) -> Scores:
     """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
@@ -58,15 +61,16 @@ def target_scores(
       images: the images of every shard of rows, [S, P, ...].
       image_index: for each token, the index of its feature among its shard's images; -1: none.
       segment_ends: segment ends, if sequences share their beginnings (learning/prefixes.py).
+      routes: the experts of each token, of the model and the reference alike; default: each router chooses.
     """
 
-    def hidden(model: Decoder) -> Float[Array, "B T E"]:
+    def hidden(model: Decoder) -> Ran:
         features = None
         if images is not None and image_index is not None:
             assert isinstance(model, VisionLanguageModel)
             features = Features(values=model.features(images, remat=remat, attention=attention), index=image_index)
         rotary = positions if positions.ndim == 2 else jnp.moveaxis(positions, -1, 0)
-        return model.hidden(
+        return model.forward(
             tokens,
             rotary,
             segment_ids,
@@ -74,6 +78,7 @@ def target_scores(
             remat=remat,
             attention=attention,
             features=features,
+            replayed=routes,
         )
 
     batch, length = tokens.shape
@@ -104,12 +109,14 @@ def target_scores(
             divergences = sign * (jnp.exp(weight) * (theirs - ours)).sum(axis=-1)
         return Scores(logprobs, entropies, divergences)
 
-    of_reference = None if reference is None else jax.lax.stop_gradient(hidden(reference))
-    inputs = hidden(model), targets, of_reference
+    of_reference = None if reference is None else jax.lax.stop_gradient(hidden(reference).hidden)
+    ran = hidden(model)
+    inputs = ran.hidden, targets, of_reference
     if chunks == 1:
-        return one(inputs)
+        return one(inputs)._replace(routing=ran.routing)
     scores = jax.lax.map(jax.checkpoint(one), jax.tree.map(cut, inputs))
-    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length], scores)
+    whole = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length], scores)
+    return whole._replace(routing=ran.routing)
 
 
 def _split(logits: Float[Array, "B t V"], mesh: Mesh | None) -> Float[Array, "B t V"]:

@@ -21,6 +21,9 @@ from routerl_jax.learning.losses import (
     sequence_means,
     sequence_sums,
 )
+from routerl_jax.models.experts import Routing, balance_loss
+
+ROUTING_METRICS = ("router_entropy", "expert_load", "experts_idle")  # of models with experts; see `_routing_terms`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,8 @@ class LossConfig:
     measure_entropy: bool = (
         False  # log the exact entropy (actor/entropy), from the update's own logits, without a bonus
     )
+    # weight of the experts' load-balancing loss (models.experts.balance_loss), for models with experts
+    balance_coef: NonNegative = 0.0
     # nats; tokens below this entropy only take part in the KL, not in the policy gradient (train on decisions only)
     min_entropy: NonNegative = 0.0
 
@@ -103,7 +108,7 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     Args:
       scores: scores of the targets, [rows, time]; with divergences if the KL is exact.
       fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; also `segment_ids` for ratios of
-        sequences.
+        sequences, and `share` (one over the number of micro-batches) for models with experts.
 
     Returns:
       The loss, and sums over tokens by name (`weight` is the sum of the weights).
@@ -140,5 +145,23 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
         if loss.entropy_coef:
             total = total - loss.entropy_coef * entropy
         metrics["entropy"] = jax.lax.stop_gradient(entropy)
+    if scores.routing is not None:
+        total = total + _routing_terms(loss, scores.routing, fields.get("share", 1.0), metrics)
     metrics["loss"] = total
     return total, metrics
+
+
+def _routing_terms(loss: LossConfig, routing: Routing, share: Array | float, metrics: dict[str, Array]) -> Array:
+    """Writes the metrics of routing, and gives the balance loss with its weight: each a mean over micro-batches.
+
+    `router_entropy` is the mean over tokens and layers, in nats. `expert_load` is the load of a layer's busiest expert, mean
+    over layers: 1 if all have equal loads, E / C if all tokens take the same C of E experts. `experts_idle` is the share of
+    experts without a token.
+    """
+    balance = share * balance_loss(routing)
+    loads = routing.load / jnp.maximum(routing.load.mean(-1, keepdims=True), 1e-9)
+    metrics["balance_loss"] = balance
+    metrics["router_entropy"] = share * routing.entropy.sum() / jnp.maximum(routing.tokens.sum(), 1.0)
+    metrics["expert_load"] = share * loads.max(-1).mean()
+    metrics["experts_idle"] = share * (routing.load == 0).mean()
+    return loss.balance_coef * balance

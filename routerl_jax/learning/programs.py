@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchLayout
 from routerl_jax.learning.logprobs import Scores, target_scores
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.objective import ROUTING_METRICS, LossConfig, objective
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.layers import matmul_precision
@@ -76,6 +76,7 @@ def jit_programs(
             images=fields.get("images"),
             image_index=fields.get("image_index"),
             segment_ends=fields.get("segment_ends"),
+            routes=fields.get("routes"),
         )
 
     def logprobs(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
@@ -182,7 +183,7 @@ def _update(
 
     def total_loss(params: nnx.State, fields: dict[str, Any]) -> tuple[Array, tuple[dict[str, Array], Array]]:
         scores = score(params, frozen, reference, fields)
-        total, metrics = objective(loss, scores, fields)
+        total, metrics = objective(loss, scores, fields | {"share": 1 / jnp.maximum(batch.count, 1)})
         return total, (metrics, _unfold(layout, scores.logprobs))
 
     def gradient(micro: Array) -> tuple[nnx.State, dict[str, Array], Array]:
@@ -207,6 +208,7 @@ def _update(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = cast(nnx.State, optax.apply_updates(state.params, updates))
     weight = jnp.maximum(metrics.pop("weight"), 1e-9)
-    metrics = {name: value if name.endswith("loss") else value / weight for name, value in metrics.items()}
+    whole = ("loss", *ROUTING_METRICS)  # sums already, or means over micro-batches
+    metrics = {name: value if name.endswith(whole) else value / weight for name, value in metrics.items()}
     metrics["grad_norm"] = optax.global_norm(grads)
     return LearnerState(params=params, opt_state=opt_state, updates=state.updates + 1), metrics, logprobs

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+DECODER_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 POOLINGS = ("mean", "cls", "pooler")
 
 
@@ -35,10 +35,29 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward."""
+class ExpertsConfig:
+    """Sparse layers: in place of one feed-forward, a router sends each token to a few of many (models/experts.py)."""
 
-    model_type: str  # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3
+    count: int
+    chosen: int  # experts of a token
+    mlp: int  # channels of an expert
+    normalized: bool = False  # whether the weights of a token's experts add up to 1
+    dense_layers: tuple[int, ...] = ()  # layers with one feed-forward, of DecoderConfig.mlp channels
+    balance_coef: float = 0.001  # config.json's weight of the load-balancing loss; runs have a setting of their own
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chosen <= self.count:
+            raise ValueError(f"chosen={self.chosen} experts of a token must be from 1 to count={self.count}")
+        if list(self.dense_layers) != sorted(set(self.dense_layers)):
+            raise ValueError(f"dense_layers={self.dense_layers} must be layers in order, each once")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A Llama-style decoder: RMSNorm, rotary grouped-query attention, gated SiLU feed-forward, of experts or not."""
+
+    # llama (also SmolLM2), mistral, qwen2 (also the text part of Qwen2-VL and Qwen2.5-VL), qwen3 (also of Qwen3-VL), qwen3_moe
+    model_type: str
     vocab_size: int
     embed: int
     layers: int
@@ -50,6 +69,7 @@ class DecoderConfig:
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     mrope_sections: tuple[int, ...] = ()  # frequencies that turn with time, height, width (vision-language models)
+    mrope_interleaved: bool = False  # the three take turns from frequency to frequency (Qwen3-VL), or lie in blocks
     norm_eps: float = 1e-6
     tied_embeddings: bool = False
     qkv_bias: bool = False
@@ -57,6 +77,7 @@ class DecoderConfig:
     qk_norm: bool = False  # RMSNorm over head_dim of queries and keys (Qwen3)
     window: int | None = None  # tokens that a windowed layer's query sees, itself included
     windowed: tuple[bool, ...] = ()  # by layer; empty: every layer if `window` is set
+    experts: ExpertsConfig | None = None  # of qwen3_moe
     init_scale: float = 0.02
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
@@ -72,13 +93,20 @@ class DecoderConfig:
             )
         # What a family fixes, config.json does not say: an export of another combination would load as another model.
         required = {
-            "qk_norm": self.model_type == "qwen3",
+            "qk_norm": self.model_type in ("qwen3", "qwen3_moe"),
             "qkv_bias": self.model_type == "qwen2" or (self.qkv_bias and self.model_type != "mistral"),
             "output_bias": self.model_type not in ("qwen2", "mistral") and self.qkv_bias,
         }
         for key, value in required.items():
             if getattr(self, key) != value:
                 raise ValueError(f"{key}={getattr(self, key)} makes no {self.model_type}; set {key}={value}")
+        if (self.experts is None) == (self.model_type == "qwen3_moe"):
+            raise ValueError(
+                f"experts={self.experts} makes no {self.model_type}; qwen3_moe has experts, the others none"
+            )
+        beyond = [layer for layer in self.experts.dense_layers if layer >= self.layers] if self.experts else []
+        if beyond or (self.experts and len(self.experts.dense_layers) == self.layers):
+            raise ValueError(f"experts.dense_layers {beyond or 'are all layers'}: the decoder has {self.layers} layers")
         if self.window is not None and self.model_type == "llama":
             raise ValueError("window makes no llama; set window=None, or model_type='mistral'")
         if self.window is not None and self.window < 1:
@@ -94,6 +122,11 @@ class DecoderConfig:
         windowed = self.windowed or (self.window is not None,) * self.layers
         return tuple(self.window if flag else None for flag in windowed)
 
+    @property
+    def sparse(self) -> tuple[bool, ...]:
+        """Whether each layer has experts."""
+        return tuple(bool(self.experts) and i not in self.experts.dense_layers for i in range(self.layers))
+
 
 TextKind = Literal["query", "passage"]
 
@@ -102,7 +135,7 @@ TextKind = Literal["query", "passage"]
 class VisionConfig:
     """A vision tower: patches, layers with window or full attention, and a merger to the language model's width."""
 
-    model_type: Literal["qwen2_vl", "qwen2_5_vl"]
+    model_type: Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
     depth: int
     embed: int
     heads: int
@@ -116,7 +149,11 @@ class VisionConfig:
     full_layers: tuple[int, ...] = ()  # layers with full attention beside windowed ones
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
-    gated: bool = True  # SiLU-gated feed-forward (Qwen2.5-VL), or quick-GELU without gate (Qwen2-VL)
+    # SiLU-gated feed-forward (Qwen2.5-VL), or without a gate: quick-GELU (Qwen2-VL), GELU by tanh (Qwen3-VL)
+    gated: bool = True
+    table: int = 0  # side of the grid of learned positions, stretched over every picture (Qwen3-VL); 0: none
+    # layers whose output is merged, too, and added to the first layers of the language model (DeepStack, arXiv 2406.04334)
+    deep_layers: tuple[int, ...] = ()
     rope_theta: float = 10_000.0
     init_scale: float = 0.02
 
@@ -128,9 +165,17 @@ class VisionConfig:
             )
         if self.window is not None and self.window < self.patch * self.merge:
             raise ValueError(f"window={self.window} is smaller than a merge group of {self.patch * self.merge} pixels")
-        beyond = [layer for layer in self.full_layers if not 0 <= layer < self.depth]
-        if beyond:
-            raise ValueError(f"full_layers {beyond} are not layers of a tower of depth {self.depth}")
+        for name in ("full_layers", "deep_layers"):
+            beyond = [layer for layer in getattr(self, name) if not 0 <= layer < self.depth]
+            if beyond:
+                raise ValueError(f"{name} {beyond} are not layers of a tower of depth {self.depth}")
+        if list(self.deep_layers) != sorted(set(self.deep_layers)):
+            raise ValueError(f"deep_layers={self.deep_layers} must be in order, each once")
+        if (self.model_type == "qwen3_vl") != bool(self.table) or (self.deep_layers and not self.table):
+            raise ValueError(
+                f"table={self.table} and deep_layers={self.deep_layers} make no {self.model_type}: qwen3_vl has learned "
+                f"positions, and deep layers as it likes; the others have neither"
+            )
         # What a family fixes, config.json does not say: an export of another combination would load as another model.
         newer = self.model_type == "qwen2_5_vl"
         for key, value in {"norm": "rms" if newer else "layer", "gated": newer}.items():
@@ -163,7 +208,7 @@ class VisionConfig:
 class VisionLanguageConfig:
     """A decoder, a vision tower, and the ids that stand for images in text."""
 
-    model_type: str  # qwen2_vl, qwen2_5_vl
+    model_type: str  # qwen2_vl, qwen2_5_vl, qwen3_vl
     text: DecoderConfig
     vision: VisionConfig
     image_id: int  # stands once for every merged patch of an image
@@ -176,6 +221,8 @@ class VisionLanguageConfig:
             raise ValueError(f"vision.out={self.vision.out} must be text.embed={self.text.embed}")
         if len(self.text.mrope_sections) != 3:
             raise ValueError(f"text.mrope_sections={self.text.mrope_sections} must be three: time, row, column")
+        if len(self.vision.deep_layers) > self.text.layers:
+            raise ValueError(f"{len(self.vision.deep_layers)} vision.deep_layers for {self.text.layers} layers of text")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""One decoder for Llama 3, SmolLM2, Mistral, Qwen2.5 and Qwen3.
+"""One decoder for Llama 3, SmolLM2, Mistral, Qwen2.5, Qwen3 and Qwen3-MoE.
 
 Parameters of all layers are stacked on a leading `layers` axis: scanned in training and prefill, indexed in decoding.
 Dimensions: B batch, T time, D residual stream, L layers, N query heads, K key/value heads, H head width, F feed-forward,
-V vocabulary.
+V vocabulary, C experts of a token.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.experts import Experts, Routing
 from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm
 from routerl_jax.models.projection import project
 from routerl_jax.models.rope import rope_angles, rotate
@@ -39,18 +41,46 @@ class Features:
     The rows of a batch are in S consecutive shards. Each shard has its own features, so that no feature moves between devices.
 
     Attributes:
-      values: F features of every shard.
+      values: F features of every shard. With a further axis, the first entry of a feature is the embedding, and the others are
+        added to the outputs of the first layers, one each (DeepStack, arXiv 2406.04334).
       index: for each token, the index of its feature within its shard; -1: the token keeps its own embedding.
     """
 
-    values: Float[Array, "S F D"]
+    values: Float[Array, "S F D"] | Float[Array, "S F N D"]
     index: Int[Array, "B T"]
 
     def instead_of(self, x_BTD: Array) -> Array:
         """The tokens' embeddings, with the features inserted."""
-        index = self.index.reshape(self.values.shape[0], -1, 1)
-        taken = jnp.take_along_axis(self.values, jnp.maximum(index, 0), axis=1)
-        return jnp.where(self.index[..., None] >= 0, taken.reshape(x_BTD.shape).astype(x_BTD.dtype), x_BTD)
+        values = self.values if self.values.ndim == 3 else self.values[:, :, 0]
+        return jnp.where(self.index[..., None] >= 0, self._taken(values, x_BTD), x_BTD)
+
+    def added_to(self, x_BTD: Array, layer: Int[Array, ""] | int) -> Array:
+        """The output of a layer, with its deep features added."""
+        depth = 0 if self.values.ndim == 3 else self.values.shape[2] - 1
+        if not depth:
+            return x_BTD
+
+        def add(x: Array) -> Array:
+            here = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
+            return x + jnp.where(self.index[..., None] >= 0, self._taken(here, x), 0)
+
+        if isinstance(layer, int):
+            return add(x_BTD) if layer < depth else x_BTD
+        return jax.lax.cond(layer < depth, add, lambda x: x, x_BTD)
+
+    def _taken(self, values: Array, x_BTD: Array) -> Array:
+        """The feature of each token; any for tokens without one."""
+        index = self.index.reshape(values.shape[0], -1, 1)
+        taken = jnp.take_along_axis(values, jnp.maximum(index, 0), axis=1)
+        return taken.reshape(x_BTD.shape).astype(x_BTD.dtype)
+
+
+class Ran(NamedTuple):
+    """What `Decoder.run` gives."""
+
+    hidden: Float[Array, "B T D"]  # normed
+    caches: Any
+    routing: Routing | None  # None without experts
 
 
 _REMAT_POLICIES = {
@@ -86,9 +116,12 @@ class Blocks(nnx.Module):
             self.q_norm = init.ones((layers, width), ("layers", None))
             self.k_norm = init.ones((layers, width), ("layers", None))
         self.mlp_norm = init.ones((layers, embed), ("layers", None))
-        self.gate = init.normal((layers, embed, config.mlp), ("layers", "embed", "mlp"))
-        self.up = init.normal((layers, embed, config.mlp), ("layers", "embed", "mlp"))
-        self.down = init.normal((layers, config.mlp, embed), ("layers", "mlp", "embed"))
+        if dense := config.sparse.count(False):
+            self.gate = init.normal((dense, embed, config.mlp), ("layers", "embed", "mlp"))
+            self.up = init.normal((dense, embed, config.mlp), ("layers", "embed", "mlp"))
+            self.down = init.normal((dense, config.mlp, embed), ("layers", "mlp", "embed"))
+        if config.experts is not None:
+            self.experts = Experts(config.experts, config.sparse.count(True), embed, init)
 
     def __call__(
         self,
@@ -97,7 +130,9 @@ class Blocks(nnx.Module):
         attend: LayerAttend,
         cache: Any,
         dtype: jnp.dtype,
-    ) -> tuple[Array, Any]:
+        sparse: bool,
+        **routing: Any,
+    ) -> tuple[Array, Any, Routing | None]:
         config = self.config
         h = rms_norm(x_BTD, self.attention_norm[...], config.norm_eps)
         q, k, v = (project(self, name, h, dtype) for name in ("q", "k", "v"))
@@ -115,8 +150,11 @@ class Blocks(nnx.Module):
             out = out + self.o_bias[...].astype(dtype)
         x_BTD = x_BTD + out
         h = rms_norm(x_BTD, self.mlp_norm[...], config.norm_eps)
+        if sparse:
+            h, routed = self.experts(h, dtype, **routing)
+            return x_BTD + h, cache, routed
         h = jax.nn.silu(project(self, "gate", h, dtype)) * project(self, "up", h, dtype)
-        return x_BTD + project(self, "down", h, dtype), cache
+        return x_BTD + project(self, "down", h, dtype), cache, None
 
 
 class Decoder(nnx.Module):
@@ -169,13 +207,24 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "B T"],
         positions: Int[Array, "B T"] | None = None,
         segment_ids: Int[Array, "B T"] | None = None,
+        **options: Any,
+    ) -> Float[Array, "B T D"]:
+        """Normed hidden states before the output projection; arguments as of `forward`."""
+        return self.forward(tokens, positions, segment_ids, **options).hidden
+
+    def forward(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
         *,
         segment_ends: Int[Array, "B T"] | None = None,
         remat: Remat = "none",
         attention: Attention | None = None,
         features: Features | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Normed hidden states before the output projection.
+        replayed: Int[Array, "B T L C"] | None = None,
+    ) -> Ran:
+        """Runs whole sequences: hidden states, and what the routers did (of tokens in a segment that is not 0).
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
@@ -184,6 +233,7 @@ class Decoder(nnx.Module):
           remat: trades compute for memory in the backward pass.
           attention: the implementation of attention; default: the best for the weights' devices. Inside jit these are unknown,
             so pass it there.
+          replayed: see `run`.
         """
         backend = attention or Attention.where(self.embedding[...])
         tokens = jnp.asarray(tokens)
@@ -194,7 +244,17 @@ class Decoder(nnx.Module):
             ends = segment_ends
             return self_attention(q, k, v, segment_ids, segment_ends=ends, window=window, attention=backend), cache
 
-        return self.run(tokens, positions, attend, None, remat=remat, features=features)[0]
+        return self.run(
+            tokens,
+            positions,
+            attend,
+            None,
+            remat=remat,
+            features=features,
+            replayed=replayed,
+            counted=None if segment_ids is None else jnp.asarray(segment_ids) > 0,
+            mesh=backend.mesh,
+        )
 
     def run(
         self,
@@ -208,7 +268,10 @@ class Decoder(nnx.Module):
         shared: bool = False,
         remat: Remat = "none",
         features: Features | None = None,
-    ) -> tuple[Float[Array, "B T D"], Any]:
+        replayed: Int[Array, "B T L C"] | None = None,
+        counted: Bool[Array, "B T"] | None = None,
+        mesh: Mesh | None = None,
+    ) -> Ran:
         """Runs all blocks with a given attention, which may read and replace a per-layer cache.
 
         Args:
@@ -219,18 +282,38 @@ class Decoder(nnx.Module):
           layers: with `unroll`, the result of `layer_weights`. A caller with its own loop calls it once before the loop.
           shared: `caches` is one tree for all layers, passed from layer to layer. `attend` gets (index of the layer, tree) and
             returns the tree (caches that are written in place).
+          replayed: the experts of each token in each layer that has experts; `core.types.FREE`: the router chooses.
+          counted: tokens that count in `Routing`; default: all.
+          mesh: the program's devices, which experts are split over.
 
         Returns:
-          Normed hidden states [B, T, D], and the new caches in the same form.
+          Normed hidden states, the new caches in the same form, and what the routers did.
         """
         with matmul_precision(self.compute_dtype):
-            return self._run(tokens, positions, attend, caches, unroll, layers, shared, remat, features)
+            routing = {"counted": counted, "mesh": mesh}
+            return self._run(
+                tokens, positions, attend, caches, unroll, layers, shared, remat, features, replayed, routing
+            )
 
     def layer_weights(self) -> list[nnx.State]:
         """The blocks' weights by layer, as slices of the stacked weights. Slices are free on TPUs, and copies on CPUs and
         GPUs."""
         _, stacked = nnx.split(self.blocks)
-        return [jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(len(self.config.windows))]
+        sparse = self.config.sparse
+
+        def layer(i: int) -> nnx.State:
+            """Feed-forwards and experts are stacks of their own; a layer does not read what it gets of the other kind."""
+            places = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
+
+            def at(path: Any, p: Array) -> Array:
+                name = path[0].key
+                of_experts = name == "experts"
+                alone = of_experts or name.partition("_")[0] in ("gate", "up", "down")
+                return p[min(places[of_experts], len(p) - 1) if alone else i]
+
+            return jax.tree.map_with_path(at, stacked)
+
+        return [layer(i) for i in range(len(sparse))]
 
     def _run(
         self,
@@ -243,54 +326,69 @@ class Decoder(nnx.Module):
         shared: bool,
         remat: Remat,
         features: Features | None,
-    ) -> tuple[Array, Any]:
+        replayed: Array | None,
+        routing: dict[str, Any],
+    ) -> Ran:
         dtype = self.compute_dtype
         x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
         if features is not None:
             x = features.instead_of(x)
         rope = rope_angles(positions, self.config)
         graph, stacked = nnx.split(self.blocks)
+        windows, sparse = self.config.windows, self.config.sparse
+        replayed = None if replayed is None else jnp.moveaxis(replayed, 2, 0)
 
-        def block(x: Array, params: nnx.State, cache: Any, attend_here: LayerAttend) -> tuple[Array, Any]:
-            def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any]:
-                return nnx.merge(graph, params)(x, rope, attend_here, cache, dtype)
+        def block(
+            x: Array,
+            params: nnx.State,
+            cache: Any,
+            here: LayerAttend,
+            number: Any,
+            sparse: bool,
+            replayed: Array | None,
+        ) -> tuple[Array, Any, Routing | None]:
+            def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
+                return nnx.merge(graph, params)(x, rope, here, cache, dtype, sparse, replayed=replayed, **routing)
 
             if remat != "none":
                 call = jax.checkpoint(call, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
-            return call(x, params, cache)
+            x, cache, routed = call(x, params, cache)
+            return x if features is None else features.added_to(x, number), cache, routed
 
-        windows = self.config.windows
         alike = len(set(windows)) == 1
-        if unroll or (shared and not alike):  # layers of two kinds can't share a branch if both write one cache
-            new_caches: Any = []
-            for i, (window, params) in enumerate(zip(windows, layers or self.layer_weights())):
-                here = functools.partial(_attend_in_window, attend, window)
-                if shared:
-                    x, caches = block(x, params, (i, caches), here)
-                    continue
-                x, cache = block(x, params, None if caches is None else caches[i], here)
-                new_caches.append(cache)
-            new_caches = caches if shared else new_caches
-        elif shared:
-            here = functools.partial(_attend_in_window, attend, windows[0])
+        # Layers of two kinds can't share a branch if both write one cache, nor if only some have experts.
+        if unroll or (shared and not alike) or len(set(sparse)) > 1:
+            held, routings, new = caches, [], []
+            for i, params in enumerate(layers or self.layer_weights()):
+                here = functools.partial(_attend_in_window, attend, windows[i])
+                cache = (i, held) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
+                own = None if replayed is None or not sparse[i] else replayed[len(routings)]
+                x, cache, routed = block(x, params, cache, here, i, sparse[i], own)
+                held = cache
+                new.append(cache)
+                routings += [] if routed is None else [routed]
+            new_caches = held if shared else new if unroll else _stack(new)
+            routed = _stack(routings) if routings else None
+        else:
 
-            def pass_on(carry: tuple[Array, Any], layer: tuple[nnx.State, Array]) -> tuple[tuple[Array, Any], None]:
-                params, i = layer
-                return block(carry[0], params, (i, carry[1]), here), None
+            def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
+                (x, held), (params, cache, number, windowed, replayed) = carry, layer
+                if alike:
+                    here = functools.partial(_attend_in_window, attend, windows[0])
+                else:  # the one body of the scan holds both attentions, and selects one
+                    here = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
+                x, cache, routed = block(
+                    x, params, (number, held) if shared else cache, here, number, sparse[0], replayed
+                )
+                return ((x, cache), (None, routed)) if shared else ((x, held), (cache, routed))
 
-            (x, new_caches), _ = jax.lax.scan(pass_on, (x, caches), (stacked, jnp.arange(len(windows))))
-        elif alike:
-            here = functools.partial(_attend_in_window, attend, windows[0])
-            x, new_caches = jax.lax.scan(lambda x, layer: block(x, *layer, here), x, (stacked, caches))
-        else:  # layers of both kinds: the one body of the scan holds both attentions, and selects one
-
-            def either(x: Array, layer: tuple[nnx.State, Any, Array]) -> tuple[Array, Any]:
-                params, cache, windowed = layer
-                return block(x, params, cache, functools.partial(_attend_by_flag, attend, self.config.window, windowed))
-
-            flags = jnp.asarray([window is not None for window in windows])
-            x, new_caches = jax.lax.scan(either, x, (stacked, caches, flags))
-        return rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches
+            flags = None if alike else jnp.asarray([window is not None for window in windows])
+            layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
+            (x, held), (new_caches, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
+            new_caches = held if shared else new_caches
+        if routed is not None:
+            routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
+        return Ran(rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches, routed)
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""
@@ -302,6 +400,14 @@ class Decoder(nnx.Module):
         with matmul_precision(self.compute_dtype):
             logits = jnp.einsum(spec, flat, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
         return logits.reshape(*hidden.shape[:-1], -1)
+
+
+def _index(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def _stack(trees: Sequence[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 def _attend_in_window(

@@ -199,6 +199,10 @@ def smart_resize(
     return high, wide
 
 
+# What published Qwen3-VL models set in preprocessor_config.json, beside their patch size of 16.
+QWEN3: Mapping[str, Any] = {"min_pixels": 256**2, "max_pixels": 4096**2, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageProcessor:
     """The preprocessing of a picture for the vision tower: size, normalisation, patches.

@@ -124,6 +124,8 @@ def apply_lora(
     """Puts adapters on a decoder and quantises its matrices, in place, by qwix's rules.
 
     A matrix's path is `blocks/q` (k, v, o, gate, up, down); the first rule whose `module_path` matches all of it counts.
+    Layers with experts have no gate, up and down of their own: routers and experts get no adapter, stay frozen and are not
+    quantised.
     A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers; `weight_qtype` and `tile_size` of any rule quantise.
     Adapters lie on the devices as their matrix does. B starts at 0, so the model's function does not change. An
     adapter that is there already (of a PEFT directory) is kept. A model of shapes (jax.ShapeDtypeStruct, with shardings) gets
@@ -141,7 +143,7 @@ def apply_lora(
         raise ValueError(
             f"LoRA works on decoders, and this is a {type(model).__name__}; leave the LoRA configuration empty"
         )
-    plan = _plan(rules)
+    plan = _plan(rules, _modules(model))
     existing = adapters(model)
     wanted = {name: Adapter(rule.rank, rule.alpha) for name, rule in plan.items() if isinstance(rule, qwix.LoraRule)}
     if not wanted:
@@ -180,7 +182,7 @@ def merged(model: M, dtype: Any = None) -> M:
     if new is state:
         return model
     plain: Any = nnx.merge(*nnx.split(model))
-    for name in MODULES:
+    for name in _modules(plain):
         for suffix in ("_scale", "_lora_a", "_lora_b"):
             if hasattr(plain.blocks, name + suffix):
                 delattr(plain.blocks, name + suffix)
@@ -221,6 +223,8 @@ def _plan_merge(params: nnx.State, dtype: Any) -> tuple[dict[Any, Any], dict[str
     for name in MODULES:
         weight, *others = (flat.pop(("blocks", name + suffix), None) for suffix in ("", "_scale", "_lora_a", "_lora_b"))
         scale, _, b = others
+        if weight is None:
+            continue
         if scale is None and b is None:
             flat[("blocks", name)] = weight
             continue
@@ -266,7 +270,7 @@ def lora_fields(model: Decoder) -> dict[str, Any] | None:
         return None
     return {
         "adapters": {name: dataclasses.asdict(adapter) for name, adapter in found.items()},
-        "qtypes": {name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in MODULES},
+        "qtypes": {name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in _modules(model)},
         "base": model.base_identity,
     }
 
@@ -304,10 +308,15 @@ def _bit_sum(value: jax.Array) -> jax.Array:
     return ((mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)).sum(dtype=jnp.uint32)
 
 
-def _plan(rules: Sequence[qwix.QuantizationRule]) -> dict[str, Any]:
+def _modules(model: Decoder) -> list[str]:
+    """The matrices of `MODULES` that the decoder has: one with experts in all layers has no gate, up and down."""
+    return [name for name in MODULES if hasattr(model.blocks, name)]
+
+
+def _plan(rules: Sequence[qwix.QuantizationRule], modules: Sequence[str]) -> dict[str, Any]:
     """The rule of each module, the first that matches. Raises ValueError for rules that can't be followed."""
     plan, used = {}, set()
-    for name in MODULES:
+    for name in modules:
         number = next((i for i, rule in enumerate(rules) if re.fullmatch(rule.module_path, f"blocks/{name}")), None)
         if number is not None:
             plan[name] = rules[number]
@@ -316,9 +325,9 @@ def _plan(rules: Sequence[qwix.QuantizationRule]) -> dict[str, Any]:
         where = f"LoRA rule {number + 1} ({rule.module_path!r})"
         if isinstance(rule, qwix.LoraRule):
             if number not in used:
-                matching = [name for name in MODULES if re.fullmatch(rule.module_path, f"blocks/{name}")]
+                matching = [name for name in modules if re.fullmatch(rule.module_path, f"blocks/{name}")]
                 why = f"earlier rules take {', '.join(matching)}" if matching else "it matches no module"
-                raise ValueError(f"{where} applies to nothing: {why}; modules are {', '.join(MODULES)}, as in blocks/q")
+                raise ValueError(f"{where} applies to nothing: {why}; modules are {', '.join(modules)}, as in blocks/q")
             if rule.rank < 1 or rule.alpha <= 0:
                 raise ValueError(f"{where}: rank={rule.rank} and alpha={rule.alpha} must be positive")
             if rule.dropout:

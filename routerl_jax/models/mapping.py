@@ -23,12 +23,15 @@ class Rule:
     """How one of our parameters is stored by Hugging Face.
 
     Attributes:
-      name: tensor name; `{}` stands for the layer number. Several names (joined by `|`) fill our second axis.
+      name: tensor name; `{}` stands for the layer number, a second one for the expert's. Several names (joined by `|`) fill our
+        second axis.
       axes: for each axis of their tensor, the axes of ours (of one layer) that it runs over, the last one fastest.
+      layers: the numbers of the layers that have the parameter; empty: all.
     """
 
     name: str
     axes: tuple[tuple[int, ...], ...]
+    layers: tuple[int, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -37,11 +40,14 @@ class Rule:
     @property
     def outer(self) -> int:
         """The number of our first axes that run over tensors."""
-        return ("{}" in self.name) + (len(self.names) > 1)
+        return self.names[0].count("{}") + (len(self.names) > 1)
 
     def name_at(self, place: Sequence[int]) -> str:
         """The name of the tensor at an index of those axes."""
-        return self.names[place[-1] if len(self.names) > 1 else 0].format(*place[:1])
+        layer = place[:1] if not self.layers else (self.layers[place[0]],)
+        if len(self.names) > 1:
+            return self.names[place[-1]].format(*layer)
+        return self.name.format(*layer, *place[1:])
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of their tensor, from ours."""

@@ -9,7 +9,7 @@ import pathlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -73,8 +73,8 @@ def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype
     for name in found:
         a, b = (multihost.to_host(getattr(model.blocks, f"{name}_lora_{side}")[...]) for side in "ab")
         a, b = (array if dtype is None else array.astype(jax.numpy.dtype(dtype)) for array in (a, b))
-        for layer in range(a.shape[0]):
-            stem = _PREFIX + _module(model, name).format(layer)
+        for layer, number in enumerate(_layers(model, name)):
+            stem = _PREFIX + _module(model, name).format(number)
             tensors[f"{stem}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, a.shape[-1]).T)
             tensors[f"{stem}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(b.shape[1], -1).T)
     multihost.on_main(lambda: _write(model, directory, base, tensors))
@@ -120,6 +120,8 @@ def load_adapter(model: Decoder, directory: pathlib.Path, mesh: Mesh | None = No
         raise ValueError(f"{directory}: the model has an adapter already")
     model.base_identity = base_digest(model)
     for name, inputs in MODULES.items():
+        if not hasattr(model.blocks, name):
+            continue
         stems = _stems(model, name, tensors)
         keys = [f"{_PREFIX}{stem}.lora_{side}.weight" for side in "AB" for stem in stems]
         missing = [key for key in keys if key not in tensors]
@@ -221,6 +223,11 @@ def _stored(model: Decoder, name: str) -> str:
     return rule.name.removesuffix(".weight")
 
 
+def _layers(model: Decoder, name: str) -> Sequence[int]:
+    """The layers that have matrix `name`."""
+    return _family(model).rules(model.architecture)[("blocks", name)].layers or range(model.config.layers)
+
+
 def _module(model: Decoder, name: str) -> str:
     """The module that holds matrix `name` in transformers, with `{}` for the layer."""
     old, new = _family(model).modules
@@ -229,8 +236,9 @@ def _module(model: Decoder, name: str) -> str:
 
 def _stems(model: Decoder, name: str, tensors: Container[str]) -> list[str]:
     """The modules that hold matrix `name` in each layer, as an adapter spells them."""
-    layers = range(model.config.layers)
-    ways = [[way.format(i) for i in layers] for way in spelled(_stored(model, name), _family(model).spellings)]
+    ways = [
+        [way.format(i) for i in _layers(model, name)] for way in spelled(_stored(model, name), _family(model).spellings)
+    ]
     used = (stems for stems in ways if any(f"{_PREFIX}{stem}.lora_A.weight" in tensors for stem in stems))
     return next(used, ways[0])
 

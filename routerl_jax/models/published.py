@@ -70,6 +70,21 @@ def _qwen3(hidden: int, mlp: int, tied: bool) -> dict[str, Any]:
     }
 
 
+def _qwen3_moe(hidden: int, layers: int, heads: int, mlp: int, expert_mlp: int) -> dict[str, Any]:
+    return _qwen2(hidden, mlp, layers, heads, 4, 151936, False) | {
+        "model_type": "qwen3_moe",
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": expert_mlp,
+        "norm_topk_prob": True,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "router_aux_loss_coef": 0.001,
+    }
+
+
 def _qwen25_vl(text: dict[str, Any]) -> dict[str, Any]:
     return text | {
         "model_type": "qwen2_5_vl",
@@ -97,6 +112,37 @@ def _qwen25_vl(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _qwen3_vl(text: dict[str, Any], depth: int, width: int, mlp: int, deep: list[int]) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_vl",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text
+        | {
+            "max_position_embeddings": 262144,
+            "rope_theta": 5e6,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        },
+        "image_token_id": 151655,
+        "video_token_id": 151656,
+        "vision_start_token_id": 151652,
+        "vision_end_token_id": 151653,
+        "vision_config": {
+            "depth": depth,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": width,
+            "intermediate_size": mlp,
+            "num_heads": 16,
+            "in_channels": 3,
+            "out_hidden_size": text["hidden_size"],
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": deep,
+        },
+    }
+
+
 _QWEN25_HALF_B = _qwen2(896, 4864, 24, 14, 2, 151936, tied=True)
 _QWEN25_1_5B = _qwen2(1536, 8960, 28, 12, 2, 151936, tied=True)
 _QWEN25_3B = _qwen2(2048, 11008, 36, 16, 2, 151936, tied=True)
@@ -112,6 +158,10 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen25_vl(_QWEN25_7B),
     "Qwen/Qwen3-4B": _qwen3(2560, 9728, tied=True),
     "Qwen/Qwen3-8B": _qwen3(4096, 12288, tied=False),
+    "Qwen/Qwen3-VL-4B-Instruct": _qwen3_vl(_qwen3(2560, 9728, tied=True), 24, 1024, 4096, [5, 11, 17]),
+    "Qwen/Qwen3-VL-8B-Instruct": _qwen3_vl(_qwen3(4096, 12288, tied=False), 27, 1152, 4304, [8, 16, 24]),
+    "Qwen/Qwen3-30B-A3B": _qwen3_moe(2048, 48, 32, 6144, 768),
+    "Qwen/Qwen3-235B-A22B": _qwen3_moe(4096, 94, 64, 12288, 1536),
     "meta-llama/Llama-3.1-8B-Instruct": _llama3(4096, 14336, 32, 32, 128, 8.0, tied=False),
     "meta-llama/Llama-3.2-1B": _llama3(2048, 8192, 16, 32, 64, 32.0, tied=True) | {"eos_token_id": 128001},
     "meta-llama/Llama-3.2-3B": _llama3(3072, 8192, 28, 24, 128, 32.0, tied=True) | {"eos_token_id": 128001},

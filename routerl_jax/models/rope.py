@@ -39,19 +39,30 @@ def rope_angles(
     """Cosines and sines of the rotation at each position, float32.
 
     Args:
-      positions: [B, T], or [3, B, T] (time, height, width) where the config has `mrope_sections`: each section of the
-        frequencies turns with an axis of its own (Qwen2-VL, arXiv 2409.12191, section 2.1).
+      positions: [B, T], or [3, B, T] (time, height, width) where the config has `mrope_sections`: so many frequencies turn with
+        each axis (Qwen2-VL, arXiv 2409.12191, section 2.1).
       config: of the decoder.
     """
     positions = jnp.asarray(positions)
     frequencies = rope_frequencies(config)
     if positions.ndim == 3:
-        axis = np.repeat(np.arange(3), config.mrope_sections)  # of each frequency
+        axis = _axes(config)
         angles = jnp.moveaxis(positions[axis], 0, -1).astype(jnp.float32) * frequencies
     else:
         angles = positions[..., None].astype(jnp.float32) * frequencies
     factor = config.rope_scaling.attention_factor if config.rope_scaling else 1.0
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor
+
+
+def _axes(config: DecoderConfig) -> Int[np.ndarray, " half"]:
+    """The axis of positions that each frequency turns with: in blocks; or interleaved, so that every axis has high and low
+    frequencies (Qwen3-VL): time, height, width, time, ..., and time alone once the others have had their number."""
+    if not config.mrope_interleaved:
+        return np.repeat(np.arange(3), config.mrope_sections)
+    axes = np.zeros(config.head_dim // 2, int)
+    for axis in (1, 2):
+        axes[axis : 3 * config.mrope_sections[axis] : 3] = axis
+    return axes
 
 
 def rotate(x: Float[Array, "*B T N H"], rope: tuple[Array, Array]) -> Float[Array, "*B T N H"]:

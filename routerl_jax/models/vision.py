@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923).
+"""The vision towers of Qwen2-VL (arXiv 2409.12191), Qwen2.5-VL (arXiv 2502.13923) and Qwen3-VL (arXiv 2511.21631).
 
 Parameters of all layers are stacked and scanned, as in models/decoder.py.
 Dimensions: B arrays of patches, P patches, D width of the tower, L layers, N heads, H head width, F feed-forward,
@@ -75,6 +75,8 @@ class VisionBlocks(nnx.Module):
         if self.config.gated:
             gate = (h @ self.gate[...].astype(dtype) + self.gate_bias[...].astype(dtype)).astype(jnp.float32)
             h = jax.nn.silu(gate) * up
+        elif self.config.model_type == "qwen3_vl":
+            h = jax.nn.gelu(up, approximate=True)
         else:
             h = up * jax.nn.sigmoid(1.702 * up)
         h = h.astype(dtype)
@@ -105,7 +107,8 @@ class VisionBlocks(nnx.Module):
 
 
 class VisionTower(nnx.Module):
-    """`tower(inputs)` gives one feature of the language model's width per merge group."""
+    """`tower(inputs)` gives one feature of the language model's width per merge group; of a tower with `deep_layers`, one more
+    for each of them."""
 
     def __init__(
         self,
@@ -130,11 +133,21 @@ class VisionTower(nnx.Module):
         self.merger_up_bias = init.zeros((merged,), ("mlp",))
         self.merger_down = init.normal((merged, config.out), ("mlp", "embed"))
         self.merger_down_bias = init.zeros((config.out,), (None,))
+        if config.table:
+            self.patch_bias = init.zeros((config.embed,), (None,))
+            self.places = init.normal((config.table**2, config.embed), (None, "embed"))
+        if deep := len(config.deep_layers):  # normed as groups, and not patch by patch
+            self.deep_norm = init.ones((deep, merged), ("layers", None))
+            self.deep_norm_bias = init.zeros((deep, merged), ("layers", None))
+            self.deep_up = init.normal((deep, merged, merged), ("layers", "embed", "mlp"))
+            self.deep_up_bias = init.zeros((deep, merged), ("layers", "mlp"))
+            self.deep_down = init.normal((deep, merged, config.out), ("layers", "mlp", "embed"))
+            self.deep_down_bias = init.zeros((deep, config.out), ("layers", None))
 
     def __call__(
         self, inputs: VisionInputs, *, remat: Remat = "none", attention: Attention | None = None
-    ) -> Float[Array, "*B groups D"]:
-        """Features of all merge groups, in the compute dtype.
+    ) -> Float[Array, "*B groups D"] | Float[Array, "*B groups N D"]:
+        """Features of all merge groups, in the compute dtype; N: of the last layer, then of each of `deep_layers`.
 
         The image tokens, in order, have the features `result[slots]`. Groups without a slot hold meaningless finite values. A
         picture's features do not depend on other pictures in its array.
@@ -159,26 +172,74 @@ class VisionTower(nnx.Module):
                 remat,
                 attention or Attention.where(self.patch[...]),
             )
-        return features.reshape(*lead, patches // self.config.group, self.config.out)
+        return features.reshape(*lead, *features.shape[1:])
 
     def _run(
         self, patches_BPE: Array, positions_BP2: Array, segments_BP: Array, remat: Remat, attention: Attention
     ) -> Array:
         config, dtype = self.config, self.compute_dtype
         x = patches_BPE.astype(dtype) @ self.patch[...].astype(dtype).reshape(config.patch_dim, config.embed)
+        if config.table:
+            x = x + self.patch_bias[...].astype(dtype)
+            x = x + self._stretched(positions_BP2, segments_BP).astype(dtype)
         rope = _axial_angles(positions_BP2, config)
         graph, stacked = nnx.split(self.blocks)
 
         full = [config.window is None or layer in config.full_layers for layer in range(config.depth)]
         alike = len(set(full)) == 1
 
-        def block(x: Array, layer: tuple[nnx.State, Array]) -> tuple[Array, None]:
-            params, here = layer[0], full[0] if alike else layer[1]
-            return nnx.merge(graph, params)(x, rope, segments_BP, here, attention, dtype), None
+        def block(x: Array, params: nnx.State, flag: Array) -> Array:
+            here = full[0] if alike else flag
+            return nnx.merge(graph, params)(x, rope, segments_BP, here, attention, dtype)
 
         if remat != "none":
             block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
-        return self._merge(jax.lax.scan(block, x, (stacked, jnp.array(full)))[0])
+        if not config.deep_layers:
+            return self._merge(
+                jax.lax.scan(lambda x, layer: (block(x, *layer), None), x, (stacked, jnp.array(full)))[0]
+            )
+
+        # A layer writes its output in the place of the next deep layer, which is the last to write there.
+        ends = jnp.searchsorted(jnp.array(config.deep_layers), jnp.arange(config.depth))
+
+        def step(carry: tuple[Array, Array], layer: tuple[nnx.State, Array, Array]) -> tuple[tuple[Array, Array], None]:
+            x = block(carry[0], *layer[:2])
+            return (x, jax.lax.dynamic_update_index_in_dim(carry[1], x, layer[2], axis=0)), None
+
+        deep = jnp.zeros((len(config.deep_layers) + 1, *x.shape), x.dtype)
+        (x, deep), _ = jax.lax.scan(step, (x, deep), (stacked, jnp.array(full), ends))
+        return jnp.stack(
+            [self._merge(x), *(self._merge_deep(deep[i], i) for i in range(len(config.deep_layers)))], axis=2
+        )
+
+    def _stretched(self, positions_BP2: Array, segments_BP: Array) -> Array:
+        """The learned positions of every patch, float32: the table, stretched so that its corners are those of the picture."""
+        side, pictures = self.config.table, segments_BP.shape[1] // self.config.group + 1
+
+        def last_of_picture(positions: Array, segments: Array) -> Array:
+            return jax.ops.segment_max(positions, segments, num_segments=pictures)[segments]
+
+        last = jnp.maximum(jax.vmap(last_of_picture)(positions_BP2, segments_BP), 1).astype(jnp.float32)
+        at = positions_BP2.astype(jnp.float32) * (side - 1) / last
+        low = jnp.floor(at)
+        share = at - low
+        low = low.astype(jnp.int32)
+        high = jnp.minimum(low + 1, side - 1)
+        table, total = self.places[...].astype(jnp.float32), jnp.zeros(())
+        for row, of_row in ((low, 1 - share), (high, share)):
+            for column, of_column in ((low, 1 - share), (high, share)):
+                weight = of_row[..., 0] * of_column[..., 1]
+                total = total + table[row[..., 0] * side + column[..., 1]] * weight[..., None]
+        return total
+
+    def _merge_deep(self, x_BPD: Array, i: int) -> Array:
+        """`_merge` of the i-th deep layer."""
+        config, dtype = self.config, self.compute_dtype
+        x = x_BPD.reshape(x_BPD.shape[0], -1, config.group * config.embed)
+        x = layer_norm(x, self.deep_norm[...][i], self.deep_norm_bias[...][i], config.norm_eps)
+        x = x @ self.deep_up[...][i].astype(dtype) + self.deep_up_bias[...][i].astype(dtype)
+        x = jax.nn.gelu(x, approximate=False)
+        return x @ self.deep_down[...][i].astype(dtype) + self.deep_down_bias[...][i].astype(dtype)
 
     def _merge(self, x_BPD: Array) -> Array:
         """Groups of patches, adjacent in the array, to features."""

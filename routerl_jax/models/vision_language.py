@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL: a text decoder; a vision tower gives the embeddings of image tokens.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: a text decoder; a vision tower gives the embeddings of image tokens.
 
 Dimensions: B rows, T time, D residual stream, S shards of rows (B is a multiple), P patches of a shard, F image features of
 a shard.
@@ -17,7 +17,7 @@ from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import VisionLanguageConfig
 from routerl_jax.models.decoder import Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
-from routerl_jax.models.images import ImageProcessor, ImageSource
+from routerl_jax.models.images import QWEN3, ImageProcessor, ImageSource
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
 from routerl_jax.models.vision import VisionTower
 
@@ -42,6 +42,7 @@ class VisionLanguageModel(Decoder):
             temporal_patch_size=config.vision.temporal_patch,
             merge_size=config.vision.merge,
             window=config.vision.window,
+            **(QWEN3 if config.model_type == "qwen3_vl" else {}),
         )
 
     @property
@@ -92,6 +93,6 @@ class VisionLanguageModel(Decoder):
 
     def features(
         self, images: VisionInputs, *, remat: Remat = "none", attention: Attention | None = None
-    ) -> Float[Array, "S F D"]:
+    ) -> Float[Array, "S F D"] | Float[Array, "S F N D"]:
         """Features of images that are laid out in shards ([S, P, ...]): F = P / patches per token of them."""
         return self.visual(images, remat=remat, attention=attention)

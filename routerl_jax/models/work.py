@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from routerl_jax.models.config import DecoderConfig
 
@@ -12,7 +13,7 @@ class Work:
     """What one decoder's tokens take. Norms, rotations and sampling are left out: their share is below a percent.
 
     Attributes:
-      matrices: entries of the matrices that every token goes through, the output projection included.
+      matrices: entries of the matrices that a token goes through, the output projection and its own experts included.
       stored: entries of all parameters; an embedding that is not the output projection, too, is read by rows.
     """
 
@@ -23,7 +24,16 @@ class Work:
     def matrices(self) -> int:
         config = self.config
         attention = config.embed * config.head_dim * 2 * (config.heads + config.kv_heads)
-        return config.layers * (attention + 3 * config.embed * config.mlp) + config.embed * config.vocab_size
+        dense = config.sparse.count(False) * 3 * config.embed * config.mlp
+        return config.layers * attention + dense + self._experts(1) + config.embed * config.vocab_size
+
+    def _experts(self, tokens: float) -> int:
+        """Entries of routers and of the experts that so many tokens take, if every expert is as likely as any."""
+        experts, layers = self.config.experts, self.config.sparse.count(True)
+        if experts is None:
+            return 0
+        taken = experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
+        return round(layers * self.config.embed * (experts.count + 3 * taken * experts.mlp))
 
     @property
     def stored(self) -> int:
@@ -31,15 +41,20 @@ class Work:
         biases = (config.heads + 2 * config.kv_heads) * config.head_dim if config.qkv_bias else 0
         norms = 2 * config.head_dim * config.qk_norm
         untied = 0 if config.tied_embeddings else config.embed * config.vocab_size
-        return self.matrices + untied + config.layers * (2 * config.embed + biases + norms) + config.embed
+        idle = self._experts(math.inf) - self._experts(1)
+        return self.matrices + idle + untied + config.layers * (2 * config.embed + biases + norms) + config.embed
 
     def key_bytes(self, tokens: int) -> int:
         """Keys and values of one conversation of so many tokens."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * tokens * self.bytes_per_entry
 
     def decode_bytes(self, rows: int, tokens: int) -> int:
-        """Least bytes of one step: every matrix once, and the keys and values of every row's `tokens` cached tokens."""
-        return self.matrices * self.bytes_per_entry + rows * self.key_bytes(tokens)
+        """Least bytes of one step: every matrix once, and the keys and values of every row's `tokens` cached tokens.
+
+        Of experts, those that the rows take on average, if every expert is as likely as any.
+        """
+        read = self.matrices - self._experts(1) + self._experts(rows)
+        return read * self.bytes_per_entry + rows * self.key_bytes(tokens)
 
     def forward_flops(self, lengths: list[int], *, unembedded: int | None = None) -> float:
         """FLOPs of whole sequences: two per entry and token, and causal attention, which sees half of the square.

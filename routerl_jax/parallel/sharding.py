@@ -1,7 +1,7 @@
 """Maps logical axes of parameters to mesh axes: one table per layout, applied to whole parameter trees.
 
-Logical axes: layers, embed (the residual stream), heads, kv_heads, head_dim, mlp, vocab. Other axes are not split. `layers` is
-not split either, because layers are sliced one after another.
+Logical axes: layers, embed (the residual stream), heads, kv_heads, head_dim, experts, mlp, vocab. Other axes are not split.
+`layers` is not split either, because layers are sliced one after another.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ class Split:
 # Storage: every weight is gathered for use, so any axis can be split. All matrices have `embed`. Heads come late and their
 # width last, because rotary embeddings and attention read whole heads.
 _FSDP = Split(over="fsdp", first=("embed",), spill=("mlp", "vocab", "heads", "kv_heads", "head_dim"), storage=True)
-# Computation: each device computes its own heads and feed-forward channels (arXiv 1909.08053), so these are split. If they are
+# Computation: each device computes its own heads and feed-forward channels (arXiv 1909.08053), or its own experts with all
+# their channels, so these are split. If they are
 # not divisible, the residual stream is split, and products are summed over devices. If there are fewer key/value heads than
 # devices, each device computes all of them, because query heads of several devices read the same.
-_TENSOR = Split(over="tensor", first=("heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",))
+_TENSOR = Split(
+    over="tensor", first=("experts", "heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",)
+)
 
 Layout = Literal["replicated", "fsdp", "tensor", "fsdp+tensor"]
 

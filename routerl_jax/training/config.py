@@ -66,7 +66,8 @@ STAGED = {
     "learner": tuple(
         field.name
         for field in dataclasses.fields(LearnerConfig)
-        if field.name not in ("optimizer", "micro_tokens", "length_buckets", "share_prefixes", "remat")
+        if field.name
+        not in ("optimizer", "micro_tokens", "length_buckets", "share_prefixes", "replay_routing", "remat")
     ),
 }
 

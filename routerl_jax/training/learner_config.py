@@ -52,6 +52,8 @@ class LearnerConfig:
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
     # compute shared prompts and histories of sequences once, pictures included (learning.prefixes)
     share_prefixes: bool = False
+    # send every token through the experts that the sampler chose for it (R3, arXiv 2510.11370); for models with experts
+    replay_routing: bool = False
     # what the backward pass computes anew to save memory: nothing, everything, or all but matrix products
     remat: Remat = "none"
 

@@ -70,7 +70,12 @@ class Run:
         workdir.mkdir(parents=True, exist_ok=True)
         buckets = config.learner.length_buckets or (config.engine.max_length,)
         self.layout = BatchLayout(
-            mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
+            mesh,
+            buckets,
+            config.learner.micro_tokens,
+            model,
+            share=config.learner.share_prefixes,
+            replay=config.learner.replay_routing,
         )
         self._optimizers = functools.cache(config.learner.optimizer.build)
         self.learner = Learner(

@@ -115,6 +115,7 @@ class _Learner:
             settings.micro_tokens,
             model,
             share=settings.share_prefixes,
+            replay=settings.replay_routing,
         )
         self.holds = held(self._state) + held(self._frozen) + self._kept
 
@@ -231,7 +232,8 @@ def _unmerged(model: Decoder) -> nnx.State:
 
 
 def _read_by_decode(params: nnx.State, model: Decoder) -> nnx.State:
-    """Weights that every step reads whole: not an embedding that is looked up alone, nor a tower."""
+    """Weights that every step reads whole: not an embedding that is looked up alone, nor a tower. All experts count, though few
+    rows take some of them only."""
     unread = {"visual"} | (set() if model.config.tied_embeddings else {"embedding"})
     return nnx.from_flat_state([(path, leaf) for path, leaf in nnx.to_flat_state(params) if path[0] not in unread])
 

@@ -310,4 +310,5 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
         layout=config.engine.layout or (config.mesh.layout if apart else ""),
+        routes=config.learner.replay_routing,
     )

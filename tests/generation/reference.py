@@ -40,5 +40,5 @@ def _scores(model, tokens, positions):
         weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
         return jnp.einsum("bhqk,bkhd->bqhd", weights, v), cache
 
-    hidden, _ = model.run(tokens, positions, attend, None, unroll=True)
+    hidden, *_ = model.run(tokens, positions, attend, None, unroll=True)
     return jax.nn.log_softmax(model.unembed(hidden))

@@ -75,7 +75,7 @@ def test_rotary_positions_are_apart_from_places_in_the_cache(kind, interpreted):
     cache, starts = allocator(abstract)(), np.zeros((1, 2), np.int32)
     for part in (fed // 2, fed - fed // 2):  # in two calls
         take = starts[..., None] + np.arange(8)
-        cache = jitted.extend(
+        cache, _ = jitted.extend(
             params=params,
             cache=cache,
             rows=rows,

@@ -93,8 +93,10 @@ def test_equal_tokens_and_pictures_in_other_places_are_not_shared() -> None:
     check(model, [first, second])
 
 
-def test_prompts_and_observations_with_pictures_and_without() -> None:
-    model = seeing.model()
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_prompts_and_observations_with_pictures_and_without(kind: str) -> None:
+    """With Qwen3-VL's features of several layers, and positions interleaved, too."""
+    model = seeing.model(kind=kind)
     engine = Engine(model, rows=8, max_length=256)
     streams = start(engine)
     check(model, streams)

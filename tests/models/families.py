@@ -17,6 +17,7 @@ _CLASSES = {
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+    "qwen3_moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
 }
 # Sizes are distinct, so that a wrong transposition can't fit.
 _BASE = {
@@ -46,6 +47,7 @@ _YARN = {  # heads of width 12 over 32 trained positions: two frequencies kept, 
     "beta_fast": 4,
     "original_max_position_embeddings": 32,
 }
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "head_dim": 16}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama_mha_tied": ("llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
@@ -67,6 +69,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3_tied": ("qwen3", {"head_dim": 8, "num_key_value_heads": 4, "tie_word_embeddings": True}),
     "qwen3_bias": ("qwen3", {"head_dim": 16, "attention_bias": True}),
+    "qwen3_moe": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
+    "qwen3_moe_mixed": ("qwen3_moe", _EXPERTS | {"mlp_only_layers": [1], "num_experts": 5, "num_experts_per_tok": 1}),
+    "qwen3_moe_every_second": ("qwen3_moe", _EXPERTS | {"decoder_sparse_step": 2, "num_experts_per_tok": 3}),
 }
 
 
@@ -92,8 +97,8 @@ def randomize(model: torch.nn.Module) -> None:
     """Weights of such a size that attention is far from uniform and logits are a few units wide."""
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, 1.2 / parameter.shape[1] ** 0.5)
+            if parameter.ndim > 1:  # experts' stacks are [experts, outputs, inputs]
+                parameter.normal_(0, 1.2 / parameter.shape[-1 if parameter.ndim == 3 else 1] ** 0.5)
             else:
                 parameter.uniform_(0.5, 1.5)
 

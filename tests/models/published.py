@@ -28,6 +28,10 @@ def _decoder(kind: str, vocab: int, embed: int, layers: int, heads: int, kv_head
     }
 
 
+def _experts(mlp: int) -> dict[str, int]:
+    return {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": mlp}
+
+
 def _bert(embed: int, layers: int, mlp: int, kind: str = "bert", vocab: int = 30522, positions: int = 512) -> dict:
     return {
         "model_type": kind,
@@ -64,6 +68,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "SmolLM2-135M": _decoder("llama", 49152, 576, 30, 9, 3, 1536, tie_word_embeddings=True),
     "Qwen3-4B": _decoder("qwen3", 151936, 2560, 36, 32, 8, 9728, head_dim=128, tie_word_embeddings=True),
     "Qwen3-8B": _decoder("qwen3", 151936, 4096, 36, 32, 8, 12288, head_dim=128),
+    "Qwen3-30B-A3B": _decoder(
+        "qwen3_moe", 151936, 2048, 48, 32, 4, 6144, head_dim=128, **_experts(768), norm_topk_prob=True
+    ),
+    "Qwen3-235B-A22B": _decoder(
+        "qwen3_moe", 151936, 4096, 94, 64, 4, 12288, head_dim=128, **_experts(1536), norm_topk_prob=True
+    ),
     "Mistral-7B-v0.3": _decoder("mistral", 32768, 4096, 32, 32, 8, 14336, head_dim=128),
     "Qwen2.5-VL-3B": _vision_language(
         "qwen2_5_vl", _TOWER | {"out_hidden_size": 2048}, 151936, 2048, 36, 16, 2, 11008, tie_word_embeddings=True
@@ -74,6 +84,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "hidden_size": 3584},
         *(152064, 3584, 28, 28, 4, 18944),
     ),
+    "Qwen3-VL-8B": {
+        "model_type": "qwen3_vl",
+        "text_config": _decoder(
+            *("qwen3", 151936, 4096, 36, 32, 8, 12288),
+            head_dim=128,
+            rope_scaling={"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+        ),
+        "vision_config": {"out_hidden_size": 4096},
+    },
     "colqwen2-v1.0": {  # as transformers writes it
         "model_type": "colqwen2",
         "vlm_config": _vision_language(

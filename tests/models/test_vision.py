@@ -17,6 +17,8 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from routerl_jax.models import vision
 from routerl_jax.models.attention import Attention
@@ -35,6 +37,14 @@ torch.set_num_threads(1)
 # Sizes are distinct, so that a wrong transposition can't fit. Windows are 4 x 4 groups of 2 x 2 patches of 4 pixels.
 _COMMON = {"depth": 4, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 _WINDOWED = {**_COMMON, "hidden_size": 48, "intermediate_size": 88, "out_hidden_size": 40, "window_size": 32}
+# Learned positions of 5 x 5 are stretched over up to 37 columns of patches.
+_STRETCHED = {
+    **_COMMON,
+    "hidden_size": 32,
+    "intermediate_size": 88,
+    "out_hidden_size": 40,
+    "num_position_embeddings": 25,
+}
 _TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "full_layers_inside": ("qwen2_5_vl", {**_WINDOWED, "fullatt_block_indexes": [1, 2]}),
     "full_layer_last": ("qwen2_5_vl", {**_WINDOWED, "fullatt_block_indexes": [3], "num_heads": 2}),
@@ -42,6 +52,8 @@ _TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
     "all_full": ("qwen2_5_vl", {**_WINDOWED, "fullatt_block_indexes": [0, 1, 2, 3]}),
     "smaller_window": ("qwen2_5_vl", {**_WINDOWED, "fullatt_block_indexes": [0, 2], "window_size": 20}),
     "qwen2_vl": ("qwen2_vl", {**_COMMON, "embed_dim": 32, "mlp_ratio": 3, "hidden_size": 40}),
+    "qwen3_vl": ("qwen3_vl", {**_STRETCHED, "deepstack_visual_indexes": [0, 2]}),
+    "no_deep_layer": ("qwen3_vl", {**_STRETCHED, "deepstack_visual_indexes": []}),
 }
 # Height and width: smaller than a window, exactly two, ends inside a window on both axes, a strip.
 _SIZES = [(17, 9), (64, 32), (75, 43), (8, 150)]
@@ -52,6 +64,8 @@ def _hf_tower(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     if kind == "qwen2_vl":
         model = Qwen2VisionTransformerPretrainedModel(Qwen2VLVisionConfig(**settings))
+    elif kind == "qwen3_vl":
+        model = Qwen3VLVisionModel(Qwen3VLVisionConfig(**settings))
     else:
         model = Qwen2_5_VisionTransformerPretrainedModel(Qwen2_5_VLVisionConfig(**settings))
     model.config._attn_implementation = "eager"
@@ -106,6 +120,13 @@ def _hf_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return result["pixel_values"], result["image_grid_thw"]
 
 
+def _hf_features(hf: torch.nn.Module) -> torch.Tensor:
+    """Of the last layer, [tokens, D]; of a tower with deep layers theirs, too, [tokens, N, D]."""
+    found = hf(*_hf_inputs())
+    deep = getattr(found, "deepstack_features", None)
+    return torch.stack([found.pooler_output, *deep], 1) if deep else found.pooler_output
+
+
 def _our_inputs(config: VisionConfig, pictures: list[np.ndarray], bucket: int = 16 * 64) -> VisionInputs:
     """In a bucket that is larger than all the pictures."""
     return concatenate([_processor(config)(picture) for picture in pictures], [bucket])
@@ -130,7 +151,7 @@ def _pair(name: str) -> tuple[torch.nn.Module, VisionTower]:
 def test_features_of_several_pictures_equal_those_of_transformers(name):
     hf, tower = _pair(name)
     with torch.no_grad():
-        expected = hf(*_hf_inputs()).pooler_output.numpy()
+        expected = _hf_features(hf).numpy()
     found = _features(tower, _our_inputs(tower.config, _pictures()))
     assert found.shape == expected.shape
     assert np.abs(expected).max() > 1  # or the bound would say little
@@ -138,13 +159,15 @@ def test_features_of_several_pictures_equal_those_of_transformers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "remat"), [("full_layers_inside", "none"), ("full_layer_last", "full"), ("qwen2_vl", "dots")]
+    ("name", "remat"),
+    [("full_layers_inside", "none"), ("full_layer_last", "full"), ("qwen2_vl", "dots"), ("qwen3_vl", "full")],
 )
 def test_gradients_equal_those_of_transformers(name, remat):
     hf, tower = _pair(name)
-    weights = np.random.default_rng(5).normal(size=(int(_hf_inputs()[1].prod(-1).sum()) // 4, 40)).astype(np.float32)
     hf.zero_grad()
-    (torch.tanh(hf(*_hf_inputs()).pooler_output) * torch.as_tensor(weights)).mean().backward()
+    theirs = torch.tanh(_hf_features(hf))
+    weights = np.random.default_rng(5).normal(size=theirs.shape).astype(np.float32)
+    (theirs * torch.as_tensor(weights)).mean().backward()
     expected = _stacked({path: value.grad.numpy() for path, value in hf.named_parameters()}, tower)
     inputs = _our_inputs(tower.config, _pictures())
     slots = np.asarray(inputs.slots)
@@ -173,7 +196,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(name):
     assert ours_rms <= 1.1 * theirs_rms
 
 
-@pytest.mark.parametrize("name", ["full_layers_inside", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["full_layers_inside", "qwen2_vl", "qwen3_vl"])
 def test_what_shares_the_array_changes_nothing(name):
     """Alone in the bucket, or between other pictures."""
     _, tower = _pair(name)
@@ -353,7 +376,11 @@ def test_rules_name_every_tensor_and_configs_survive_the_round_trip(name):
     kind, settings = _TOWERS[name]
     config = vision_from_hf({"model_type": kind, "vision_config": settings})
     rules = vision_rules(config).values()
-    names = {rule.name.format(layer) for rule in rules for layer in range(config.depth)}
+    names = {
+        rule.name.format(layer)
+        for rule in rules
+        for layer in range(len(config.deep_layers) if "deepstack" in rule.name else config.depth)
+    }
     assert names == {f"visual.{path}" for path, _ in _hf_tower(name).named_parameters()}
     written = vision_to_hf(config)
     assert vision_from_hf({"model_type": kind, "vision_config": written}) == config

@@ -1,4 +1,4 @@
-"""Qwen2-VL and Qwen2.5-VL whole, beside transformers in float32: logits, gradients, and the way there and back.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL whole, beside transformers in float32: logits, gradients, and the way there and back.
 
 Tolerance 1e-4: both sides work in float32 and differ in the order of their sums; logits here reach 5.
 """
@@ -57,10 +57,24 @@ _TOWERS = {
         "fullatt_block_indexes": [1],
     },
     "qwen2_vl": {"depth": 2, "embed_dim": 32, "num_heads": 2, "mlp_ratio": 2, "hidden_size": 48},
+    "qwen3_vl": {
+        "depth": 3,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 40,
+        "out_hidden_size": 48,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+_INTERLEAVED = {
+    "head_dim": 12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [3, 2, 1]},
 }
 _CLASSES = {
     "qwen2_5_vl": (transformers.Qwen2_5_VLConfig, transformers.Qwen2_5_VLForConditionalGeneration),
     "qwen2_vl": (transformers.Qwen2VLConfig, transformers.Qwen2VLForConditionalGeneration),
+    "qwen3_vl": (transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration),
 }
 # Rows: text tokens, or a picture of (height, width). Two pictures; text alone; a picture that is one window and a bit.
 ROWS = [[3, (60, 90), 4, (130, 60), 5], [40], [2, (120, 170), 9]]
@@ -73,7 +87,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
         directory = tmp_path_factory.mktemp(kind)
         make_config, make_model = _CLASSES[kind]
         config = make_config(
-            text_config=dict(_TEXT),
+            text_config=_TEXT | (_INTERLEAVED if kind == "qwen3_vl" else {}),
             vision_config=dict(_TOWERS[kind]),
             image_token_id=IMAGE,
             video_token_id=123,
@@ -85,10 +99,15 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Any:
         model = make_model(config).eval()
         randomize(model)
         model.save_pretrained(directory)
-        Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=200 * 200).save_pretrained(directory)
+        processor(kind).save_pretrained(directory)
         return model, directory
 
     return make
+
+
+def processor(kind: str) -> Qwen2VLImageProcessorPil:
+    newest = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3} if kind == "qwen3_vl" else {}
+    return Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=200 * 200, **newest)
 
 
 def load(directory: pathlib.Path, **options: Any) -> VisionLanguageModel:
@@ -111,14 +130,13 @@ def prompt(row: list, model: VisionLanguageModel) -> list[int]:
     return model.image_tokens.expand(tokens, placed)[0]
 
 
-def hf_inputs(tokens: list[int], images: list[np.ndarray]) -> dict[str, torch.Tensor]:
+def hf_inputs(kind: str, tokens: list[int], images: list[np.ndarray]) -> dict[str, torch.Tensor]:
     inputs = {
         "input_ids": torch.as_tensor([tokens]),
         "mm_token_type_ids": torch.as_tensor([[int(t == IMAGE) for t in tokens]]),
     }
     if images:
-        processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=200 * 200)
-        found = processor(images, return_tensors="np")
+        found = processor(kind)(images, return_tensors="np")
         inputs["pixel_values"] = torch.as_tensor(found["pixel_values"])
         inputs["image_grid_thw"] = torch.as_tensor(found["image_grid_thw"])
     return inputs
@@ -126,7 +144,7 @@ def hf_inputs(tokens: list[int], images: list[np.ndarray]) -> dict[str, torch.Te
 
 def hf_logits(hf: Any, tokens: list[int], images: list[np.ndarray]) -> np.ndarray:
     with torch.no_grad():
-        return hf(**hf_inputs(tokens, images)).logits[0].float().numpy()
+        return hf(**hf_inputs(hf.config.model_type, tokens, images)).logits[0].float().numpy()
 
 
 @pytest.mark.parametrize("kind", _CLASSES)
@@ -163,7 +181,7 @@ def test_left_padding(saved: Any) -> None:
     np.testing.assert_allclose(got[0, 7:], hf_logits(hf, ids, pictures(ROWS[0])), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "remat"), [("qwen2_5_vl", "full"), ("qwen2_vl", "none")])
+@pytest.mark.parametrize(("kind", "remat"), [("qwen2_5_vl", "full"), ("qwen2_vl", "none"), ("qwen3_vl", "full")])
 def test_gradients(saved: Any, kind: str, remat: Any) -> None:
     """Of the mean next-token cross-entropy for every parameter, tower included; 1e-3 of its largest gradient."""
     hf, directory = saved(kind)
@@ -171,7 +189,7 @@ def test_gradients(saved: Any, kind: str, remat: Any) -> None:
     ids, images = prompt(ROWS[0], model), pictures(ROWS[0])
     hf.zero_grad()
     targets = torch.as_tensor([ids])
-    logits = hf(**hf_inputs(ids, images)).logits[:, :-1]
+    logits = hf(**hf_inputs(kind, ids, images)).logits[:, :-1]
     hf_loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets[:, 1:])
     hf_loss.backward()
     placed = [model.image_processor(picture) for picture in images]
@@ -196,10 +214,11 @@ def test_gradients(saved: Any, kind: str, remat: Any) -> None:
 
     loss, gradients = loss_and_gradients(params)
     np.testing.assert_allclose(loss, hf_loss.item(), rtol=1e-5)
-    theirs = {
-        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): parameter.grad.numpy()
-        for name, parameter in hf.named_parameters()
-    }
+    older = {"model.language_model.": "model.", "model.visual.": "visual."} if kind != "qwen3_vl" else {}
+    theirs = {}
+    for name, parameter in hf.named_parameters():
+        old, new = next((pair for pair in older.items() if name.startswith(pair[0])), ("", ""))
+        theirs[new + name.removeprefix(old)] = parameter.grad.numpy()
     rules, gaps = vision_language_rules(model.architecture), {}
     for path, leaf in nnx.to_flat_state(gradients):
         rule, value = rules[path], np.asarray(leaf.get_value())
@@ -219,7 +238,7 @@ def test_bfloat16(saved: Any) -> None:
     ids, images = prompt(ROWS[0], model), pictures(ROWS[0])
     exact = hf_logits(hf, ids, images)
     half_hf = _CLASSES["qwen2_5_vl"][1].from_pretrained(directory, dtype=torch.bfloat16).eval()
-    inputs = hf_inputs(ids, images)
+    inputs = hf_inputs("qwen2_5_vl", ids, images)
     inputs["pixel_values"] = inputs["pixel_values"].to(torch.bfloat16)
     with torch.no_grad():
         theirs = half_hf(**inputs).logits[0].float().numpy()
@@ -228,7 +247,10 @@ def test_bfloat16(saved: Any) -> None:
     assert np.abs(np.asarray(ours[0]) - exact).mean() <= 2 * np.abs(theirs - exact).mean()
 
 
-@pytest.mark.parametrize(("kind", "tied"), [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("qwen2_vl", False)])
+@pytest.mark.parametrize(
+    ("kind", "tied"),
+    [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("qwen2_vl", False), ("qwen3_vl", False), ("qwen3_vl", True)],
+)
 def test_round_trip(saved: Any, tmp_path: pathlib.Path, kind: str, tied: bool) -> None:
     """Bit for bit, and transformers computes the same logits from the export to the last bit."""
     hf, directory = saved(kind, tied)

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from routerl_jax.generation.segments import SegmentCache
-from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.config import DecoderConfig, ExpertsConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
@@ -20,6 +20,7 @@ from routerl_jax.parallel.hlo_costs import count
 from routerl_jax.parallel.mesh import single_device_mesh
 
 QWEN3 = {"model_type": "qwen3", "qkv_bias": False, "qk_norm": True}
+SPARSE = QWEN3 | {"model_type": "qwen3_moe", "experts": ExpertsConfig(count=8, chosen=2, mlp=128, dense_layers=(1,))}
 
 
 @pytest.fixture
@@ -29,12 +30,23 @@ def config() -> DecoderConfig:
     return dataclasses.replace(architecture_of("Qwen/Qwen2.5-1.5B-Instruct"), **small)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied_embeddings": False}, QWEN3])
+@pytest.mark.parametrize("changes", [{}, {"tied_embeddings": False}, QWEN3, SPARSE])
 def test_entries_are_those_of_the_model(config: DecoderConfig, changes: dict[str, Any]) -> None:
     config = dataclasses.replace(config, **changes)
     params = nnx.state(nnx.eval_shape(lambda: Decoder(config, jax.random.key(0))), nnx.Param)
     sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
     assert Work(config=config).stored == sum(sizes)
+
+
+def test_a_step_reads_the_experts_that_its_rows_take(config: DecoderConfig) -> None:
+    """One row its own two of eight; many rows nearly all."""
+    work = Work(config=dataclasses.replace(config, **SPARSE))
+    expert = 2 * 3 * 256 * 128  # bytes
+    assert work.decode_bytes(1, 0) == 2 * work.matrices
+    assert work.decode_bytes(2, 0) - work.decode_bytes(1, 0) == pytest.approx(
+        1.5 * expert
+    )  # each of the other six by 1/4
+    assert work.decode_bytes(100, 0) - work.decode_bytes(1, 0) == pytest.approx(6 * expert)
 
 
 def test_published_sizes() -> None:

@@ -99,6 +99,7 @@ def test_every_matrix_is_split(saved: Any, family: str, sizes: dict[str, int], l
         ("qwen2_tied", {"data": 2, "fsdp": 2, "tensor": 2}, "fsdp+tensor"),
         ("llama", {"tensor": 8}, "tensor"),
         ("llama", {"data": 8}, "replicated"),
+        ("qwen3_moe", {"data": 2, "fsdp": 2, "tensor": 2}, "fsdp+tensor"),
     ],
 )
 def test_logits_do_not_depend_on_the_layout(saved: Any, family: str, sizes: dict[str, int], layout: str) -> None:
@@ -280,7 +281,9 @@ PODS = {
 NOT_FOR_TENSOR = {
     "position": "positions (0.5 to 17 MB)",
     "patch": "pixels of a patch (1 to 3 MB)",
+    "places": "learned positions of patches (5 MB)",
     "latents": "NV-Embed's latents (4 MB)",
+    "router": "routers (0.5 to 1 MB a layer): every device chooses experts for all its tokens",
 }
 
 

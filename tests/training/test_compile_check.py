@@ -285,6 +285,8 @@ CARDS = {
     "Qwen/Qwen2.5-7B": 7.62,
     "Qwen/Qwen3-4B": 4.02,
     "Qwen/Qwen3-8B": 8.19,
+    "Qwen/Qwen3-30B-A3B": 30.53,
+    "Qwen/Qwen3-235B-A22B": 235.09,
     "meta-llama/Llama-3.1-8B-Instruct": 8.03,
     "meta-llama/Llama-3.2-1B": 1.24,
     "meta-llama/Llama-3.2-3B": 3.21,

@@ -1,4 +1,4 @@
-"""Text decoders of Llama's build: Llama 3 and SmolLM2 (`llama`), Mistral, Qwen2.5 (`qwen2`) and Qwen3."""
+"""Text decoders of Llama's build: Llama 3 and SmolLM2 (`llama`), Mistral, Qwen2.5 (`qwen2`), Qwen3, Qwen3-MoE."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from routerl_jax.models.config import (
     DECODER_TYPES,
     DecoderConfig,
+    ExpertsConfig,
     RopeScaling,
     UnsupportedModelError,
     refuse_quantized,
@@ -23,6 +24,7 @@ _CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 
 
@@ -50,11 +52,13 @@ def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> D
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
         rope_scaling=_rope_scaling(rope, max_length, source),
         mrope_sections=tuple(rope.get("mrope_section") or ()),
+        mrope_interleaved=bool(rope.get("mrope_interleaved")),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        experts=_experts(config) if kind == "qwen3_moe" else None,
         **_windows(config),
         init_scale=config.get("initializer_range", 0.02),
         bos_id=config.get("bos_token_id"),
@@ -99,8 +103,18 @@ def decoder_to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
             result["sliding_window"] = config.window
             result["max_window_layers"] = windowed.index(True) if True in windowed else config.layers
             result["layer_types"] = ["sliding_attention" if narrow else "full_attention" for narrow in windowed]
-    if config.model_type in ("llama", "qwen3"):
+    if config.model_type in ("llama", "qwen3", "qwen3_moe"):
         result["attention_bias"] = config.qkv_bias
+    if config.experts is not None:
+        result |= {
+            "num_experts": config.experts.count,
+            "num_experts_per_tok": config.experts.chosen,
+            "moe_intermediate_size": config.experts.mlp,
+            "norm_topk_prob": config.experts.normalized,
+            "router_aux_loss_coef": config.experts.balance_coef,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": list(config.experts.dense_layers),
+        }
     return result
 
 
@@ -116,10 +130,17 @@ def decoder_rules(config: DecoderConfig) -> Rules:
         ("blocks", "k"): Rule(layer + "self_attn.k_proj.weight", TO_HEADS),
         ("blocks", "v"): Rule(layer + "self_attn.v_proj.weight", TO_HEADS),
         ("blocks", "o"): Rule(layer + "self_attn.o_proj.weight", FROM_HEADS),
-        ("blocks", "gate"): Rule(layer + "mlp.gate_proj.weight", TRANSPOSED),
-        ("blocks", "up"): Rule(layer + "mlp.up_proj.weight", TRANSPOSED),
-        ("blocks", "down"): Rule(layer + "mlp.down_proj.weight", TRANSPOSED),
     }
+    sparse = tuple(i for i, experts in enumerate(config.sparse) if experts)
+    dense = tuple(i for i, experts in enumerate(config.sparse) if not experts) if sparse else ()
+    for part in ("gate", "up", "down"):
+        if dense or not sparse:
+            rules[("blocks", part)] = Rule(layer + f"mlp.{part}_proj.weight", TRANSPOSED, dense)
+        if sparse:
+            name = layer + f"mlp.experts.{{}}.{part}_proj.weight"
+            rules[("blocks", "experts", part)] = Rule(name, TRANSPOSED, sparse)
+    if sparse:
+        rules[("blocks", "experts", "router")] = Rule(layer + "mlp.gate.weight", TRANSPOSED, sparse)
     if config.qkv_bias:
         for part in "qkv":
             rules[("blocks", f"{part}_bias")] = Rule(layer + f"self_attn.{part}_proj.bias", HEADS_BIAS)
@@ -131,6 +152,20 @@ def decoder_rules(config: DecoderConfig) -> Rules:
     if not config.tied_embeddings:
         rules[("head",)] = Rule("lm_head.weight", TRANSPOSED)
     return rules
+
+
+def _experts(config: Mapping[str, Any]) -> ExpertsConfig:
+    """Every `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`. transformers 5 writes num_local_experts."""
+    step, plain = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+    layers = range(config["num_hidden_layers"])
+    return ExpertsConfig(
+        count=config["num_experts"] if "num_experts" in config else config["num_local_experts"],
+        chosen=config["num_experts_per_tok"],
+        mlp=config["moe_intermediate_size"],
+        normalized=bool(config.get("norm_topk_prob", False)),
+        dense_layers=tuple(i for i in layers if i in plain or (i + 1) % step),
+        balance_coef=config.get("router_aux_loss_coef", 0.001),
+    )
 
 
 def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,6 +234,8 @@ def _rope_to_hf(config: DecoderConfig) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.mrope_sections:
         rope["mrope_section"] = list(config.mrope_sections)
+    if config.mrope_interleaved:
+        rope["mrope_interleaved"] = True
     scaling = config.rope_scaling
     if scaling is None:
         return rope

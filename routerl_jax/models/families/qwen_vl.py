@@ -1,8 +1,10 @@
-"""Qwen2-VL and Qwen2.5-VL in Hugging Face's terms: config.json, tensors, image processing."""
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL in Hugging Face's terms: config.json, tensors, image processing."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +14,17 @@ from routerl_jax.models.config import UnsupportedModelError, VisionConfig, Visio
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
 from routerl_jax.models.family import FAMILIES, Family
 from routerl_jax.models.images import processor_from_hf
-from routerl_jax.models.mapping import FROM_HEADS, TRANSPOSED, VECTOR, Rule, Rules
+from routerl_jax.models.mapping import FROM_HEADS, MATRIX, TRANSPOSED, VECTOR, Rule, Rules
 from routerl_jax.models.vision_language import VisionLanguageModel
 
-VISION_TYPES = ("qwen2_vl", "qwen2_5_vl")
+VISION_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
 _CLASSES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
 }
+_ACTIVATIONS = {"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu", "qwen3_vl": "gelu_pytorch_tanh"}
 
 _FUSED = ((0, 2, 3), (1,))  # ours [3, embed, heads, width], theirs [3 * heads * width, embed]
 _FUSED_BIAS = ((0, 1, 2),)
@@ -40,10 +44,10 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
         )
     vision = config.get("vision_config") or {}
     source = f"{source}: vision_config"
-    newer = kind == "qwen2_5_vl"
+    newest, newer = kind == "qwen3_vl", kind == "qwen2_5_vl"
     rope = vision.get("rope_parameters") or {}
     checks = {
-        "hidden_act": (vision.get("hidden_act", "silu" if newer else "quick_gelu"), "silu" if newer else "quick_gelu"),
+        "hidden_act": (vision.get("hidden_act", _ACTIVATIONS[kind]), _ACTIVATIONS[kind]),
         "in_channels": (vision.get("in_channels", 3), 3),
         "rope_type": (rope.get("rope_type", "axial"), "axial"),
     }
@@ -53,18 +57,36 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
     for key in ("patch_size", "temporal_patch_size"):
         if not isinstance(vision.get(key, 1), int):
             raise UnsupportedModelError(f"{source}: {key}={vision[key]!r} is not supported; supported: one number")
-    embed = vision.get("hidden_size", 3584) if newer else vision.get("embed_dim", 1280)
+    if newest:
+        embed = vision.get("hidden_size", 1152)
+    else:
+        embed = vision.get("hidden_size", 3584) if newer else vision.get("embed_dim", 1280)
     common: dict[str, Any] = {
         "model_type": kind,
-        "depth": vision.get("depth", 32),
+        "depth": vision.get("depth", 27 if newest else 32),
         "embed": embed,
         "heads": vision.get("num_heads", 16),
-        "patch": vision.get("patch_size", 14),
+        "patch": vision.get("patch_size", 16 if newest else 14),
         "temporal_patch": vision.get("temporal_patch_size", 2),
         "merge": vision.get("spatial_merge_size", 2),
         "rope_theta": float(rope.get("rope_theta", 10_000.0)),
         "init_scale": vision.get("initializer_range", 0.02),
     }
+    if newest:
+        places = vision.get("num_position_embeddings", 2304)
+        if math.isqrt(places) ** 2 != places:
+            raise UnsupportedModelError(
+                f"{source}: num_position_embeddings={places} is no square; supported: a square grid"
+            )
+        return VisionConfig(
+            **common,
+            mlp=vision.get("intermediate_size", 4304),
+            out=vision.get("out_hidden_size", 3584),
+            norm="layer",
+            gated=False,
+            table=math.isqrt(places),
+            deep_layers=tuple(vision.get("deepstack_visual_indexes", (8, 16, 24))),
+        )
     if not newer:
         mlp = int(embed * vision.get("mlp_ratio", 4))
         return VisionConfig(**common, mlp=mlp, out=vision.get("hidden_size", 3584), norm="layer", gated=False)
@@ -103,10 +125,14 @@ def vision_to_hf(config: VisionConfig) -> dict[str, Any]:
             "hidden_size": config.out,
             "hidden_act": "quick_gelu",
         }
+    common |= {"hidden_size": config.embed, "intermediate_size": config.mlp, "out_hidden_size": config.out}
+    if config.model_type == "qwen3_vl":
+        return common | {
+            "hidden_act": "gelu_pytorch_tanh",
+            "num_position_embeddings": config.table**2,
+            "deepstack_visual_indexes": list(config.deep_layers),
+        }
     return common | {
-        "hidden_size": config.embed,
-        "intermediate_size": config.mlp,
-        "out_hidden_size": config.out,
         "window_size": config.window,
         "fullatt_block_indexes": list(config.full_layers),
         "hidden_act": "silu",
@@ -127,20 +153,23 @@ def vision_rules(config: VisionConfig) -> Rules:
         ("blocks", "o"): Rule(layer + "attn.proj.weight", FROM_HEADS),
         ("blocks", "o_bias"): Rule(layer + "attn.proj.bias", VECTOR),
         ("blocks", "mlp_norm"): Rule(layer + "norm2.weight", VECTOR),
-        ("merger_norm",): Rule("visual.merger.ln_q.weight", VECTOR),
-        ("merger_up",): Rule("visual.merger.mlp.0.weight", TRANSPOSED),
-        ("merger_up_bias",): Rule("visual.merger.mlp.0.bias", VECTOR),
-        ("merger_down",): Rule("visual.merger.mlp.2.weight", TRANSPOSED),
-        ("merger_down_bias",): Rule("visual.merger.mlp.2.bias", VECTOR),
     }
+    merger, deep = "visual.merger.", "visual.deepstack_merger_list.{}."
+    norm, up, down = ("norm", "linear_fc1", "linear_fc2") if config.table else ("ln_q", "mlp.0", "mlp.2")
+    for ours, stem in {"merger": merger, **({"deep": deep} if config.deep_layers else {})}.items():
+        for name, theirs, axes in (("norm", norm, VECTOR), ("up", up, TRANSPOSED), ("down", down, TRANSPOSED)):
+            rules[(f"{ours}_{name}",)] = Rule(f"{stem}{theirs}.weight", axes)
+            if name != "norm" or config.norm == "layer":
+                rules[(f"{ours}_{name}_bias",)] = Rule(f"{stem}{theirs}.bias", VECTOR)
+    if config.table:
+        rules[("patch_bias",)] = Rule("visual.patch_embed.proj.bias", VECTOR)
+        rules[("places",)] = Rule("visual.pos_embed.weight", MATRIX)
     if config.norm == "layer":
-        rules[("merger_norm_bias",)] = Rule("visual.merger.ln_q.bias", VECTOR)
         rules[("blocks", "attention_norm_bias")] = Rule(layer + "norm1.bias", VECTOR)
         rules[("blocks", "mlp_norm_bias")] = Rule(layer + "norm2.bias", VECTOR)
-    theirs = (
-        {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else {"up": "fc1", "down": "fc2"}
-    )
-    for ours, name in theirs.items():
+    first, second = ("linear_fc1", "linear_fc2") if config.table else ("fc1", "fc2")
+    plain = {"up": first, "down": second}
+    for ours, name in ({"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else plain).items():
         rules[("blocks", ours)] = Rule(f"{layer}mlp.{name}.weight", TRANSPOSED)
         rules[("blocks", f"{ours}_bias")] = Rule(f"{layer}mlp.{name}.bias", VECTOR)
     return rules
@@ -158,9 +187,13 @@ def vision_language_from_hf(config: Mapping[str, Any], source: str = "config.jso
         raise UnsupportedModelError(
             f"{source}: rope_parameters without mrope_section; expected those of a Qwen2-VL model"
         )
+    newest = config["model_type"] == "qwen3_vl"
+    if newest and not rope.setdefault("mrope_interleaved", True):  # transformers knows no other way
+        raise UnsupportedModelError(f"{source}: mrope_interleaved=False is not supported; supported: True")
+    kind = "qwen3" if newest else "qwen2"
     return VisionLanguageConfig(
         model_type=config["model_type"],
-        text=decoder_from_hf({**text, "rope_parameters": rope, "model_type": "qwen2"}, source),
+        text=decoder_from_hf({**text, "rope_parameters": rope, "model_type": kind}, source),
         vision=vision_from_hf(config, source),
         image_id=config.get("image_token_id", 151655),
         video_id=config.get("video_token_id", 151656),
@@ -170,8 +203,13 @@ def vision_language_from_hf(config: Mapping[str, Any], source: str = "config.jso
 
 
 def vision_language_to_hf(config: VisionLanguageConfig, dtype: str) -> dict[str, Any]:
-    """The config.json that `transformers` loads as the same model, with the text part flat as in published checkpoints."""
-    return decoder_to_hf(config.text, dtype) | {
+    """The config.json that `transformers` loads as the same model, with the text part as in published checkpoints: flat, but of
+    Qwen3-VL under `text_config`."""
+    text = decoder_to_hf(config.text, dtype)
+    if config.model_type == "qwen3_vl":
+        outer = {"tie_word_embeddings": config.text.tied_embeddings, "torch_dtype": dtype}
+        text = outer | {"text_config": text | {"model_type": "qwen3_vl_text"}}
+    return text | {
         "architectures": [_CLASSES[config.model_type]],
         "model_type": config.model_type,
         "vision_config": vision_to_hf(config.vision),
@@ -185,7 +223,15 @@ def vision_language_to_hf(config: VisionLanguageConfig, dtype: str) -> dict[str,
 def vision_language_rules(config: VisionLanguageConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
     tower = {("visual", *path): rule for path, rule in vision_rules(config.vision).items()}
-    return decoder_rules(config.text) | tower
+    rules = decoder_rules(config.text) | tower
+    if config.model_type != "qwen3_vl":
+        return rules
+    prefixes = {"model.": "model.language_model.", "visual.": "model.visual."}  # as this model is published
+    return {path: dataclasses.replace(rule, name=_prefixed(rule.name, prefixes)) for path, rule in rules.items()}
+
+
+def _prefixed(name: str, prefixes: Mapping[str, str]) -> str:
+    return next((new + name.removeprefix(old) for old, new in prefixes.items() if name.startswith(old)), name)
 
 
 def read_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
@@ -211,13 +257,15 @@ for _kind in VISION_TYPES:
             write=vision_language_to_hf,
             create=VisionLanguageModel,
             rules=vision_language_rules,
-            spellings=(
+            spellings=()
+            if _kind == "qwen3_vl"
+            else (
                 ("model.", "model.language_model."),
                 ("visual.", "model.visual."),
                 ("model.", "language_model.model."),
                 ("lm_head.", "language_model.lm_head."),
             ),
-            modules=("model.", "model.language_model."),
+            modules=("model.language_model.",) * 2 if _kind == "qwen3_vl" else ("model.", "model.language_model."),
             finish=read_processor,
             save=save_processor,
         )
