@@ -146,7 +146,14 @@ def machine(rows: int, config: DecoderConfig, repeats: int) -> Chip:
     seconds = statistics.median(timed(lambda: chain(x, y, z), repeats, warm_up=2))
     flops = 4 * rows * inner * config.mlp * count / seconds
     rate = memory_rate(4 * max(rows * config.mlp, 2**18), repeats)
-    return Chip(name="this machine", flops=flops, bytes=rate, link=1.0, axes=0, source="measured")
+    return Chip(
+        name="this machine",
+        peak_flops=flops,
+        memory_bandwidth=rate,
+        link_bandwidth=1.0,
+        torus_axes=0,
+        source="measured",
+    )
 
 
 def update(size: str, repeats: int) -> Comparison:
