@@ -1,4 +1,4 @@
-"""A configuration for people to read: its fields for `--help`, its values for `--show`."""
+"""Prints configurations: the fields for `--help`, the values for `--show`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the fields of a configuration are, in words: read from the source of its dataclasses, where they stand once.
+"""Descriptions of the fields of a configuration, read from the source of its dataclasses.
 
-A field's words are the comment lines right above it and the comment at its end, or its entry under `Attributes:` in the
+A field's description is the comment lines right above it and the comment at its end, or its entry under `Attributes:` in the
 docstring of its class.
 """
 
@@ -33,8 +33,8 @@ class Field:
       name: as it is set.
       type: its values in words, such as "int >= 1".
       default: the value without a setting; MISSING where it must be set.
-      words: what it means; "" where the source says nothing.
-      section: the dataclass that it holds, if it does; of a mapping, that of its values.
+      words: its description; "" if the source has none.
+      section: the dataclass of its value, or of a mapping's values; None for other types.
       named: it is a mapping of names to sections.
     """
 
@@ -47,13 +47,13 @@ class Field:
 
 
 def fields_of(cls: type) -> list[Field]:
-    """The fields of a dataclass, in their order; inherited ones have the words of the class that declares them."""
+    """The fields of a dataclass, in order. The description of an inherited field is from the class that declares it."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return [_field(cls, field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
 def summary(cls: type) -> str:
-    """What a dataclass's docstring says before its `Attributes:`, on one line."""
+    """A dataclass's docstring up to `Attributes:`, on one line."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     return " ".join(re.split(r"\n(?:Attributes|Args|Raises):\n", text)[0].split())
 
@@ -65,10 +65,10 @@ class Section:
     Attributes:
       path: where it is set, such as "config.learner"; NAME stands for any name in a mapping of sections.
       schema: its dataclass.
-      words: what it is for there.
-      fields: those that hold values, sections apart.
-      like: an earlier section of the same dataclass; `fields` are then those with another default, and what is in it is not
-        told again.
+      words: description of the field that holds it.
+      fields: those with values; sections are listed on their own.
+      like: path of an earlier section of the same dataclass. `fields` are then only those with another default, and its own
+        sections are not listed again.
     """
 
     path: str
@@ -182,7 +182,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def type_in_words(hint: Any) -> str:
-    """The values that a type of a configuration stands for: "int >= 1", '"rl" or "sft"', "list of str"."""
+    """A type of a configuration in words: "int >= 1", '"rl" or "sft"', "list of str"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hasattr(hint, "__metadata__"):
         ranges = [one for one in hint.__metadata__ if isinstance(one, Range)]

@@ -46,7 +46,7 @@ class LearnerConfig:
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
     # compute shared prompts and histories of sequences once, pictures included (learning.prefixes)
     share_prefixes: bool = False
-    # what the backward pass computes anew to save memory: nothing, everything, or all but matrix products
+    # what the backward pass recomputes to save memory: nothing, everything, or all but matrix products
     remat: Remat = "none"
 
     def __post_init__(self) -> None:

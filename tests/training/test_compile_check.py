@@ -129,8 +129,8 @@ def test_weights_are_gathered_while_the_layer_before_computes(report: Report) ->
     # After attention and after the feed-forward network, 2 layers, forward, again (attention alone) and backward, and embedding
     # and loss; of every micro-batch.
     assert update.traffic["all-reduce/tensor"].count >= 4 * (2 * 2 + 2 + 2 * 2)
-    # Of every micro-batch's gradients a chip sends the half that the other chip of fsdp keeps: of the layers in bfloat16, of the
-    # embedding's half of the vocabulary in float32.
+    # A chip sends the half of every micro-batch's gradients that the other chip of fsdp keeps: those of the layers in bfloat16,
+    # and those of the embedding's half of the vocabulary in float32.
     assert update.traffic["reduce-scatter/fsdp"].bytes == 4 * (matrices() * 2 + 512 * 512 * 4) / 2
 
 
@@ -225,6 +225,10 @@ def test_the_kl_over_the_vocabulary(report: Report, kl: KLKind) -> None:
     )  # over four chips
     assert exact.resident_gib == 0
     assert not exact.problems
+    assert exact.roofline is not None
+    assert sampled.roofline is not None
+    ours, its = (one.mfu * one.seconds for one in (exact.roofline, sampled.roofline))
+    assert ours == pytest.approx(its * 4 / 3)  # the reference's forward pass is needed, too
     assert exact.temporaries_gib - sampled.temporaries_gib < 12 / 1024
 
 
