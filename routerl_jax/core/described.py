@@ -33,7 +33,7 @@ class Field:
       name: as it is set.
       type: its values in words, such as "int >= 1".
       default: the value without a setting; MISSING where it must be set.
-      words: its description; "" if the source has none.
+      description: what it means; "" if the source does not say.
       section: the dataclass of its value, or of a mapping's values; None for other types.
       named: it is a mapping of names to sections.
     """
@@ -41,7 +41,7 @@ class Field:
     name: str
     type: str
     default: Any
-    words: str
+    description: str
     section: type | None = None
     named: bool = False
 
@@ -65,7 +65,7 @@ class Section:
     Attributes:
       path: where it is set, such as "config.learner"; NAME stands for any name in a mapping of sections.
       schema: its dataclass.
-      words: description of the field that holds it.
+      description: that of the field that holds it.
       fields: those with values; sections are listed on their own.
       like: path of an earlier section of the same dataclass. `fields` are then only those with another default, and its own
         sections are not listed again.
@@ -73,7 +73,7 @@ class Section:
 
     path: str
     schema: type
-    words: str
+    description: str
     fields: list[Field]
     like: str = ""
 
@@ -92,7 +92,7 @@ def sections(schema: type, path: str = "config", seen: Seen | None = None) -> li
     return list(_sections(schema, path, "", MISSING, {} if seen is None else seen))
 
 
-def _sections(schema: type, path: str, words: str, default: Any, seen: Seen) -> Iterator[Section]:
+def _sections(schema: type, path: str, description: str, default: Any, seen: Seen) -> Iterator[Section]:
     """`default` is an instance whose values are the defaults; MISSING: those of the class."""
     fields = fields_of(schema)
     if default is not MISSING:
@@ -101,16 +101,16 @@ def _sections(schema: type, path: str, words: str, default: Any, seen: Seen) -> 
     if schema in seen:
         like, defaults = seen[schema]
         other = [field for field in told if field.default != defaults[field.name]]
-        yield Section(path=path, schema=schema, words=words, fields=other, like=like)
+        yield Section(path=path, schema=schema, description=description, fields=other, like=like)
         fields = [field for field in fields if not field.named and field.default != defaults[field.name]]
     else:
         seen[schema] = path, {field.name: field.default for field in fields}
-        yield Section(path=path, schema=schema, words=words, fields=told)
+        yield Section(path=path, schema=schema, description=description, fields=told)
     for field in sorted(fields, key=lambda field: field.named):
         if field.section:
             place = f"{path}.{field.name}{'.NAME' if field.named else ''}"
             inner = MISSING if field.named else field.default
-            yield from _sections(field.section, place, "" if field.named else field.words, inner, seen)
+            yield from _sections(field.section, place, "" if field.named else field.description, inner, seen)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> Field:
         name=field.name,
         type=type_in_words(hint),
         default=default,
-        words=_words(cls, field.name),
+        description=_description(cls, field.name),
         section=typing.cast("type | None", section),
         named=named,
     )
@@ -217,13 +217,13 @@ def default_in_words(value: Any) -> str:
     return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
 
 
-def _words(cls: type, name: str) -> str:
-    """Of the nearest class that declares the field with words."""
+def _description(cls: type, name: str) -> str:
+    """A field's description, from the nearest class that has one for it."""
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             comments, entries = _in_source(owner)
-            if words := comments.get(name) or entries.get(name):
-                return words
+            if found := comments.get(name) or entries.get(name):
+                return found
     return ""
 
 
@@ -260,7 +260,7 @@ def _entries(cls: type) -> dict[str, str]:
     listed = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)+)", text, re.MULTILINE)
     found = {}
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(listed[1])) if listed else ():
-        names, colon, words = entry.partition(":")
+        names, colon, meaning = entry.partition(":")
         if colon and re.fullmatch(r"\w+(, \w+)*", names):
-            found |= dict.fromkeys(names.split(", "), " ".join(words.split()))
+            found |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
     return found
