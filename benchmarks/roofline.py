@@ -1,10 +1,10 @@
-"""What the roofline of launch.compile_check predicts for this machine, and what is measured: updates, decoding, three sizes.
+"""Compares the roofline of launch.compile_check with measurements on this machine: updates and decoding, three model sizes.
 
     python -m benchmarks.roofline [--size=0.9M --size=8M --size=107M] [--repeats=5] [--json=FILE]
 
-The same counting (parallel/hlo_costs.py) and the same estimate (training/roofline.py), of the programs that the learner and
-the engine run here. The chip is this machine, measured in the same run: products as large as the model's own, sums of arrays
-as large as its activations. A prediction is a bound from below: measured over predicted is at least about 1.
+It uses the same count (parallel/hlo_costs.py) and the same estimate (training/roofline.py), for the programs that the learner
+and the engine run here. The peaks of this machine are measured in the same run, with products as large as the model's and sums
+of arrays as large as its activations. A prediction is a lower bound: measured over predicted is at least about 1.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Comparison:
 
 
 class Watched:
-    """A jitted program that writes down what its calls cost and how long they take, by the shapes that it is called with."""
+    """A jitted program that records the costs and the times of its calls, by the shapes of their arguments."""
 
     def __init__(self, program: Any) -> None:
         self._program = program
@@ -91,7 +91,7 @@ class Watched:
         return self._program._cache_size()
 
     def compare(self, size: str, name: str, chip: Chip) -> Comparison:
-        """Of the shapes that were called most; the first call is left out."""
+        """The comparison for the shapes that were called most, without the first call."""
         key = max(self.seconds, key=lambda key: len(self.seconds[key]))
         found, measured = estimate(self.costs[key], chip), self.seconds[key][1:]
         return _comparison(size, name, found, measured)
@@ -146,7 +146,14 @@ def machine(rows: int, config: DecoderConfig, repeats: int) -> Chip:
     seconds = statistics.median(timed(lambda: chain(x, y, z), repeats, warm_up=2))
     flops = 4 * rows * inner * config.mlp * count / seconds
     rate = memory_rate(4 * max(rows * config.mlp, 2**18), repeats)
-    return Chip(name="this machine", flops=flops, bytes=rate, link=1.0, axes=0, source="measured")
+    return Chip(
+        name="this machine",
+        peak_flops=flops,
+        memory_bandwidth=rate,
+        link_bandwidth=1.0,
+        torus_axes=0,
+        source="measured",
+    )
 
 
 def update(size: str, repeats: int) -> Comparison:

@@ -13,17 +13,17 @@ UPDATES = 10  # per step: 2,560 episodes in mini-batches of 256
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """512 questions x 5 attempts a step, 10 updates a step, 500 steps; retrieval is a server's.
+    """512 questions x 5 attempts per step, 10 updates per step, 500 steps. A server does the retrieval.
 
     python -m launch.serve_kb --kb=wiki=kb/wiki18 --port=8000      # E5-base-v2, or Search-R1's own server
     python -m launch.train --config=configs/search_r1_qwen25_3b.py --distributed --workdir=/mnt/bucket/search_r1 \
         --config.data.train=train.parquet --config.data.test=test.parquet
     python -m launch.compile_check --config=configs/search_r1_qwen25_3b.py --topology=v5e:8x8
 
-    Questions: Search-R1's nq_hotpotqa_train (train.parquet, test.parquet), rows of verl. Retrieval: anything that answers `POST
-    /retrieve` at config.knowledge.wiki.source; a corpus file there builds a knowledge base instead, with E5-base-v2. The first
-    128 test questions validate; the test set is scored as far as config.evaluation.final_examples. It has
-    been compiled for v5e:8x8 (docs/accelerators.md) and not been run: no step time, no result.
+    Questions: Search-R1's nq_hotpotqa_train (train.parquet, test.parquet), rows of verl. Retrieval: any server that answers
+    `POST /retrieve` at config.knowledge.wiki.source. If that is a corpus file, a knowledge base is built with E5-base-v2. The
+    first 128 test questions are used for validation, and config.evaluation.final_examples of them for the final table.
+    Compiled for v5e:8x8 (docs/accelerators.md), not run: no step time, no result.
 
     `:tool_calls` is not the paper's: the instruct model searches by JSON tool calls in its own chat template.
     """

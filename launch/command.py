@@ -37,9 +37,12 @@ def start(
 ) -> None:
     """Defines the program's flags and runs it. Flags are not defined at import, so that programs can import each other.
 
-    A ValueError is bad input, an OSError a file, directory or service that can't be used: the message goes to standard error
-    in one line and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where it was raised. `schemas` gives the classes of
-    what --config may hold, by heading; --help lists their fields. `arguments` lets the program take words besides its flags.
+    A ValueError means bad input. An OSError means a file, directory or service that can't be used. Both are printed to
+    standard error as one line, and the exit status is 1. Set ROUTERL_TRACEBACK=1 to see where the error was raised.
+
+    Args:
+      schemas: gives the classes that --config may hold, by heading; --help lists their fields.
+      arguments: True lets the program take words besides its flags.
     """
     skip_absent_tpu()  # both must run before a configuration imports JAX
     keep_compilations()
@@ -48,11 +51,11 @@ def start(
 
     def guarded(argv: Sequence[str]) -> None:
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
-            logging.set_verbosity(logging.WARNING)  # orbax tells of every rename at INFO
+            logging.set_verbosity(logging.WARNING)  # orbax logs every rename at INFO
         be_quiet(bool(FLAGS["quiet"].value))
         if FLAGS["quiet"].value:
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # on PyTorch, which users need not have
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, which we don't need
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
@@ -146,8 +149,11 @@ def _print_help(schemas: Schemas | None) -> None:
 
 
 def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
-    """absl's parser; a value that a flag can't take becomes one clear line, and so do an override of a key that the
-    configuration does not have, and what a configuration says against its variant (`FILE:VARIANT`)."""
+    """absl's parser, with each of its errors as one clear line. --help prints the help and exits.
+
+    Three kinds of errors: a value that a flag can't take, an override of a key that the configuration does not have, and an
+    error that the configuration file raises about its variant (`FILE:VARIANT`).
+    """
     program = f"launch.{pathlib.Path(argv[0]).stem}"
     argv = with_installed_configs(argv)
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):

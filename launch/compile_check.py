@@ -1,4 +1,4 @@
-r"""Compiles a configuration's programs for a TPU slice, without a TPU: do they fit, how fast can they be, what binds?
+r"""Compiles a configuration's programs for a TPU slice, without a TPU: says whether they fit, and how fast they can be.
 
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5e:16x16
 python -m launch.compile_check --config=configs/r1_searcher_qwen25_7b.py --topology=v5p:4x4x4 --json
@@ -41,7 +41,7 @@ def define_flags() -> None:
         ["update", "reference", "merge", "copy", "encode", "prefill", "decode"],
         "Which to compile, of those that the run has.",
     )
-    flags.DEFINE_bool("search", False, "Compile other meshes, micro-batches and rows, too, and print which is best.")
+    flags.DEFINE_bool("search", False, "Compile other meshes, micro-batches and rows as well, and print which is best.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
 
@@ -121,7 +121,7 @@ def choices(found: Sequence[Choice]) -> str:
 
 
 def _at_best(report: Report) -> list[str]:
-    """A call of each program by the roofline; nothing for a chip whose peaks are not known."""
+    """The least time of a call of each program; nothing if the chip's peaks are unknown."""
     lines = []
     for name, program in report.programs.items():
         if (found := program.roofline) is None:

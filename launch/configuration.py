@@ -56,23 +56,29 @@ def page() -> str:
 
 def _section(section: Section, anchors: dict[type, str]) -> list[str]:
     """A heading and a table; of a dataclass that has them already, where they are, and what is different here."""
-    words = f" ({_escaped(section.words)})" if section.words else ""
+    about = f" ({_escaped(section.description)})" if section.description else ""
     if section.like:
         name = section.schema.__name__
         differing = [f"`{field.name}={default_in_words(field.default)}`" for field in section.fields]
         but = f", but {', '.join(differing)}" if differing else ""
-        return ["", f"`{section.path}`: as [{name}](#{anchors[section.schema]}){but}{words}."]
+        return ["", f"`{section.path}`: as [{name}](#{anchors[section.schema]}){but}{about}."]
     heading = f"{section.path} ({section.schema.__name__})"
     anchors[section.schema] = heading.lower().replace(".", "").replace("(", "").replace(")", "").replace(" ", "-")
-    about = f"{_escaped(summary(section.schema))}{words}"
-    return ["", f"### {heading}", "", about, "", *(_table(section.fields) if section.fields else ())]
+    return [
+        "",
+        f"### {heading}",
+        "",
+        f"{_escaped(summary(section.schema))}{about}",
+        "",
+        *(_table(section.fields) if section.fields else ()),
+    ]
 
 
 def _table(fields: Sequence[Field]) -> list[str]:
     lines = ["| key | type | default | what it is |", "|---|---|---|---|"]
     for field in fields:
         default = f"`{default_in_words(field.default)}`".replace("|", "\\|")
-        lines.append(f"| `{field.name}` | {_escaped(field.type)} | {default} | {_escaped(field.words)} |")
+        lines.append(f"| `{field.name}` | {_escaped(field.type)} | {default} | {_escaped(field.description)} |")
     return lines
 
 

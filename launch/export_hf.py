@@ -53,7 +53,7 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
     if FLAGS.private and not FLAGS.push:
         raise ValueError("--private is for --push=ORGANISATION/NAME")
-    # On one device: the machine that exports need not have the devices of the run.
+    # On one device: the machine that exports may have fewer devices than the run had.
     config, alone = load_config(workdir), FLAGS.lora == "adapter"
     repository = HubRepository(FLAGS.push, private=FLAGS.private) if FLAGS.push else None
     model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)

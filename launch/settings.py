@@ -1,4 +1,4 @@
-"""A configuration for people to read: its fields for `--help`, its values for `--show`."""
+"""Prints configurations: the fields for `--help`, the values for `--show`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def _print_section(console: Console, section: Section) -> None:
     what = f"as {section.like}{', but' if section.fields else ''}" if section.like else summary(section.schema)
     console.print()
     console.print(Text.assemble((section.path, "bold"), f": {what}"))
-    if section.words:
-        console.print(_indented(section.words, 2, console))
+    if section.description:
+        console.print(_indented(section.description, 2, console))
     for field in section.fields:
         key, default = f"{section.path}.{field.name}", default_in_words(field.default)
         console.print(Text.assemble("  ", (key, "cyan"), f" = {default}  ", (field.type, "dim")), soft_wrap=True)
-        if field.words:
-            console.print(_indented(field.words, 6, console))
+        if field.description:
+            console.print(_indented(field.description, 6, console))
 
 
 def _indented(words: str, by: int, console: Console) -> Text:

@@ -21,7 +21,7 @@ from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
-# What follows a prompt, in order, and whether the policy writes it. What it writes is text.
+# The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
 Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
@@ -67,7 +67,7 @@ class Agent(abc.ABC):
         return ()
 
     def told(self, schemas: Mapping[str, ToolSchema]) -> Agent:
-        """The same agent with these functions, by knowledge base, where it shows any."""
+        """The agent with these functions, by knowledge base. An agent without functions stays as it is."""
         return self
 
     def recorded(self, recorded: RecordedRounds) -> Episode:

@@ -16,10 +16,10 @@ class AgentConfig:
     """How the policy works on a question. Training and evaluation use the same agent (except for evaluation.k)."""
 
     grammar: str = ""  # agents.grammar.GRAMMARS; empty: the recipe's own
-    max_searches: Count = 3  # searches on a question, at most
+    max_searches: Count = 3  # most searches per question
     k: Size = 2  # passages per search
     max_turn_tokens: Size = 64  # most tokens that the policy writes in a turn
-    # of what a search shows: whole passages, or the first's beginning; 0: all that fit
+    # most tokens of a search's result: whole passages, or the beginning of the first one; 0: all that fit
     max_observation_tokens: Count = 0
     answer_tokens: Size = 24  # room kept for the last turn
     prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`

@@ -288,23 +288,24 @@ class Conversation:
         self._feed(self._engine.tokenizer.encode(content.text), content.text, content, passages)
 
     def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
-        """Ends the policy's turn and begins its next one, with an observation as a user's message, or a tool's, between them
-        (never trained on): the tokens of the model's chat template (`Tokenizer.reply`). Where the policy has ended its turn
-        itself, that token stays its own.
+        """Ends the policy's turn, feeds an observation as a message of `role`, and begins the policy's next turn.
+
+        The tokens are those of the model's chat template (`Tokenizer.reply`); they are never trained on. If the policy ended
+        its turn itself, that end token stays the policy's.
 
         Raises:
           DoesNotFit: the message is longer than `room`; see `reply_tokens`.
           ValueError: the chat template does not write one turn after the other, or the observation has a picture and the model
             sees none.
         """
-        said = self._rendered(observation)
-        ids = self._reply(said, role)
-        self._feed(ids, self._engine.tokenizer.decode(ids), said, passages)
+        content = self._rendered(observation)
+        ids = self._reply(content, role)
+        self._feed(ids, self._engine.tokenizer.decode(ids), content, passages)
 
     def reply_tokens(self, observation: Observation, *, role: ReplyRole = "user") -> int:
         """Number of tokens that `reply` would take."""
-        said = self._rendered(observation)
-        return len(self._reply(said, role)) + expanded_tokens(self._engine.images, said.images)
+        content = self._rendered(observation)
+        return len(self._reply(content, role)) + expanded_tokens(self._engine.images, content.images)
 
     @property
     def frame(self) -> Size | None:

@@ -55,16 +55,18 @@ def demonstrated(
             assert not isinstance(piece, Marked | Spoken), "a turn is the policy's"
             piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
             observation = piece.observation if isinstance(piece, Reply) else piece
-            said = observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
-            ledger.feed(**_fed(said, piece.role if isinstance(piece, Reply) else None, ledger, tokenizer, images))
-            viewer.see(said.shown)
+            content = (
+                observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
+            )
+            ledger.feed(**_fed(content, piece.role if isinstance(piece, Reply) else None, ledger, tokenizer, images))
+            viewer.see(content.shown)
     return ledger.sequence()
 
 
 def _fed(
     said: Rendered, role: ReplyRole | None, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
 ) -> Mapping[str, Any]:
-    """What `Ledger.feed` takes; `role`: whose message it comes as, None where it stands in the policy's turn."""
+    """The arguments of `Ledger.feed` for an observation. `role`: whose message it comes as; None: it is part of a turn."""
     ids = tokenizer.reply(said.text, ledger.tokens[-1], role) if role else tokenizer.encode(said.text)
     if not said.images:
         return {"tokens": ids}

@@ -107,18 +107,19 @@ class Grammar(abc.ABC):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """JSON schemas of the functions that the model's chat template shows; () of a protocol in one growing text.
+        """JSON schemas of the functions that the model's chat template shows; () for a protocol in one growing text.
 
-        With functions, every turn is a message that the policy ends with the template's own token, and what follows it is a
-        tool's message (Conversation.reply)."""
+        With functions, every turn is a message. The policy ends it with the template's own token, and a tool's message follows
+        (Conversation.reply).
+        """
         return ()
 
     def of(self, tokenizer: Tokenizer) -> Grammar:
-        """The protocol as this model writes it. Raises ValueError if it can't."""
+        """The protocol in this model's form. Raises ValueError if the model has none."""
         return self
 
     def told(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
-        """The protocol with these functions, by knowledge base, if it has any."""
+        """The protocol with these functions, by knowledge base. A protocol without functions stays as it is."""
         return self
 
     # --- what the surroundings write ---

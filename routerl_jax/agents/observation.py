@@ -41,10 +41,10 @@ class Reply:
 
 @dataclasses.dataclass(frozen=True)
 class Spoken:
-    """In a demonstration, a whole message of the policy, with the token that ends it, as the model's chat template has it.
+    """In a demonstration, a whole message of the policy. It gets the token that ends it in the model's chat template.
 
     Attributes:
-      said: the message in this model's form.
+      said: the message in the form of a tokenizer's model.
     """
 
     said: Callable[[Tokenizer], str]
@@ -85,10 +85,10 @@ class Marked:
 
 
 def texts(piece: Observation | Reply | Rendered | Look | Marked | Spoken) -> list[str]:
-    """The texts of what is said, without pictures.
+    """The texts of a piece, without pictures.
 
     Raises:
-      ValueError: it depends on a chat template.
+      ValueError: they depend on a chat template.
     """
     if isinstance(piece, Spoken):
         raise ValueError(

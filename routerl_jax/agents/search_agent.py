@@ -68,7 +68,7 @@ class SearchAgent(Agent):
         return await self.of(llm.tokenizer)._run(example, llm, tools)
 
     async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        """`run`, with the grammar as this model writes it."""
+        """`run`, with the grammar already in the model's form."""
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         reserve = self.reserve(chat)
         for _ in range(self.max_searches):
@@ -98,7 +98,7 @@ class SearchAgent(Agent):
         return await self.final_answer(chat, reserve)
 
     def of(self, tokenizer: Tokenizer) -> Self:
-        """The agent with its grammar as this model writes it. Raises ValueError if it can't."""
+        """The agent with its grammar in this model's form. Raises ValueError if the model has none."""
         grammar = self.grammar.of(tokenizer)
         return self if grammar is self.grammar else dataclasses.replace(self, grammar=grammar)
 
@@ -111,9 +111,9 @@ class SearchAgent(Agent):
         return dataclasses.replace(self, grammar=self.grammar.told(schemas))
 
     def reserve(self, chat: Conversation) -> int:
-        """Tokens kept for the last turn, and in a chat for the message that asks for it where nothing else fits."""
-        kept = self.answer_tokens + chat.tokens_of(self.last_opening)
-        return kept + (chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0)
+        """Tokens kept for the last turn, and in a chat for the reply to a search whose result does not fit."""
+        last_turn = self.answer_tokens + chat.tokens_of(self.last_opening)
+        return last_turn + (chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0)
 
     @property
     def last_opening(self) -> str:
@@ -166,7 +166,7 @@ class SearchAgent(Agent):
         """
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
         if functions := self.grammar.functions:
-            self.grammar.of(tokenizer)  # refuses a model that can't write it
+            self.grammar.of(tokenizer)  # refuses a model without such a form
             asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
             told = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
             return [*tokenizer.chat([*told, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
@@ -181,6 +181,7 @@ class SearchAgent(Agent):
         return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
+        """The search turns of a demonstration with their observations, and its answer turn."""
         pieces: Pieces = []
         for step in demonstration.steps:
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
@@ -201,9 +202,10 @@ class SearchAgent(Agent):
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text
         turn.action = self.grammar.parse(text)
-        whole = "eos" if self.functions else "stop"  # how a turn ends that is not cut off
+        whole = "eos" if self.functions else "stop"  # the stop reason of a turn that is not cut off
         turn.well_formed = self.grammar.well_formed(text) and (turn.stop_reason == whole or not self.functions)
-        if turn.forced:  # judged by what the policy wrote: an answer, closed; that no thought precedes it is our doing
+        # Of a forced turn only the policy's part is judged (a closed answer): that no thought precedes it is not its fault.
+        if turn.forced:
             answer = self.grammar.write_answer("", turn.action.answer)
             turn.well_formed = (
                 turn.stop_reason == whole and turn.action.kind == "answer" and self.grammar.well_formed(answer)
@@ -226,7 +228,7 @@ class SearchAgent(Agent):
         return chat.reply_tokens(observation, role="tool") if self.functions else chat.tokens_of(observation)
 
     def _say(self, chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
-        """Tells the policy; False where there is no room for it beside the last turn."""
+        """Shows an observation to the policy; False if it leaves no room for the last turn."""
         if self._size(chat, observation) > chat.room - reserve:
             return False
         if self.functions:
@@ -238,11 +240,11 @@ class SearchAgent(Agent):
     async def final_answer(
         self, chat: Conversation, reserve: int, truncated: bool = False, unanswered: bool = False
     ) -> Episode:
-        """The last turn, for which `reserve` tokens are kept.
+        """Runs the last turn, for which `reserve` tokens are kept.
 
         Args:
-          truncated: the context's end brought it about.
-          unanswered: nothing has followed the policy's latest turn, which must end before a message can begin.
+          truncated: it comes because the context is nearly full.
+          unanswered: the policy's latest turn got no reply. In a chat it gets one now, because a message ends its turn.
         """
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)

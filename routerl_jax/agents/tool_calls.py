@@ -1,4 +1,4 @@
-"""Tool calls as JSON, in the model's own chat template: the form that instruct models know."""
+"""Tool calls as JSON in the model's own chat template, the form that instruct models know."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Action, Call, Passage
 
 _ANSWER = ("<answer>", "</answer>")
-# What the policy alone may write, and what templates write around a tool's words.
+# Tags that only the policy may write, and those that templates write around a tool's text.
 _TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
 _END = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
 _THOUGHTS = re.compile(r"</?think>")
@@ -25,16 +25,15 @@ _THOUGHTS = re.compile(r"</?think>")
 @GRAMMARS.register("tool_calls")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToolCalls(Grammar):
-    """Every turn is a message of the model's chat: it thinks, and calls one function that searches, or answers in `<answer>`.
-    It ends with the template's own token, which the policy writes. What is found, or what is wrong with the turn, is a tool's
-    message, in the template's words.
+    """Every turn is a message of the model's chat. In it the policy thinks, and then calls one search function or answers in
+    `<answer>`. The policy ends its turn with the template's own token. The passages, or an error, come as a tool's message.
 
     Attributes:
-      schemas: the functions, by knowledge base; those that are not given are made of their names.
-      form: of a call (tool_forms.FORMS); "" until the tokenizer has said (`of`), and Hermes' where nobody has asked.
+      schemas: the functions, by knowledge base. A knowledge base without one gets `kb_schema(NAME)`.
+      form: the form of a call, a name in tool_forms.FORMS. `of` sets it from a tokenizer; "" means "hermes".
 
     Raises:
-      ValueError: two knowledge bases have a function of the same name.
+      ValueError: two knowledge bases have functions of the same name.
     """
 
     schemas: Mapping[str, ToolSchema] = dataclasses.field(default_factory=dict, hash=False)
@@ -62,7 +61,7 @@ class ToolCalls(Grammar):
         return tuple(schema.json for schema in self._all.values())
 
     def of(self, tokenizer: Tokenizer) -> ToolCalls:
-        """In the form of this model's chat template. Raises ValueError where that has none (`form_of`)."""
+        """The grammar in the form of this model's chat template. Raises ValueError if that has none (`form_of`)."""
         name = form_of(tokenizer).name
         return self if name == self.form else dataclasses.replace(self, form=name)
 
@@ -78,7 +77,7 @@ class ToolCalls(Grammar):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The answer's; the model's vocabulary has what its form of a call needs."""
+        """The answer's tags. The model's vocabulary has those of calls."""
         return _ANSWER
 
     def parse(self, text: str) -> Action:
@@ -120,7 +119,7 @@ class ToolCalls(Grammar):
         return Action(kind="search", tool=tool, query=" ".join(whole_letters(str(query)).split()), thought=thought)
 
     def well_formed(self, text: str) -> bool:
-        """A call after thoughts, with nothing behind it, or thoughts and an answer; no tag stands in the other's place."""
+        """True for thoughts and a call, or thoughts and an answer, with nothing behind them and no other tag."""
         text = _END.sub("", text)
         action = self.parse(text)
         if action.kind == "search":

@@ -16,7 +16,7 @@ from routerl_jax.core.tool_schema import ToolSchema
 
 
 class BadCall(ValueError):
-    """There is a tool call that can't be read; says why."""
+    """A tool call can't be read; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,8 @@ class ReadCall:
     """A tool call as it was written.
 
     Attributes:
-      before, after: the text around it.
+      before: the text before it.
+      after: the text behind it.
     """
 
     name: str
@@ -38,8 +39,8 @@ class ToolForm(abc.ABC):
 
     Attributes:
       name: of the form.
-      key: what the arguments are called.
-      marks: what opens and closes a call or a tool's words; a text from elsewhere must not hold them.
+      key: the JSON key of the arguments.
+      marks: strings around a call or a tool's text. Texts from elsewhere must not contain them.
     """
 
     name: str
@@ -48,11 +49,15 @@ class ToolForm(abc.ABC):
 
     @abc.abstractmethod
     def read(self, text: str) -> ReadCall | None:
-        """The call in a turn, None where there is none. Raises BadCall: it is cut off or no such JSON, or there are several."""
+        """The call in a turn; None if there is none.
+
+        Raises:
+          BadCall: it is cut off, it is not JSON of this form, or there are several.
+        """
 
     @abc.abstractmethod
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
-        """A turn that calls, as chat templates write it."""
+        """A turn with a call, as chat templates write it."""
 
     def _written(self, name: str, arguments: Mapping[str, Any]) -> str:
         return f'{{"name": "{name}", "{self.key}": {json.dumps(arguments, ensure_ascii=False)}}}'
@@ -74,7 +79,7 @@ class ToolForm(abc.ABC):
 
 
 class Hermes(ToolForm):
-    """`<tool_call>` {"name": .., "arguments": {..}} `</tool_call>` after what the model thinks: Hermes, Qwen2.5, Qwen3."""
+    """`<tool_call>` {"name": .., "arguments": {..}} `</tool_call>`, after thoughts if there are any: Hermes, Qwen2.5, Qwen3."""
 
     name, key = "hermes", "arguments"
     marks = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -102,8 +107,10 @@ class Hermes(ToolForm):
 
 
 class Llama(ToolForm):
-    """{"name": .., "parameters": {..}} as the whole turn: Llama 3.1 to 3.3. A call that their templates write has nothing
-    before it, so demonstrations leave thoughts out; what a policy thinks before its call stays where it is."""
+    """{"name": .., "parameters": {..}} as the whole turn: Llama 3.1 to 3.3.
+
+    Their templates write nothing before a call, so demonstrations have no thoughts there. A policy may write some.
+    """
 
     name, key = "llama", "parameters"
     marks = ("<|python_tag|>",)
@@ -133,30 +140,31 @@ FORMS: Mapping[str, ToolForm] = {form.name: form for form in (Hermes(), Llama())
 
 
 def quoted(text: str) -> str:
-    """What a policy has written, as an error may repeat it: short, and with no tag in it."""
+    """A policy's text for an error message: short, and without tags."""
     return repr(whole_letters(text[:60])).replace("<", "< ")
 
 
 def form_of(tokenizer: Tokenizer) -> ToolForm:
     """The form in which a model's chat template writes tool calls.
 
-    A whole chat with calls is written by the template and, turn after turn, as a rollout has it; both must be equal to the
-    letter, so that what is learnt is what others' `apply_chat_template` gives.
+    A chat with calls is written in two ways: by the template as a whole, and turn by turn, as in a rollout. Both must be equal,
+    so that a policy learns what `apply_chat_template` gives elsewhere.
 
     Raises:
-      ValueError: there is no template, it shows no tools, its form is none of FORMS, it writes earlier turns anew as a chat
-        goes on (as those do that strip thoughts), or generation would not end where its turns end.
+      ValueError: there is no template, it shows no tools, its form is none of FORMS, it changes earlier turns as a chat goes
+        on (some strip thoughts), or generation does not end where its turns end.
     """
-    return _form_of(tokenizer, getattr(getattr(tokenizer, "hf", None), "chat_template", None))
+    return _form_of(tokenizer, str(getattr(getattr(tokenizer, "hf", None), "chat_template", None)))
 
 
 @functools.lru_cache(16)
-def _form_of(tokenizer: Tokenizer, template: str | None) -> ToolForm:
+def _form_of(tokenizer: Tokenizer, template: str) -> ToolForm:
+    """`form_of`. `template` is a part of the key, because a tokenizer's template can be replaced."""
     try:
         return _probed(tokenizer)
     except ValueError:
         raise
-    except Exception as error:  # templates raise what they like for chats that they are not for
+    except Exception as error:  # templates raise various errors for chats of a form that they do not support
         raise ValueError(f"this model's chat template takes no tool calls ({error}); {_MEND}") from error
 
 
@@ -189,7 +197,7 @@ def _probed(tokenizer: Tokenizer) -> ToolForm:
 
 
 def _check_stable(tokenizer: Tokenizer, form: ToolForm, start: list[dict[str, str]], prompt: str) -> None:
-    """That what has been said stays as it is when the chat goes on, thoughts included."""
+    """Checks that earlier turns, thoughts included, stay the same as a chat goes on."""
     tools, call = [_PROBE.json], form.write("", _PROBE.name, _ARGUMENTS)
     said = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
     ids, messages = tokenizer.encode(prompt), list(start)

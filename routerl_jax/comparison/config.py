@@ -35,7 +35,7 @@ class ComparisonConfig:
     benchmarks: tuple[str, ...] = (
         "atlas",
     )  # comparison.benchmarks, or names of `own`; --benchmarks stands in their place
-    questions: Count = 200  # of each benchmark, the first so many; 0: all
+    questions: Count = 200  # first questions of each benchmark that are asked; 0: all
     k: Size = 3  # documents that a search shows, of each knowledge base that it asks
     searches: Size = 3  # rounds of searching on a question, at most
     turn_tokens: Count = 0  # most tokens of a turn; 0: each agent's own number

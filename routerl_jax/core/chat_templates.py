@@ -7,7 +7,7 @@ import pathlib
 from routerl_jax.core.tokenizer import Tokenizer
 
 # ChatML with tools as Hermes, Qwen2.5 and Qwen3 write them: schemas within <tools> in the system's message, a call as JSON
-# within <tool_call>, a tool's reply within <tool_response> in a user's message. No turn is ever written anew.
+# within <tool_call>, a tool's reply within <tool_response> in a user's message. Earlier turns never change.
 HERMES = """\
 {%- set own = messages[0].role == 'system' -%}
 {%- if own or tools -%}
@@ -56,20 +56,20 @@ TEMPLATES = {"hermes": HERMES}
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The tokenizer with another chat template, which is saved with it.
+    """Replaces the tokenizer's chat template. `Tokenizer.save` writes the new one.
 
     Args:
-      template: a name in TEMPLATES, or the path of a file of one (jinja).
+      template: a name in TEMPLATES, or the path of a Jinja file.
 
     Raises:
-      ValueError: there is no such name or file, or the vocabulary lacks what ends a turn in it.
+      ValueError: there is no such name or file, or generation would not end where the template ends a turn.
     """
     text = TEMPLATES.get(template)
     if text is None:
         path = pathlib.Path(template).expanduser()
         if not path.is_file():
             raise ValueError(f"{template!r} is neither one of {', '.join(TEMPLATES)} nor a file of a chat template")
-        text = path.read_text()
+        text = path.read_text("utf-8")
     tokenizer.hf.chat_template = text
     changed = Tokenizer(tokenizer.hf)
     try:

@@ -1,6 +1,6 @@
-"""What the fields of a configuration are, in words: read from the source of its dataclasses, where they stand once.
+"""Descriptions of the fields of a configuration, read from the source of its dataclasses.
 
-A field's words are the comment lines right above it and the comment at its end, or its entry under `Attributes:` in the
+A field's description is the comment lines right above it and the comment at its end, or its entry under `Attributes:` in the
 docstring of its class.
 """
 
@@ -33,27 +33,27 @@ class Field:
       name: as it is set.
       type: its values in words, such as "int >= 1".
       default: the value without a setting; MISSING where it must be set.
-      words: what it means; "" where the source says nothing.
-      section: the dataclass that it holds, if it does; of a mapping, that of its values.
+      description: what it means; "" if the source does not say.
+      section: the dataclass of its value, or of a mapping's values; None for other types.
       named: it is a mapping of names to sections.
     """
 
     name: str
     type: str
     default: Any
-    words: str
+    description: str
     section: type | None = None
     named: bool = False
 
 
 def fields_of(cls: type) -> list[Field]:
-    """The fields of a dataclass, in their order; inherited ones have the words of the class that declares them."""
+    """The fields of a dataclass, in order. The description of an inherited field is from the class that declares it."""
     hints = typing.get_type_hints(cls, include_extras=True)
     return [_field(cls, field, hints[field.name]) for field in dataclasses.fields(cls)]
 
 
 def summary(cls: type) -> str:
-    """What a dataclass's docstring says before its `Attributes:`, on one line."""
+    """A dataclass's docstring up to `Attributes:`, on one line."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     return " ".join(re.split(r"\n(?:Attributes|Args|Raises):\n", text)[0].split())
 
@@ -65,15 +65,15 @@ class Section:
     Attributes:
       path: where it is set, such as "config.learner"; NAME stands for any name in a mapping of sections.
       schema: its dataclass.
-      words: what it is for there.
-      fields: those that hold values, sections apart.
-      like: an earlier section of the same dataclass; `fields` are then those with another default, and what is in it is not
-        told again.
+      description: that of the field that holds it.
+      fields: those with values; sections are listed on their own.
+      like: path of an earlier section of the same dataclass. `fields` are then only those with another default, and its own
+        sections are not listed again.
     """
 
     path: str
     schema: type
-    words: str
+    description: str
     fields: list[Field]
     like: str = ""
 
@@ -92,7 +92,7 @@ def sections(schema: type, path: str = "config", seen: Seen | None = None) -> li
     return list(_sections(schema, path, "", MISSING, {} if seen is None else seen))
 
 
-def _sections(schema: type, path: str, words: str, default: Any, seen: Seen) -> Iterator[Section]:
+def _sections(schema: type, path: str, description: str, default: Any, seen: Seen) -> Iterator[Section]:
     """`default` is an instance whose values are the defaults; MISSING: those of the class."""
     fields = fields_of(schema)
     if default is not MISSING:
@@ -101,16 +101,16 @@ def _sections(schema: type, path: str, words: str, default: Any, seen: Seen) -> 
     if schema in seen:
         like, defaults = seen[schema]
         other = [field for field in told if field.default != defaults[field.name]]
-        yield Section(path=path, schema=schema, words=words, fields=other, like=like)
+        yield Section(path=path, schema=schema, description=description, fields=other, like=like)
         fields = [field for field in fields if not field.named and field.default != defaults[field.name]]
     else:
         seen[schema] = path, {field.name: field.default for field in fields}
-        yield Section(path=path, schema=schema, words=words, fields=told)
+        yield Section(path=path, schema=schema, description=description, fields=told)
     for field in sorted(fields, key=lambda field: field.named):
         if field.section:
             place = f"{path}.{field.name}{'.NAME' if field.named else ''}"
             inner = MISSING if field.named else field.default
-            yield from _sections(field.section, place, "" if field.named else field.words, inner, seen)
+            yield from _sections(field.section, place, "" if field.named else field.description, inner, seen)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> Field:
         name=field.name,
         type=type_in_words(hint),
         default=default,
-        words=_words(cls, field.name),
+        description=_description(cls, field.name),
         section=typing.cast("type | None", section),
         named=named,
     )
@@ -182,7 +182,7 @@ def _is_mapping(hint: Any) -> bool:
 
 
 def type_in_words(hint: Any) -> str:
-    """The values that a type of a configuration stands for: "int >= 1", '"rl" or "sft"', "list of str"."""
+    """A type of a configuration in words: "int >= 1", '"rl" or "sft"', "list of str"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hasattr(hint, "__metadata__"):
         ranges = [one for one in hint.__metadata__ if isinstance(one, Range)]
@@ -217,13 +217,13 @@ def default_in_words(value: Any) -> str:
     return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
 
 
-def _words(cls: type, name: str) -> str:
-    """Of the nearest class that declares the field with words."""
+def _description(cls: type, name: str) -> str:
+    """A field's description, from the nearest class that has one for it."""
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             comments, entries = _in_source(owner)
-            if words := comments.get(name) or entries.get(name):
-                return words
+            if found := comments.get(name) or entries.get(name):
+                return found
     return ""
 
 
@@ -260,7 +260,7 @@ def _entries(cls: type) -> dict[str, str]:
     listed = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)+)", text, re.MULTILINE)
     found = {}
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(listed[1])) if listed else ():
-        names, colon, words = entry.partition(":")
+        names, colon, meaning = entry.partition(":")
         if colon and re.fullmatch(r"\w+(, \w+)*", names):
-            found |= dict.fromkeys(names.split(", "), " ".join(words.split()))
+            found |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
     return found

@@ -14,9 +14,9 @@ from routerl_jax.core.types import Message
 
 ReplyRole = Literal["user", "tool"]
 
-# Texts whose ids are kept: agents ask whether a text fits before they feed it, and samples share prompts.
+# Number of texts whose ids are cached: agents check that a text fits before they feed it, and samples share prompts.
 _REMEMBERED = 1024
-# What chat templates that write a date (Llama 3's) take for today: Llama 3.1's own default. A prompt must not change overnight.
+# The date for chat templates that write one (Llama 3's): Llama 3.1's own default. A prompt must not change overnight.
 _DATE = "26 Jul 2024"
 _NO_TURNS = "this tokenizer's chat template does not write one turn after the other; continue with text"
 
@@ -108,7 +108,7 @@ class Tokenizer:
             return (
                 self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
             )
-        except Exception:  # templates raise what they like for chats that they are not for
+        except Exception:  # templates raise various errors for chats of a form that they do not support
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
@@ -136,26 +136,27 @@ class Tokenizer:
         continue_final: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of a chat rendered with the model's template, ready for the assistant's next words.
+        """Ids of a chat rendered with the model's template, ready for the assistant to continue.
 
         Args:
-          messages: mappings are given to the template as they are.
-          tools: JSON schemas of functions that the assistant may call, for templates that show such.
-          continue_final: the last message is the assistant's, and it goes on with it.
+          messages: mappings are passed to the template unchanged.
+          tools: JSON schemas of functions that the assistant may call, for templates that show tools.
+          continue_final: the assistant continues the last message, which is its own.
           settings: further variables of the template (`enable_thinking`, ..).
 
         Raises:
-          ValueError: there is no template; the last message can't be continued; `settings` name what is no variable of a
-            template.
+          ValueError: there is no template, the last message can't be continued, or a name in `settings` is reserved.
         """
-        said = [
+        mappings = [
             {"role": message.role, "content": message.content} if isinstance(message, Message) else message
             for message in messages
         ]
         if continue_final:
-            text = self.render(said, tools, add_generation_prompt=False, continue_final_message=True, settings=settings)
+            text = self.render(
+                mappings, tools, add_generation_prompt=False, continue_final_message=True, settings=settings
+            )
         else:
-            text = self.render(said, tools, settings=settings)
+            text = self.render(mappings, tools, settings=settings)
         return self.encode(text)
 
     def render(
@@ -167,17 +168,16 @@ class Tokenizer:
         continue_final_message: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> str:
-        """Messages as the model's chat template takes them, as the text that it makes of them. Where it writes a date, that is
-        always the same one.
+        """The text of a chat in the model's template. A template that writes a date always gets the same one.
 
         Raises:
-          ValueError: there is no template; `settings` name what is no variable of a template. Templates raise what they like
-            for chats that they are not for.
+          ValueError: there is no template, or a name in `settings` is an argument of `apply_chat_template`. Templates raise
+            errors of their own for chats of a form that they do not support.
         """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
         own = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"add_generation_prompt"}
-        if taken := own & (settings or {}).keys():  # another template, say, of whoever asks
+        if taken := own & (settings or {}).keys():  # a client must not choose another template
             raise ValueError(f"{min(taken)!r} is no variable of a chat template")
         fixed = {"add_generation_prompt": add_generation_prompt, "date_string": _DATE}
         return self.hf.apply_chat_template(
@@ -195,19 +195,20 @@ class Tokenizer:
         return "tools" in (template if isinstance(template, str) else str(template or ""))
 
     def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
-        """Ids between an assistant's words and its next ones: the end of its turn, a user's message or a tool's, the beginning
-        of the next turn, as the model's template writes them.
+        """Ids between two turns of the assistant, as the model's template writes them: the end of its turn, a message of a user
+        or a tool, and the beginning of its next turn.
 
-        Without a template, a user's comes as text: `User: `, the message, and `Assistant: `, each on a line of its own.
+        Without a template, a user's message is text: `User: `, the message, and `Assistant: `, each on a line of its own.
 
         Args:
-          text: the user's message.
+          text: the message.
           last: the assistant's last id. If it already ends the turn, the end token is not repeated.
+          role: whose message it is.
 
         Raises:
-          ValueError: the template does not write one turn after the other; or there is none, and a tool is to speak.
+          ValueError: the template does not write one turn after the other, or there is none for a tool's message.
         """
-        if role == "tool":  # templates may write a tool's words in another form, as JSON
+        if role == "tool":  # a template may write a tool's text in another form, such as JSON
             ids = self.encode(self._after_turn(text, "tool"))
         else:
             before, after = self._between_turns
@@ -216,8 +217,11 @@ class Tokenizer:
 
     @functools.cached_property
     def turn_end(self) -> int:
-        """The id by which the chat template ends an assistant's turn. Raises ValueError as `reply`, and if generation would go
-        on after it."""
+        """The id with which the chat template ends an assistant's turn.
+
+        Raises:
+          ValueError: as `reply`, or generation does not end at this id.
+        """
         end = self.reply("x")[0]
         if end not in self.eos_ids:
             raise ValueError(
@@ -227,7 +231,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:
-        """What the template writes from an assistant's words to a user's, and from there to the assistant's next ones."""
+        """What the template writes between an assistant's text and a user's, and between a user's and an assistant's."""
         asked = "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
@@ -237,7 +241,7 @@ class Tokenizer:
         return before, after
 
     def _after_turn(self, text: str, role: ReplyRole) -> str:
-        """What follows an assistant's words where this is said then, in the model's template."""
+        """What the template writes after an assistant's text if `role` says `text` next."""
         said = "routerl-assistant"
         _, first, rest = self._rendered_turns(said, text, role).partition(said)
         if not first or not rest:
@@ -247,7 +251,7 @@ class Tokenizer:
     def _rendered_turns(
         self, said: str, then: str, role: ReplyRole = "user", *, add_generation_prompt: bool = True
     ) -> str:
-        """A question, what the assistant says and what the user or a tool says then, in the model's template."""
+        """A chat in the model's template: a question, the assistant's text `said`, and the text `then` of a user or a tool."""
         chat = [("user", "q"), ("assistant", said), (role, then)]
         messages = [{"role": who, "content": content} for who, content in chat]
         return self.render(messages, add_generation_prompt=add_generation_prompt)

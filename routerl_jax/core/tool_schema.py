@@ -17,7 +17,7 @@ class ToolSchema:
     Attributes:
       name: of the function, as the model writes it.
       description: for the model.
-      query: the argument that is searched for, a string, which every call must have.
+      query: name of the argument that holds the query, a string. Every call must have it.
       about: the JSON schema of that argument.
     """
 
@@ -42,12 +42,12 @@ def kb_schema(name: str, description: str = "") -> ToolSchema:
     """A knowledge base as a function `search_NAME(query)`.
 
     Args:
-      description: what is in it; "" where nobody has said so.
+      description: what it contains; "" if unknown.
     """
     said = f"Searches the knowledge base {name!r} and returns the best passages."
     return ToolSchema(name=function_name(name), description=f"{said} {description.strip()}".strip())
 
 
 def function_name(name: str) -> str:
-    """What a knowledge base is called as a function: in letters, digits, `_` and `-` alone, as APIs of models want them."""
+    """The function name of a knowledge base. It has only letters, digits, `_` and `-`, as the APIs of models require."""
     return "search_" + re.sub(r"[^0-9A-Za-z_-]", "_", name)

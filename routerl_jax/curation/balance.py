@@ -44,7 +44,7 @@ class BalanceConfig:
 
     job: Literal["balance"] = "balance"  # says which job it is
     policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings hold
-    step: Count = 0  # of its checkpoints; 0: the finished policy
+    step: Count = 0  # which of its checkpoints; 0: the finished policy
     data: str = ""  # questions, as data.readers.open_dataset takes them; empty: those that the run trained on
     attempts: Size = 8  # per question; with probe="forced" per question and round
     # observed: one round, the policy searches as it likes (the paper's). forced: rounds in which no search, one by the picture,

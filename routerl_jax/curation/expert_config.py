@@ -44,13 +44,13 @@ class ExpertsConfig:
     picture_pixels: Size = 1280 * 28 * 28  # most pixels of a picture as the planner and the grounder get it
     box_scale: NonNegative = 0  # the grounder's boxes run from 0 to this; 0: pixels of the picture that it gets
     released: bool = False  # the grounder writes the thought of a look, too, as in the released code
-    oracle: bool = False  # of the pages that a search finds, a gold one that was not shown yet comes first
+    oracle: bool = False  # puts a gold page that was not shown yet first among the pages of a search
     attempts: Size = 1  # per question, until one is right
-    retries: Count = 1  # of a reply that can't be used; the model is told why
+    retries: Count = 1  # further tries after a reply that can't be used; the model is told why
     temperature: NonNegative = 0.0  # of the replies
     max_tokens: Size = 2048  # of a reply
     max_length: Count = 0  # most tokens of a trajectory as the policy reads it; longer ones are rejected; 0: any
-    least_steps: Size = 2  # of a trajectory, the answer included; the most are config.agent.max_searches
+    least_steps: Size = 2  # least steps of a trajectory, the answer included; the most are config.agent.max_searches
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; without a judge an answer is right where it is 1
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
     steps_share: PositiveFraction = 0.4  # of the trajectories, at most, have one number of steps ..
@@ -59,9 +59,9 @@ class ExpertsConfig:
     concurrency: Size = 32  # questions under way at once
     patience: Size = 20  # questions in a row that may fail before the job stops
     search_timeout: Positive = 60.0  # seconds
-    read_price: NonNegative = 0.0  # of a million tokens that the planner reads, for the report
-    write_price: NonNegative = 0.0  # of a million tokens that it writes
-    seed: Seed = 0  # of the order in which questions are tried
+    read_price: NonNegative = 0.0  # price of a million tokens that the planner reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that it writes
+    seed: Seed = 0  # seed of the order in which questions are tried
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -66,8 +66,8 @@ class AmountConfig:
     concurrency: Size = 32  # questions under way at once
     patience: Size = 20  # questions in a row that may fail before the job stops
     search_timeout: Positive = 60.0  # seconds
-    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # of a million tokens that it writes
+    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that it writes
 
     def __post_init__(self) -> None:
         if self.dataset_ratio and self.dataset_ratio < 1:
@@ -90,7 +90,7 @@ class ConstructConfig:
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
     amount: AmountConfig = AmountConfig()
-    seed: Seed = 0  # of the order in which questions are tried
+    seed: Seed = 0  # seed of the order in which questions are tried
 
     def __post_init__(self) -> None:
         if not self.data:

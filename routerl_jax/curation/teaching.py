@@ -84,9 +84,9 @@ class TeachingConfig:
     concurrency: Size = 32  # questions under way at once
     patience: Size = 20  # questions in a row that may fail before the job stops
     search_timeout: Positive = 60.0  # seconds
-    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # of a million tokens that it writes
-    seed: Seed = 0  # of the order in which questions are tried
+    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that it writes
+    seed: Seed = 0  # seed of the order in which questions are tried
 
     def __post_init__(self) -> None:
         if not self.data:

@@ -71,12 +71,12 @@ class VqaConfig:
     temperature: NonNegative = 0.7  # of the replies
     max_tokens: Size = 1024  # of a reply
     sample: Count = 6000  # questions of the sample, as many of each kind as there are; 0: all
-    test: Count = 600  # of these in test.jsonl
+    test: Count = 600  # how many of these are in test.jsonl
     concurrency: Size = 32  # concepts under way at once
     patience: Size = 20  # concepts in a row that may fail before the job stops
     search_timeout: Positive = 60.0  # seconds
-    read_price: NonNegative = 0.0  # of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # of a million tokens that it writes
+    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that it writes
     seed: Seed = 0  # of what is drawn
 
     def __post_init__(self) -> None:

@@ -82,11 +82,11 @@ def find_overlaps(
     index = _Index(words)
     for example in Bar(train, desc="reading questions", unit="question", disable=not progress):
         index.add(example)
-    asked = index.close(test)
-    found: list[Overlap] = []
-    for example, shingles in zip(Bar(test, desc="comparing", unit="question", disable=not progress), asked):
-        found += index.matches(example, shingles, threshold)
-    return found
+    test_shingles = index.close(test)
+    overlaps: list[Overlap] = []
+    for example, shingles in zip(Bar(test, desc="comparing", unit="question", disable=not progress), test_shingles):
+        overlaps += index.matches(example, shingles, threshold)
+    return overlaps
 
 
 class _Index:

@@ -87,7 +87,7 @@ def looks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             pages.setdefault(item["digest"], {"number": str(number), "image": item["image"], "crops": []})
         elif item["parent"] in pages:
             pages[item["parent"]]["crops"].append(crop)
-        elif len(asked) == 1:  # a look at the question's own picture
+        elif len(asked) == 1:  # a closer look at the question's picture
             asked[0]["crops"].append(crop)
         else:
             pages[f"{number}"] = {"number": str(number), "image": item["image"], "crops": []}

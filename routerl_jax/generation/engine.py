@@ -164,17 +164,18 @@ class Engine:
         begun: Sequence[int] = (),
         top: int = 0,
     ) -> None:
-        """Asks for the next turn; `step` will produce it. It ends at a stop string, an end token or a limit.
+        """Requests the next turn, which `step` will produce. The turn ends at a stop string, an end token or a limit.
 
         Args:
-          begun: the conversation's last tokens, if they belong to this turn: a stop string may begin in them.
-          given: tokens that the turn begins with. They are recorded as if they had been sampled, with the log-probabilities
-            that the policy gives them: one way of several that it may go, taken on purpose.
-          top: so many of the likeliest tokens are wanted in the place of each that is sampled (`Generated.tops`).
+          begun: last tokens of the conversation that belong to this turn, because a stop string may begin in them.
+          given: tokens with which the turn begins. They are recorded as if they had been sampled, with the log-probabilities
+            that the policy gives them. This is how a fork takes one of several choices.
+          top: number of the likeliest tokens to return for each step (`Generated.tops`).
 
         Raises:
           DoesNotFit: the conversation is full.
-          ValueError: a turn is under way, `max_tokens` is below 1, `top` above MOST_TOP, or the stop strings can't be used.
+          ValueError: a turn is already requested, `max_tokens` is below 1, `top` is above MOST_TOP, or the stop strings
+            can't be used.
         """
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way already")

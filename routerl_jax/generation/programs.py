@@ -84,13 +84,15 @@ class DecodeOutputs:
     counts: Int[Array, "D A"]  # tokens sampled per row
     states: Int[Array, "D A"]
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
-    top_tokens: Int[Array, "D A S K"] | None = None  # the likeliest ones, best first; None: nobody asked
+    top_tokens: Int[Array, "D A S K"] | None = (
+        None  # the likeliest tokens of each step, best first; None: not requested
+    )
     top_logprobs: Float[Array, "D A S K"] | None = None
     # the experts of the token that each step read (of the token before the sampled one); None: not wanted
     chosen: Int[Array, "D A S L C"] | None = None
 
     def tops(self, place: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
-        """The `top` likeliest tokens in the places of a row's first `count` ones; none if nobody asked."""
+        """The `top` likeliest tokens of each of a row's first `count` steps; empty if none were requested."""
         if not top or self.top_tokens is None or self.top_logprobs is None:
             return []
         ids, values = (x[place][:count, :top].tolist() for x in (self.top_tokens, self.top_logprobs))
@@ -169,9 +171,11 @@ def decode(
     top: int = 0,
     routes: bool = False,
 ) -> tuple[KVCache, DecodeOutputs]:
-    """Samples up to `steps` tokens per row; returns as soon as at most `leave_at` rows are still running.
+    """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running.
 
-    `top`: of each step, tell so many of the likeliest tokens, too. `routes`: tell the experts of each token that is read.
+    Args:
+      top: number of the likeliest tokens to return for each step.
+      routes: also return the experts of each token that is read.
     """
     model: Decoder = nnx.merge(graph, params)
     # Slicing stacked weights copies them on CPUs and GPUs. Done here, it happens once per call and not in every step.

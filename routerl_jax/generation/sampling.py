@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 MOST_TOP = 20  # likeliest tokens of a step that can be asked for
-_BLOCK = 128  # the cumulative distribution is searched in two levels: which block of ids, then which id in it
+_BLOCK = 128  # the cumulative distribution is searched in two levels: first the block of ids, then the id in it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

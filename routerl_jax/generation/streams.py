@@ -21,7 +21,7 @@ class Request:
     remaining: int  # tokens that this turn may still sample
     automaton_state: int = 0
     sampled: int = 0
-    given: tuple[int, ...] = ()  # what it begins with
+    given: tuple[int, ...] = ()  # tokens with which the turn begins
     top: int = 0  # likeliest tokens of each step that are wanted
     tops: list[TopLogprobs] = dataclasses.field(default_factory=list)  # of the tokens so far
 

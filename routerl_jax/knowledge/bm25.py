@@ -72,8 +72,8 @@ class Bm25Config:
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
-    # split texts into so many words each; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    name: str = ""  # name of the knowledge base; default: that of its directory
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
     words: Words = dataclasses.field(default_factory=Words)

@@ -109,9 +109,9 @@ class HybridConfig:
     """Configuration of `build_hybrid`."""
 
     kind: str = "hybrid"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
-    weights: tuple[NonNegative, ...] = ()  # of their rankings; default: 1 each
+    weights: tuple[NonNegative, ...] = ()  # weights of their rankings; default: 1 each
     constant: NonNegative = RRF_K  # k of reciprocal rank fusion: the larger, the less the first ranks count
     depth: Size = DEPTH  # every member finds depth * k passages
     overwrite: bool = False  # replace a hybrid knowledge base in the same directory

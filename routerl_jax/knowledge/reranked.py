@@ -1,4 +1,4 @@
-"""A knowledge base whose best passages a cross-encoder scores anew."""
+"""A knowledge base whose best passages are reranked by a cross-encoder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _lock = threading.Lock()
 
 
 def shared_reranker(name: str) -> CrossEncoder:
-    """The cross-encoder of that name (directory or hub id) on this process's devices, loaded at first use.
+    """The cross-encoder of that name (directory or hub id) on this process's devices. It is loaded once.
 
     Raises:
-      ValueError: nothing usable under that name, or no cross-encoder with a tokenizer.
+      ValueError: there is no usable model of that name, or it is no cross-encoder with a tokenizer.
     """
     place = encoder_place(name)
     with _lock:
@@ -46,7 +46,7 @@ def shared_reranker(name: str) -> CrossEncoder:
 
 
 class Reranker(Protocol):
-    """Whatever scores pairs of a query and a passage; a pair's score must not depend on its neighbours in the call."""
+    """Scores pairs of a query and a passage. A pair's score must not depend on the other pairs of the call."""
 
     def score(self, pairs: Sequence[tuple[str, str]], /, *, batch_size: int = 32) -> Float32[np.ndarray, " N"]:
         """One number per pair, in order; higher is better."""
@@ -54,15 +54,15 @@ class Reranker(Protocol):
 
 
 class RerankedKB(KnowledgeBase):
-    """Finds more passages than are wanted and keeps those that the reranker scores best; its score becomes theirs.
+    """Searches for more passages than requested, and returns those that the reranker scores best, with its scores.
 
-    All pairs of a call are scored together, titles with the texts. Passages that score alike stay in the order in which they
-    were found. A query that is a picture alone has no text to be scored with; its passages stay as they are found.
+    All pairs of a call are scored together; a passage is scored with its title. Passages of equal score keep the order of the
+    search. A query that is only a picture has no text to score: its passages stay as they were found.
 
     Args:
-      kb: whose passages are scored.
-      depth: passages found per query; as many as are wanted, where those are more.
-      batch_size: pairs that are computed at a time.
+      kb: the knowledge base that is searched.
+      depth: passages found per query, or as many as are requested if that is more.
+      batch_size: pairs per batch of the reranker.
 
     Raises:
       ValueError: the depth is below 1.
@@ -79,12 +79,12 @@ class RerankedKB(KnowledgeBase):
         return len(self.kb)
 
     def stage_counts(self) -> Counts:
-        """Those of what it reranks."""
+        """Those of the knowledge base that it reranks."""
         return self.kb.stage_counts()
 
     @property
     def listing(self) -> KnowledgeBase:
-        """The same without pictures, where what it reranks has such a form."""
+        """The same, with the `listing` of the knowledge base that it reranks."""
         if (listing := self.kb.listing) is self.kb:
             return self
         return RerankedKB(listing, self._reranker, depth=self.depth, batch_size=self._batch_size)

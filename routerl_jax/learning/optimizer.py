@@ -31,8 +31,8 @@ class OptimizerConfig:
 
     kind: Literal["adamw", "muon"] = "adamw"  # muon: for layers' matrices, scaled to AdamW's step size; AdamW elsewhere
     lr: NonNegative = 1e-6  # learning rate, after the warm-up
-    adam_lr: NonNegative = 0.0  # muon: the rate of what AdamW trains (embeddings, norms, biases); 0: lr
-    # of the learning rate, from `lr` to its end after the warm-up
+    adam_lr: NonNegative = 0.0  # muon: rate of the weights that AdamW trains (embeddings, norms, biases); 0: lr
+    # schedule of the learning rate after the warm-up, from `lr` to its end
     schedule: Literal["constant", "linear", "cosine", "sigmoid"] = "constant"
     warmup: Count = 0  # updates of linear warm-up from 0
     decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)

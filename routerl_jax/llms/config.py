@@ -19,7 +19,7 @@ class EndpointConfig:
     them."""
 
     model: str = ""  # its name on the server
-    base_url: str = "http://127.0.0.1:8000/v1"  # of the endpoint, with its /v1
+    base_url: str = "http://127.0.0.1:8000/v1"  # URL of the endpoint, with its /v1
     api_key_env: str = ""  # environment variable with the key; empty: none is sent
     concurrency: Size = 32  # requests under way at once
     timeout: Positive = 120.0  # seconds for one attempt
@@ -50,13 +50,13 @@ class PolicyModelConfig(EndpointConfig):
     # what an agent's surroundings say within its turn. turns: as a user's message; continue: as a part of the model's own
     # unfinished message, with which the endpoint goes on (`continue_final_message` of vLLM and SGLang)
     form: Form = "turns"
-    pictures: bool = True  # it sees some
+    pictures: bool = True  # it sees pictures
     min_pixels: Size = 56 * 56  # of a picture that is sent
     max_pixels: Size = 28 * 28 * 1280  # likewise, at most
     token_rate: NonNegative = 0.0  # tokens per minute, read and written; 0: no limit
     price_read: NonNegative = 0.0  # money per million tokens of prompts
     price_written: NonNegative = 0.0  # money per million tokens of replies
-    budget: NonNegative = 0.0  # of the same money, of all replies of a process; 0: no bound
+    budget: NonNegative = 0.0  # most money for all replies of a process, in the same unit; 0: no bound
 
     def __post_init__(self) -> None:
         if self.form not in get_args(Form):
@@ -74,13 +74,13 @@ class JudgeConfig(ChatModelConfig):
 
     style: str = "default"  # how it is asked: llms.judge_styles.JUDGE_STYLES
     pictures: bool = False  # it sees the question's pictures, too
-    # what an answer counts whose verdict failed or can't be read. zero: wrong; em: exact match decides; leave_out: it is out of
+    # score of an answer whose verdict failed or can't be read. zero: wrong; em: exact match decides; leave_out: it is out of
     # means, and its attempt out of the loss
     failed: Literal["zero", "em", "leave_out"] = "zero"
     asks: Size = 3  # times that a verdict is asked for, until one can be read
     temperature: NonNegative = 0.0  # of the first reply; further ones have at least 0.7
     max_tokens: Size = 512  # of a reply
-    seconds: Positive = 300.0  # for all verdicts of a step or an evaluation; those that are missing then have failed
+    seconds: Positive = 300.0  # time for all verdicts of a step or an evaluation; those still missing have failed
 
     def __post_init__(self) -> None:
         JUDGE_STYLES.get(self.style)

@@ -1,4 +1,4 @@
-"""Cross-encoders: BERT-style encoders that read a query and a passage together and say how well they fit.
+"""Cross-encoders: BERT-style encoders that read a query and a passage together and score the pair.
 
 Dimensions: B batch, T time, D width.
 """
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Float32, Int
-from tqdm.auto import tqdm
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import EncoderConfig
 from routerl_jax.models.encoder import Encoder
@@ -53,8 +53,10 @@ class CrossEncoder(Encoder):
             return (vectors @ self.out[...].astype(jnp.float32) + self.out_bias[...].astype(jnp.float32))[:, 0]
 
     def pair(self, query: str, passage: str) -> tuple[list[int], list[int]]:
-        """Ids of a query and a passage with the tokens between them, and of which text each is (0 or 1). What is too long is
-        cut at the passage's end, at the query's only where nothing is left of the passage."""
+        """Ids of a query and a passage with special tokens, and the type of each (0 or 1: which text it is from).
+
+        A pair that is too long is cut at the passage's end. The query is cut only if it is too long alone.
+        """
         backend = self._tokenizer().hf.backend_tokenizer
         first = backend.encode(query, add_special_tokens=False)
         second = backend.encode(passage, add_special_tokens=False)
@@ -65,9 +67,9 @@ class CrossEncoder(Encoder):
         return whole.ids, [min(kind, self.config.type_vocab_size - 1) for kind in whole.type_ids]
 
     def score(self, pairs: Sequence[tuple[str, str]], *, batch_size: int = 32) -> Float32[np.ndarray, " N"]:
-        """How well the passage of each pair (query, passage) answers its query: the logit. It depends on the pair alone.
+        """The logit of each pair (query, passage). It depends on the pair alone; higher is better.
 
-        Batches are as of `embed`.
+        Batches are made as in `embed`.
 
         Raises:
           ValueError: there is no tokenizer.
@@ -88,7 +90,7 @@ class CrossEncoder(Encoder):
         return scores
 
     def _vectors(
-        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: tqdm
+        self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         raise ValueError(
             "a cross-encoder scores pairs of texts and has no vector of one: take a text encoder, or score()"

@@ -54,7 +54,7 @@ class Embedder(nnx.Module):
 
     @abc.abstractmethod
     def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: Bar) -> Float32[np.ndarray, "N D"]:
-        """`embed`, once it is clear which prefix texts get."""
+        """Implements `embed`, with the prefix of texts already chosen."""
 
     @property
     def architecture(self) -> Any:

@@ -102,7 +102,7 @@ class Encoder(Embedder):
         """Token vectors; `mask` is True on real tokens, which may begin anywhere in a row.
 
         Args:
-          types: which text of a pair a token is of; None: the first.
+          types: which text of a pair each token is from (0 or 1); None: all from the first.
 
         Raises:
           ValueError: rows are longer than there are positions.
@@ -137,7 +137,7 @@ class Encoder(Embedder):
         types: Int[Array, "B T"] | None = None,
         attention: Attention | None = None,
     ) -> Float[Array, "B D"]:
-        """One float32 vector per row, pooled as the config says. `cls` and `pooler` take the first place of the row."""
+        """One float32 vector per row, pooled as in the config. `cls` and `pooler` use the first token of the row."""
         hidden = self(tokens, mask, types=types, attention=attention)
         if self.config.pooling == "mean":
             vectors = mean_over(hidden, mask)

@@ -214,7 +214,7 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
 
 
 def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: Bar) -> None:
-    """One file, tensor by tensor: all processes gather each, the main one writes it."""
+    """Writes one file, tensor by tensor. All processes gather a tensor, and the main one writes it."""
     with contextlib.ExitStack() as stack:
         shapes = {name: (part.shape, part.dtype) for name, part in parts.items()}
         writer = multihost.on_main(lambda: stack.enter_context(TensorWriter(cast(pathlib.Path, path), shapes)))

@@ -62,7 +62,7 @@ class LoraConfig:
     rules: Mapping[str, LoraRule] = dataclasses.field(
         default_factory=dict
     )  # exceptions, by any name; the first match is used
-    dtype: str = "float32"  # of the adapter and its optimiser state
+    dtype: str = "float32"  # dtype of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
     tile_size: Count = 64  # quantisation: input channels that share a scale; 0: all
 
@@ -123,13 +123,11 @@ def apply_lora(
 ) -> None:
     """Puts adapters on a decoder and quantises its matrices, in place, by qwix's rules.
 
-    A matrix's path is `blocks/q` (k, v, o, gate, up, down); the first rule whose `module_path` matches all of it counts.
-    Layers with experts have no gate, up and down of their own: routers and experts get no adapter, stay frozen and are not
-    quantised.
-    A `qwix.LoraRule` gives `rank`, `alpha` and the initialisers; `weight_qtype` and `tile_size` of any rule quantise.
-    Adapters lie on the devices as their matrix does. B starts at 0, so the model's function does not change. An
-    adapter that is there already (of a PEFT directory) is kept. A model of shapes (jax.ShapeDtypeStruct, with shardings) gets
-    shapes.
+    A matrix's path is `blocks/q` (k, v, o, gate, up, down). The first rule whose `module_path` matches the whole path is used.
+    Routers and experts get no adapter: they stay frozen and are not quantised. A `qwix.LoraRule` gives `rank`, `alpha` and the
+    initialisers. `weight_qtype` and `tile_size` of any rule quantise. Adapters are sharded like their matrix. B starts at 0, so
+    the model's function does not change. An existing adapter (from a PEFT directory) is kept. A model of shapes
+    (jax.ShapeDtypeStruct with shardings) gets an adapter of shapes.
 
     Args:
       key: random key of A.
@@ -217,7 +215,7 @@ def lower_merge(params: nnx.State, dtype: Any = None) -> jax.stages.Lowered | No
 
 
 def _plan_merge(params: nnx.State, dtype: Any) -> tuple[dict[Any, Any], dict[str, tuple], tuple[_Merge, ...]]:
-    """The state as it will be, what is merged into it, and how."""
+    """The state without what is merged; the arrays to merge, by matrix; and the properties of each matrix."""
     flat = dict(nnx.to_flat_state(params))
     arrays, plan = {}, []
     for name in MODULES:
@@ -349,7 +347,7 @@ def _say(found: Mapping[str, Adapter]) -> str:
 
 
 def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
-    """A and B for matrix `name`, lying as it does: their share of its axes as there, the rank whole."""
+    """A and B for matrix `name`. Their axes are sharded like those of the matrix; the rank is not sharded."""
     value, split, homes = getattr(model.blocks, name).get_value(), 1 + MODULES[name], None
     if (found := _lies(value)) is not None:
         mesh, spec = found

@@ -1,4 +1,4 @@
-"""What a decoder's work must compute and move at least, from its sizes."""
+"""The least FLOPs and bytes of a decoder's work, from its sizes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from routerl_jax.models.config import DecoderConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one decoder's tokens take. Norms, rotations and sampling are left out: their share is below a percent.
-
-    Attributes:
-      matrices: entries of the matrices that a token goes through, the output projection and its own experts included.
-      stored: entries of all parameters; an embedding that is not the output projection, too, is read by rows.
-    """
+    """FLOPs and bytes of a decoder's tokens. Norms, rotary embeddings and sampling are left out: they are below a percent."""
 
     config: DecoderConfig
     bytes_per_entry: int = 2
 
     @property
     def matrices(self) -> int:
+        """Entries of the matrices that a token goes through: the output projection and its own experts are among them."""
         config = self.config
         attention = config.embed * config.head_dim * 2 * (config.heads + config.kv_heads)
         dense = config.sparse.count(False) * 3 * config.embed * config.mlp
@@ -37,6 +33,7 @@ class Work:
 
     @property
     def stored(self) -> int:
+        """Entries of all parameters."""
         config = self.config
         biases = (config.heads + 2 * config.kv_heads) * config.head_dim if config.qkv_bias else 0
         norms = 2 * config.head_dim * config.qk_norm
@@ -45,7 +42,7 @@ class Work:
         return self.matrices + idle + untied + config.layers * (2 * config.embed + biases + norms) + config.embed
 
     def key_bytes(self, tokens: int) -> int:
-        """Keys and values of one conversation of so many tokens."""
+        """Bytes of the keys and values of a conversation of `tokens` tokens."""
         return 2 * self.config.layers * self.config.kv_heads * self.config.head_dim * tokens * self.bytes_per_entry
 
     def decode_bytes(self, rows: int, tokens: int) -> int:
@@ -57,7 +54,7 @@ class Work:
         return read * self.bytes_per_entry + rows * self.key_bytes(tokens)
 
     def forward_flops(self, lengths: list[int], *, unembedded: int | None = None) -> float:
-        """FLOPs of whole sequences: two per entry and token, and causal attention, which sees half of the square.
+        """FLOPs of whole sequences: two per entry and token, and causal attention (half of the square).
 
         Args:
           unembedded: tokens that go through the output projection; default: all. (Prefill needs none.)
@@ -72,7 +69,7 @@ class Work:
         """Forward and backward of whole sequences; what is computed again to save memory does not count.
 
         Args:
-          adapter: the matrices are frozen, so that no gradient of theirs is needed; a low-rank adapter's own work is left out.
+          adapter: the matrices are frozen, so they need no gradient. The adapter's own work is left out.
         """
         return 3 * self.forward_flops(lengths) - (2 * self.matrices * sum(lengths) if adapter else 0)
 

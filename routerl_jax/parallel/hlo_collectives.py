@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: which devices take part, and what they send."""
+"""Collectives of a compiled program: which devices take part, and how many bytes they send and move."""
 
 from __future__ import annotations
 
@@ -13,13 +13,35 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 def collective_kind(one: Instruction) -> str:
-    """Which of COLLECTIVES an instruction is or begins; empty if none. What ends one (`..-done`) is none."""
+    """Which of COLLECTIVES an instruction is or begins; empty for all others, also for what ends one (`..-done`)."""
     opcode = one.opcode.removesuffix("-start").removeprefix("ragged-")
     return opcode if opcode in COLLECTIVES else ""
 
 
+def kind_in(computation: Computation, one: Instruction) -> str:
+    """`collective_kind`; "reduce-scatter" for an all-reduce of which only slices are the computation's results.
+
+    TPU compilers write a reduce-scatter like this, as a fusion of an all-reduce with slices.
+    """
+    kind = collective_kind(one)
+    if kind != "all-reduce":
+        return kind
+    results = computation.operands(computation.root) if computation.root.opcode == "tuple" else [computation.root]
+    kept, waiting = {result.name for result in results}, [one]
+    while waiting:
+        users = computation.users.get(waiting.pop().name, [])
+        if not users:
+            return kind
+        for user in users:
+            if user.opcode in ("get-tuple-element", "bitcast"):
+                waiting.append(user)
+            elif user.opcode != "dynamic-slice" or user.name not in kept:
+                return kind
+    return "reduce-scatter"
+
+
 def result_shapes(one: Instruction) -> list[tuple[int, ...]]:
-    """Shapes of what a collective gives; a combined one has several. Of one that begins, the operands come first."""
+    """Shapes of a collective's results; a combined one has several. `..-start` lists its operands before them."""
     shapes = [shape for shape in one.shapes if shape.dims or shape.dtype not in ("u32", "s32")]
     if one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
         shapes = shapes[len(shapes) // 2 :]
@@ -27,24 +49,34 @@ def result_shapes(one: Instruction) -> list[tuple[int, ...]]:
 
 
 def sent_bytes(computation: Computation, one: Instruction, group: int) -> float:
-    """Bytes that each device of a group must send, by the least that an algorithm on a ring takes.
+    """Bytes that each of the `group` devices must send: the least of any algorithm on a ring.
 
-    Of n devices: an all-gather or a reduce-scatter sends (n - 1) / n of the whole array, an all-reduce twice that, an
-    all-to-all (n - 1) / n of what a device holds, a permutation all of it. (Chan et al., Collective communication: theory,
-    practice, and experience, 2007, table I.)
+    With n devices, an all-gather or a reduce-scatter sends (n - 1) / n of the whole array, and an all-reduce twice that. An
+    all-to-all sends (n - 1) / n of what a device holds, and a permutation sends all of it. (Chan et al., Collective
+    communication: theory, practice, and experience, 2007, table I.)
     """
-    kind, n = collective_kind(one), max(group, 1)
-    given = sum(shape.bytes for operand in computation.operands(one) for shape in operand.shapes)
+    kind, n = kind_in(computation, one), max(group, 1)
+    operands = computation.operands(one)
+    if one.opcode.startswith("ragged-"):  # operand, output, offsets and sizes
+        operands = operands[:1]
+    given = sum(shape.bytes for operand in operands for shape in operand.shapes)
     if kind in ("collective-permute", "collective-broadcast"):
         return given
     share = (n - 1) / n
     return {"all-gather": given * n, "all-reduce": 2 * given}.get(kind, given) * share
 
 
-def members(one: Instruction, partitions: int) -> list[int]:
-    """The numbers (in the program's order of devices) of those that take part, of the first of several groups.
+def moved_bytes(computation: Computation, one: Instruction) -> float:
+    """Bytes that a collective reads from a device's main memory and writes to it."""
+    if one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
+        return one.bytes  # operands and results
+    return one.bytes + sum(operand.bytes for operand in computation.operands(one))
 
-    Of a permutation: the first two that differ; of one group of all, all.
+
+def members(one: Instruction, partitions: int) -> list[int]:
+    """The devices that take part, as numbers in the program's order of devices.
+
+    Of several groups it is the first one; of a permutation, the first pair of two devices.
     """
     pairs = re.findall(r"\{(\d+),(\d+)\}", one.attribute("source_target_pairs"))
     if pairs:

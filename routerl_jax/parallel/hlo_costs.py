@@ -1,8 +1,8 @@
-"""What a compiled program computes, moves and sends, loops multiplied out: XLA's own cost analysis counts a body once.
+"""FLOPs, bytes moved and bytes sent of a compiled program, with loops multiplied out. XLA's own analysis counts a body once.
 
-Everything is of one device. An instruction that is no fusion, and a fusion as a whole, reads what it is given from main
-memory and writes what it gives; what a layout says lies elsewhere (a TPU's vector memory) is neither. Of a slice, or an
-update in place, only the part counts that is touched.
+Everything is of one device. An instruction reads its operands from main memory and writes its result there; a fusion counts
+as one instruction. Arrays whose layout puts them elsewhere (a TPU's vector memory) don't count. Of a slice, or of an update
+in place, only the part that is touched counts.
 """
 
 from __future__ import annotations
@@ -11,23 +11,16 @@ import collections
 import dataclasses
 from collections.abc import Iterator
 
-from routerl_jax.parallel.hlo_collectives import collective_kind, members, sent_bytes
+from routerl_jax.parallel.hlo_collectives import collective_kind, kind_in, members, moved_bytes, sent_bytes
 from routerl_jax.parallel.hlo_loops import trip_count
 from routerl_jax.parallel.hlo_products import attention, product_flops
 from routerl_jax.parallel.hlo_text import Computation, Instruction, Module, parse
 
+# Instructions and custom calls that neither compute nor move anything.
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"),
-    *(
-        "optimization-barrier",
-        "copy-done",
-        "async-done",
-        "async-update",
-        "send-done",
-        "recv-done",
-        "add-dependency",
-        "domain",
-    ),
+    *("optimization-barrier", "add-dependency", "domain"),
+    *("copy-done", "async-done", "async-update", "send-done", "recv-done"),
 }
 _FREE_CALLS = {
     *("AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast", "GatherScatterIndicesBitpacked"),
@@ -39,28 +32,37 @@ _THROUGH = ("bitcast", "convert", "copy", "reshape", "transpose", "negate")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operation:
-    """An instruction that computes or moves something, `times` times; `flops` and `bytes` are of one time."""
+    """An instruction that computes or moves something. It runs `times` times; `flops` and `bytes` are of one run."""
 
     name: str
     flops: float
     bytes: float
     times: float
-    apart: bool = False  # a copy that goes on while others compute
+    asynchronous: bool = False  # a copy that goes on while other instructions run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective, `times` times; `sent` bytes leave each device one time. Operations `window` may run meanwhile."""
+    """A collective. It runs `times` times; the numbers are of one run.
+
+    Attributes:
+      sent: bytes that leave each device.
+      members: devices that take part (hlo_collectives.members).
+      window: the operations between its start and its end, which may run meanwhile: indices into Costs.operations, of the
+        first and of the one after the last.
+      moved: bytes of main memory that it reads and writes; 0 in a fusion, whose bytes have them.
+    """
 
     kind: str
     sent: float
     members: tuple[int, ...]
     times: float
-    window: tuple[int, int]  # indices into Costs.operations: first, and one after the last
+    window: tuple[int, int]
+    moved: float = 0.0
 
     @property
     def overlaps(self) -> bool:
-        """Whether it is begun and ended apart, with something in between."""
+        """Whether any operation may run meanwhile."""
         return self.window[0] < self.window[1]
 
 
@@ -70,18 +72,20 @@ class Costs:
 
     operations: tuple[Operation, ...]
     collectives: tuple[Collective, ...]
-    unknown_loops: tuple[str, ...] = ()  # whose trips the text doesn't say; the caller's number was taken
-    uncounted: tuple[str, ...] = ()  # kernels whose FLOPs are not known from their shapes
+    unknown_loops: tuple[str, ...] = ()  # loops whose trip count is not in the text: `trips` of `count` was used
+    uncounted: tuple[str, ...] = ()  # custom kernels whose FLOPs are not known
 
     @property
     def flops(self) -> float:
-        """Of products and attention."""
+        """FLOPs of matrix products and attention."""
         return sum(one.flops * one.times for one in self.operations)
 
     @property
     def bytes(self) -> float:
-        """Read from and written to main memory."""
-        return sum(one.bytes * one.times for one in self.operations)
+        """Bytes read from and written to main memory."""
+        return sum(one.bytes * one.times for one in self.operations) + sum(
+            one.moved * one.times for one in self.collectives
+        )
 
     @property
     def sent(self) -> dict[str, float]:
@@ -93,19 +97,22 @@ class Costs:
 
 
 def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Costs:
-    """Counts a compiled program, given as its text (`compiled.as_text()`, or a dump) or as what was read from it.
+    """Counts a compiled program: its text (`compiled.as_text()`, or a dump), or a module that was parsed from it.
+
+    Of a conditional, the branch with more FLOPs counts.
 
     Args:
-      trips: of loops that go round as often as a value says that is known only when the program runs.
-      filled: share of the cache's rows that holds tokens, where a kernel reads only that (generation/pages.py).
+      trips: iterations of loops whose number only a run can tell.
+      filled: share of the cache's rows that holds tokens, for kernels that read no more (generation/pages.py).
 
-    Of a conditional the costlier branch counts. Raises ValueError for text that is no program.
+    Raises:
+      ValueError: the text is no program.
     """
     return _Counter(parse(program) if isinstance(program, str) else program, trips, filled).run()
 
 
 class _Counter:
-    """Walks the computations that run as such (not those that are fused or applied element by element)."""
+    """Walks all computations except those inside of fusions and reductions."""
 
     def __init__(self, module: Module, trips: float, filled: float) -> None:
         self._module, self._trips, self._filled = module, trips, filled
@@ -117,6 +124,10 @@ class _Counter:
 
     def run(self) -> Costs:
         self._walk(self._module.entry, 1.0)
+        return self.costs()
+
+    def costs(self) -> Costs:
+        """What has been counted so far."""
         return Costs(
             operations=tuple(self._operations),
             collectives=tuple(self._collectives),
@@ -125,10 +136,10 @@ class _Counter:
         )
 
     def _walk(self, computation: Computation, times: float) -> None:
-        begun: dict[str, tuple[Computation, Instruction, int]] = {}  # asynchronous, by the instruction that begins it
-        fused: dict[
-            str, tuple[Computation, Instruction, int]
-        ] = {}  # by channel: a TPU's steps of one in several fusions
+        # Collectives that have begun, by the instruction that their end names.
+        begun: dict[str, tuple[Computation, Instruction, int]] = {}
+        # Collectives in fusions, by channel: a TPU may do one in steps, in several fusions.
+        fused: dict[str, tuple[Computation, Instruction, int]] = {}
         ends: dict[str, int] = {}
         for one in computation.instructions.values():
             here = len(self._operations)
@@ -149,17 +160,20 @@ class _Counter:
                 if one.opcode == "async-start" and within is not None:
                     begun[one.name] = (inner, within, here)
                 elif one.opcode == "async-start":
-                    self._add(one.name, self._flops(inner), self._async_bytes(inner), times, apart=True)
+                    self._add(one.name, self._flops(inner), self._async_bytes(inner), times, asynchronous=True)
                 else:
                     self._walk(inner, times)
-            elif kind := collective_kind(one):
-                if one.opcode != kind:
+            elif collective_kind(one):
+                if one.opcode.endswith("-start"):
                     begun[one.name] = (computation, one, here)
                 else:
                     self._collect(computation, one, times, (here, here))
-            elif one.opcode.endswith("-done") and one.operands and one.operands[0] in begun:
+            elif one.opcode.endswith(("-done", "-update")) and one.operands and one.operands[0] in begun:
                 where, start, since = begun.pop(one.operands[0])
-                self._collect(where, start, times, (since, here))
+                if one.opcode.endswith("-update"):
+                    begun[one.name] = (where, start, since)
+                else:
+                    self._collect(where, start, times, (since, here))
             elif one.opcode == "fusion" and inner is not None:
                 for where, part in self._fused_collectives(inner):
                     channel = part.attribute("channel_id") or f"{where.name}.{part.name}"
@@ -169,23 +183,28 @@ class _Counter:
             elif one.opcode not in _FREE:
                 self._single(computation, one, times)
         for channel, (where, part, since) in fused.items():
-            self._collect(where, part, times, (since, ends[channel]))
+            self._collect(where, part, times, (since, ends[channel]), fused=True)
 
-    def _add(self, name: str, flops: float, moved: float, times: float, *, apart: bool = False) -> None:
+    def _add(self, name: str, flops: float, moved: float, times: float, *, asynchronous: bool = False) -> None:
         if flops or moved:
-            self._operations.append(Operation(name=name, flops=flops, bytes=moved, times=times, apart=apart))
+            self._operations.append(
+                Operation(name=name, flops=flops, bytes=moved, times=times, asynchronous=asynchronous)
+            )
 
-    def _collect(self, where: Computation, one: Instruction, times: float, window: tuple[int, int]) -> None:
+    def _collect(
+        self, where: Computation, one: Instruction, times: float, window: tuple[int, int], *, fused: bool = False
+    ) -> None:
         group = members(one, self._module.partitions)
         if len(group) < 2:
             return
         self._collectives.append(
             Collective(
-                kind=collective_kind(one),
+                kind=kind_in(where, one),
                 sent=sent_bytes(where, one, len(group)),
                 members=tuple(group),
                 times=times,
                 window=window,
+                moved=0.0 if fused else moved_bytes(where, one),
             )
         )
 
@@ -197,15 +216,12 @@ class _Counter:
         for name in names:
             alone = _Counter(self._module, self._trips, self._filled)
             alone._walk(self._module.computations[name], times)
-            branches.append((sum(o.flops * o.times for o in alone._operations), alone.moved(), name))
+            costs = alone.costs()
+            branches.append((costs.flops, costs.bytes, name))
         self._walk(self._module.computations[max(branches)[2]], times)
 
-    def moved(self) -> float:
-        """Bytes so far."""
-        return sum(one.bytes * one.times for one in self._operations)
-
     def _single(self, computation: Computation, one: Instruction, times: float) -> None:
-        """An instruction by itself."""
+        """An instruction that is no fusion."""
         target = one.attribute("custom_call_target").strip('"') if one.opcode == "custom-call" else ""
         if target in _FREE_CALLS:
             return
@@ -216,13 +232,12 @@ class _Counter:
         flops = product_flops(computation, one)
         if target == "tpu_custom_call" or (target.startswith("__") and not flops):
             self._uncounted.append(one.name)
-        self._add(one.name, flops, self._bytes(computation, one), times, apart=one.opcode == "copy-start")
+        self._add(one.name, flops, self._bytes(computation, one), times, asynchronous=one.opcode == "copy-start")
 
     def _bytes(self, computation: Computation, one: Instruction) -> float:
         operands = computation.operands(one)
-        if one.opcode == "copy-start":  # (there, here, context)
-            there, here = one.shapes[:2]
-            return sum(shape.bytes for shape in (there, here) if not shape.memory)
+        if one.opcode == "copy-start":  # (destination, source, context)
+            return sum(shape.bytes for shape in one.shapes[:2] if not shape.memory)
         if one.opcode in _SLICES:
             return one.bytes + (0 if operands[0].shape.memory else one.shape.bytes)
         if one.opcode == "dynamic-update-slice":
@@ -237,7 +252,7 @@ class _Counter:
         return self._module.computations.get(one.computation("calls") or one.computation("to_apply"))
 
     def _nested(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
-        """All that is fused, fusions within included."""
+        """The instructions of a fusion, with those of fusions inside of it."""
         for one in computation.instructions.values():
             inner = self._inside(one) if one.opcode in ("fusion", "call") else None
             if inner is None:
@@ -260,11 +275,11 @@ class _Counter:
         return read + self._written(inner, one)
 
     def _async_bytes(self, inner: Computation) -> float:
-        """Of a computation of one instruction that goes on beside others: a slice that is fetched ahead, say."""
+        """Bytes of a computation of one instruction that runs beside others, such as a slice that is fetched ahead."""
         return sum(self._bytes(inner, one) for one in inner.instructions.values() if one.opcode not in _FREE)
 
     def _share(self, computation: Computation, name: str) -> float:
-        """Which share of a parameter is read, or of what is merely the parameter in another shape."""
+        """The share of a value (a parameter, or the same in another shape) that is read."""
         key = computation.name, name
         if key not in self._used:
             self._used[key] = min(
@@ -278,7 +293,7 @@ class _Counter:
         if user.opcode in _THROUGH:
             return self._share(computation, user.name)
         if user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
-            return 0.0  # what it is written to, in place
+            return 0.0  # updated in place, and not read
         inner = self._inside(user) if user.opcode == "fusion" else None
         if inner is not None:
             places = [i for i, operand in enumerate(user.operands) if operand == name and i in inner.parameters]
@@ -294,7 +309,7 @@ class _Counter:
         )
 
     def _written_part(self, inner: Computation, root: Instruction, whole: float) -> float:
-        """Of a result that is an array with a part replaced, the part."""
+        """Bytes of a result that are written: of an update in place, the updated part."""
         while root.opcode in _THROUGH and root.operands and root.operands[0] in inner.instructions:
             root = inner.instructions[root.operands[0]]
         if root.opcode in ("dynamic-update-slice", "scatter"):

@@ -1,4 +1,4 @@
-"""How often the loops of a compiled program go round, from what its text says."""
+"""The trip counts of the loops of a compiled program, from its text."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _Value = int | _Carried | _Stepped | None
 
 
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
-    """How often a `while` of `computation` runs its body; None where that is known only when it runs.
+    """How often a `while` of `computation` runs its body; None if only a run can tell.
 
-    Either the compiler has noted it (`known_trip_count`), or the condition compares a counter with a constant; of a condition
-    that asks more than that (a loop that may be left early), what the constant allows. A counter whose first value isn't in
-    the text begins at 0, as those of JAX's scans do.
+    The compiler may have noted it (`known_trip_count`). If not, the condition must compare a counter with a constant. A
+    condition may ask for more, so that the loop can end early; then the constant gives the most iterations. A counter that
+    counts up and whose first value isn't in the text begins at 0, as in JAX's scans.
     """
     noted = re.search(r'known_trip_count[^\d]*"?n"?[^\d]*(\d+)', loop.rest)
     if noted:
@@ -53,7 +53,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 
 def _comparisons(module: Module, condition: Computation) -> list[tuple[Instruction, Computation, list[_Value]]]:
-    """The comparisons that must all hold, each with the computation that it is in and what that one was given."""
+    """The comparisons that must all hold, each with its computation and the arguments of that one."""
     found, waiting = [], [(condition.root, condition, [])]
     while waiting:
         one, scope, given = waiting.pop()
@@ -94,21 +94,23 @@ def _count(
             return None
         return _value(module, body, root.operands[index], [])
 
-    if isinstance(right, _Carried) and afterwards(right.index) == right:  # never changed: what it is at first
+    if isinstance(right, _Carried) and afterwards(right.index) == right:  # the loop does not change it
         right = at_first(right.index)
     if not isinstance(right, int):
         return None
     first, stepped = at_first(left.index), afterwards(left.index)
-    first = first if isinstance(first, int) else 0
-    upward = direction in ("LT", "LE", "NE")
-    step = stepped.by if isinstance(stepped, _Stepped) and stepped.index == left.index else (1 if upward else -1)
-    distance = (right - first) if upward else (first - right)
-    distance += direction in ("LE", "GE")
+    down = direction in ("GT", "GE")
+    step = stepped.by if isinstance(stepped, _Stepped) and stepped.index == left.index else (-1 if down else 1)
+    if not isinstance(first, int):
+        if step < 0:
+            return None
+        first = 0
+    distance = (right - first) * (1 if step > 0 else -1) + (direction in ("LE", "GE"))
     return max(math.ceil(distance / abs(step)), 0) if step else None
 
 
 def _value(module: Module, scope: Computation, name: str, given: list[_Value]) -> _Value:
-    """A constant, or which of the carried values it is; of a computation that is called, `given` are its arguments."""
+    """What is known of a value: a constant, a carried value, or one plus a constant. `given`: the arguments of the call."""
     one = scope.instructions.get(name)
     if one is None:
         return None
@@ -116,9 +118,7 @@ def _value(module: Module, scope: Computation, name: str, given: list[_Value]) -
         return int(one.raw) if re.fullmatch(r"-?\d+", one.raw.strip()) else None
     if one.opcode == "parameter":
         number = int(one.raw)
-        if given:
-            return given[number] if number < len(given) else None
-        return None
+        return given[number] if number < len(given) else None
     if one.opcode == "get-tuple-element":
         source = scope.instructions.get(one.operands[0]) if one.operands else None
         return _Carried(int(one.attribute("index"))) if source is not None and source.opcode == "parameter" else None

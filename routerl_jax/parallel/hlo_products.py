@@ -1,6 +1,6 @@
-"""FLOPs of matrix products and attention kernels in a compiled program, from their shapes: two for each multiply-add.
+"""FLOPs of matrix products and attention kernels in a compiled program, from their shapes. A multiply-add is two.
 
-Everything else (norms, rotations, softmax, optimisers) is bound by memory and counts as bytes alone.
+Everything else (norms, rotary embeddings, softmax, optimisers) is bound by memory: only its bytes count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LANES = 128
 
 
 def product_flops(computation: Computation, one: Instruction) -> float:
-    """FLOPs of one `dot`, `convolution` or library call; 0 of anything else. Attention kernels: `attention`."""
+    """FLOPs of a `dot`, a `convolution` or a library's matrix product; 0 for all others. For attention see `attention`."""
     shapes = [operand.shape for operand in computation.operands(one) if operand.shapes]
     if one.opcode == "dot":
         return 2.0 * one.shape.size * _contracted(shapes[0], one.attribute("lhs_contracting_dims"))
@@ -33,14 +33,15 @@ def product_flops(computation: Computation, one: Instruction) -> float:
 
 
 def attention(computation: Computation, one: Instruction, filled: float = 1.0) -> tuple[float, float] | None:
-    """FLOPs and bytes of main memory of an attention kernel that is a custom call; None if it is no known one.
+    """FLOPs and bytes of main memory of a custom call that is an attention kernel; None if it is no known one.
 
-    Splash (training): the blocks that its causal mask leaves, whatever segments they hold; two products forward, five backward
-    of which two are computed in both of its kernels. Ragged paged attention (decoding, prefill): every row's keys and values,
-    once, and the queries' products with them. cuDNN's: the whole square.
+    - Splash attention (training) computes the blocks that its causal mask leaves, whatever segments are in them: two products
+      forward; five backward, of which two are computed in both of its kernels.
+    - Ragged paged attention (decoding, prefill) reads every row's keys and values once, and multiplies the queries with them.
+    - cuDNN's attention is counted without a mask.
 
     Args:
-      filled: of ragged paged attention, the share of each row's pages that holds tokens.
+      filled: for ragged paged attention, the share of each row's pages that holds tokens.
     """
     operands = computation.operands(one)
     moved = one.bytes + sum(operand.bytes for operand in operands)
@@ -63,8 +64,8 @@ def _contracted(shape: Shape, axes: str) -> int:
 
 
 def _convolution(one: Instruction, left: Shape, right: Shape) -> float:
-    """Products are written as convolutions for TPUs, their batch and head axes as spatial ones: only places count where the
-    window lies on an entry, not on padding or between entries that are dilated apart."""
+    """The TPU compiler writes products as convolutions, with batch and head axes as spatial ones. Only positions of the window
+    on an entry count: those on padding, and those between dilated entries, don't."""
     labels = one.attribute("dim_labels")
     sides = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
     if sides is None:
@@ -103,7 +104,7 @@ def _splash(one: Instruction, operands: Sequence[Instruction]) -> float:
     grid = -(-queries // rows), -(-keys // columns)
     numbered = any(dims in ((queries, _LANES), (8, queries)) for dims in (o.shape.dims for o in operands if _is_ids(o)))
     blocks = grid[0] * grid[1]
-    if numbered:  # it is told which query it computes: the mask is causal, and blocks above the diagonal are left out
+    if numbered:  # it has the queries' positions: the mask is causal, and blocks above the diagonal are left out
         blocks = sum(min(-(-(i + 1) * rows // columns), grid[1]) for i in range(grid[0]))
     visited = [o.shape.dims for o in operands if o.shape.dtype == "s8" and len(o.shape.dims) == 3]
     if visited:  # the grid is no wider than the most blocks that any row of it visits

@@ -20,7 +20,7 @@ _COMPUTATION = r"=\{?%?([\w.\-]+)"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array. `memory` is the number of the space that its layout says it lies in; 0: the device's main memory."""
+    """An array. `memory` is the number of its memory space, from its layout; 0 is the device's main memory."""
 
     dtype: str
     dims: tuple[int, ...]
@@ -38,7 +38,13 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Instruction:
-    """One line. `shapes`: its result's arrays, a tuple's flattened; `raw`: what is in its parentheses; `rest`: what follows."""
+    """One line of a computation.
+
+    Attributes:
+      shapes: of its result; a tuple has one for each array in it.
+      raw: the text in its parentheses: the operands, or a constant.
+      rest: the text after them: the attributes.
+    """
 
     name: str
     opcode: str
@@ -52,28 +58,28 @@ class Instruction:
 
     @property
     def shape(self) -> Shape:
-        """Of a result that is one array; of a tuple its first."""
+        """The shape of the result, or of the first array of a tuple."""
         return self.shapes[0]
 
     @property
     def bytes(self) -> float:
-        """Of the whole result that lies in main memory."""
+        """Bytes of the result, without arrays in other memories than the main one."""
         return sum(shape.bytes for shape in self.shapes if not shape.memory)
 
     def attribute(self, name: str) -> str:
-        """The value of `name=..`, up to the comma, braces balanced; empty if there is none."""
+        """The value of `name=..`, with the brackets that open in it closed; empty if there is no such attribute."""
         found = re.search(rf"(?:^|[ ,]){name}=", self.rest)
         return "" if found is None else _balanced(self.rest, found.end())
 
     def computation(self, name: str) -> str:
-        """The computation that an attribute (`calls`, `body`, ..) names; empty if there is none."""
+        """The name of the computation in an attribute (`calls`, `body`, ..); empty if there is no such attribute."""
         found = re.search(rf"\b{name}{_COMPUTATION}", self.rest)
         return "" if found is None else found.group(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Computation:
-    """Instructions by name, in the order of the text, which is that of execution in a scheduled module."""
+    """Instructions by name, in the order of the text. In a scheduled module this is the order of execution."""
 
     name: str
     instructions: dict[str, Instruction]
@@ -81,7 +87,7 @@ class Computation:
 
     @functools.cached_property
     def parameters(self) -> dict[int, str]:
-        """Names by number."""
+        """Names of the parameters by their number."""
         return {
             int(one.raw): one.name
             for one in self.instructions.values()
@@ -90,7 +96,7 @@ class Computation:
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who is given what, by name."""
+        """The instructions that take each result as an operand, by its name."""
         found: dict[str, list[Instruction]] = {}
         for one in self.instructions.values():
             for name in dict.fromkeys(one.operands):
@@ -98,13 +104,13 @@ class Computation:
         return found
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions whose results this one is given."""
+        """The instructions whose results this one takes."""
         return [self.instructions[name] for name in instruction.operands if name in self.instructions]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Module:
-    """A compiled program, as one of its devices runs it."""
+    """A compiled program, as each of its `partitions` devices runs it."""
 
     name: str
     computations: dict[str, Computation]
@@ -113,7 +119,7 @@ class Module:
 
 
 def item_bits(dtype: str) -> int:
-    """Bits of an entry: of `bf16` 16, of `f8e4m3fn` 8, of `s4` 4."""
+    """Bits of one entry: 16 of `bf16`, 8 of `f8e4m3fn`, 4 of `s4`."""
     if dtype in _ITEM_BITS:
         return _ITEM_BITS[dtype]
     found = re.match(r"[a-z]+(\d+)", dtype)
@@ -124,7 +130,7 @@ def parse(text: str) -> Module:
     """Reads a module's text, as `compiled.as_text()` or a dump gives it.
 
     Raises:
-      ValueError: there is no entry computation in it.
+      ValueError: it has no entry computation, or an instruction can't be read.
     """
     computations: dict[str, Computation] = {}
     entry, name, lines, root = "", "", dict[str, Instruction](), ""
@@ -143,7 +149,7 @@ def parse(text: str) -> Module:
     if entry not in computations:
         raise ValueError("this is no text of a compiled program: it has no ENTRY computation")
     module = re.match(r"HloModule ([\w.\-]+)", text)
-    partitions = re.search(r"num_partitions=(\d+)", text[:200_000].partition("\n")[0])
+    partitions = re.search(r"num_partitions=(\d+)", text[: text.index("\n")])
     return Module(
         name=module.group(1) if module else "",
         computations=computations,
@@ -153,7 +159,7 @@ def parse(text: str) -> Module:
 
 
 def _logical_lines(text: str) -> list[str]:
-    """Lines, where those that go on in the middle of an instruction (metadata of a kernel) are joined to it."""
+    """The lines of the text. An instruction that is broken over several (a kernel's metadata) becomes one."""
     found: list[str] = []
     for line in text.splitlines():
         apart = _BEGINS.match(line) or (line.startswith(("}", "%", "ENTRY ")) and not line.startswith("}}"))
@@ -182,7 +188,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _shapes(text: str) -> list[Shape]:
-    """All arrays in a type; `/*index=5*/` between them is a comment."""
+    """All arrays in a type."""
     found = []
     for dtype, dims, layout in _SHAPE.findall(text):
         sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",") if size.strip())
@@ -192,7 +198,7 @@ def _shapes(text: str) -> list[Shape]:
 
 
 def _close(text: str, start: int) -> int:
-    """Where the bracket that opens at `start` has been closed."""
+    """The position after the bracket that closes the one at `start`."""
     depth = 0
     for place in re.finditer(r"[()\[\]{}]", text[start:]):
         depth += 1 if place.group() in "([{" else -1

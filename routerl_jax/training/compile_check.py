@@ -1,6 +1,6 @@
-"""What a run's programs need on a TPU slice that isn't here, and how fast they can be, from the TPU compiler.
+"""The memory, kernels, collectives and least time of a run's programs on a TPU slice, from the TPU compiler and without a TPU.
 
-The programs are those of the learner and the engine, lowered from shapes, so no weights are needed.
+The programs are those of the learner and the engine. They are lowered from shapes, so no weights are needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.chips import chip_of
-from routerl_jax.parallel.hlo_collectives import collective_kind, result_shapes
+from routerl_jax.parallel.hlo_collectives import kind_in, result_shapes
 from routerl_jax.parallel.hlo_costs import count
 from routerl_jax.parallel.hlo_text import Instruction, Module, parse
 from routerl_jax.parallel.mesh import make_mesh
@@ -35,18 +35,18 @@ _GIB = 2**30
 class ProgramReport:
     """One compiled program, per chip; memory in GiB."""
 
-    hbm_gib_per_chip: float  # sum of all below: the memory that must be free to run it
+    hbm_gib_per_chip: float  # sum of the parts below: the memory that must be free to run it
     arguments_gib: float = 0.0
     outputs_gib: float = 0.0  # outputs that do not reuse an argument's memory
     temporaries_gib: float = 0.0
     code_gib: float = 0.0
-    resident_gib: float = 0.0  # memory that the run keeps meanwhile for its other programs
+    resident_gib: float = 0.0  # what the run keeps meanwhile for its other programs
     fits: bool = True
     compile_s: float = 0.0
     kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)  # custom kernels in the compiled text
     collectives: Mapping[str, int] = dataclasses.field(default_factory=dict)  # in the text, loops not multiplied out
     roofline: Estimate | None = None  # None: the chip's peaks are unknown, or the program did not compile
-    # of a program that decodes: bytes moved over those of its weights and cache, which are the least
+    # for a program that decodes: bytes moved, over those of its weights and cache
     moved_over_least: float | None = None
     problems: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class Report:
     device: str
     devices: int
     mesh: Mapping[str, int]
-    hbm_gib: float  # memory of a chip that programs can use
+    hbm_gib: float  # memory of a chip that a program can use
     programs: Mapping[str, ProgramReport]
 
 
@@ -86,7 +86,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     model, lowered = run_programs(config, mesh)
     weights = _weight_shapes(model, mesh)
     reports = {
-        name: _compile(name, program, available, set() if program.copies else weights, mesh)
+        name: _compile(name, program, available, set() if program.moves_weights else weights, mesh)
         for name, program in lowered.items()
         if name.split("/")[0] in programs
     }
@@ -102,7 +102,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
 
 
 def _compile(name: str, program: Program, available: float, weights: set[tuple[int, ...]], mesh: Mesh) -> ProgramReport:
-    """Compiles and weighs one program. `weights`: what a gathered weight would look like; empty where that is as it should."""
+    """Compiles one program and measures it. `weights`: shapes of gathered weights to report; empty if gathering is expected."""
     started, resident = time.perf_counter(), program.resident / _GIB
     try:
         with tempfile.TemporaryDirectory() as dump:
@@ -150,7 +150,7 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
         roofline=None
         if chip is None
         else estimate(costs, chip, mesh, useful=program.useful, decoded=program.decoded, name=name.split("/")[0]),
-        moved_over_least=costs.bytes / program.least if program.least else None,
+        moved_over_least=costs.bytes / program.least_bytes if program.least_bytes else None,
         problems=tuple(problems),
         **parts,
     )
@@ -167,7 +167,7 @@ def _text(compiled: jax.stages.Compiled, dump: pathlib.Path) -> str:
 
 
 def _kernels(module: Module) -> dict[str, int]:
-    """Custom kernels in a compiled program, by name: how many calls."""
+    """Number of calls of each custom kernel in a compiled program, by name."""
     names = [
         re.sub(r"[.\d]+$", "", one.name)
         for computation in module.computations.values()
@@ -178,11 +178,11 @@ def _kernels(module: Module) -> dict[str, int]:
 
 
 def _collectives(module: Module) -> dict[str, list[Instruction]]:
-    """Collectives in a compiled program, by kind, each once: one that a TPU does in steps stands in the text several times."""
+    """Collectives in a compiled program, by kind. One that a TPU does in steps is several times in the text, and here once."""
     found: dict[str, dict[str, Instruction]] = {}
     for computation in module.computations.values():
         for one in computation.instructions.values():
-            if kind := collective_kind(one):
+            if kind := kind_in(computation, one):
                 found.setdefault(kind, {}).setdefault(one.attribute("channel_id") or one.name, one)
     return {kind: list(found[kind].values()) for kind in sorted(found)}
 

@@ -134,8 +134,8 @@ class TrainConfig:
     kind: Literal["rl", "sft"] = "rl"
     # recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
     recipe: str = "search"
-    seed: Seed = 0  # of everything that is drawn
-    steps: Count = 100  # of training; 0 where passes over the questions say how many (data.epochs)
+    seed: Seed = 0  # seed of everything that is drawn at random
+    steps: Count = 100  # training steps; 0 if data.epochs says how many
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
@@ -161,7 +161,7 @@ class TrainConfig:
     log_tokens: bool = False  # .. with the text, mask, log-probability and advantage of every token
     # steps that JAX's profiler traces, FIRST:END, such as 10:12 for steps 10 and 11 (training.profiler); empty: none
     profile: str = ""
-    log: tuple[str, ...] = ()  # where metrics go besides metrics.jsonl: tensorboard, wandb (training.loggers)
+    log: tuple[str, ...] = ()  # loggers besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
     def uncounted(self) -> list[str]:

@@ -108,13 +108,13 @@ def open_knowledge_bases(
 
 
 def _reranked(name: str, spec: KnowledgeConfig, tool: SearchTool) -> SearchTool:
-    """The knowledge base with its reranker, if it has one."""
+    """The knowledge base with its reranker, if the configuration names one."""
     if not spec.reranker:
         return tool
     if not isinstance(tool, KnowledgeBase):
         raise ValueError(
-            f"config.knowledge.{name}.reranker: a {type(tool).__name__} is no KnowledgeBase (knowledge.base), whose passages "
-            "alone can be scored anew; leave it empty"
+            f"config.knowledge.{name}.reranker: a {type(tool).__name__} is no KnowledgeBase (knowledge.base), and only those "
+            "can be reranked; leave it empty"
         )
     return RerankedKB(tool, shared_reranker(spec.reranker), depth=spec.rerank_depth)
 
@@ -407,13 +407,13 @@ def _written_place(name: str, content: str) -> pathlib.Path:
 
 
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
-    """A cache directory that depends on what goes into the knowledge base."""
-    what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
-    for key in ("description", "reranker", "rerank_depth"):  # say nothing of what is in it
-        del what[key]
-    if spec.index == AUTO:  # what was built before "auto" was there is found
-        what["index"] = "scann" if has_scann() else "exact"
-    what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
+    """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
+    key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    for key in ("description", "reranker", "rerank_depth"):  # they don't change the content
+        del key_fields[key]
+    if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found
+        key_fields["index"] = "scann" if has_scann() else "exact"
+    key_fields = {key: value for key, value in key_fields.items() if value or key not in ("members", "settings")}
     content = ""
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
@@ -422,7 +422,7 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())
-    digest = hashlib.sha256((json.dumps(what, sort_keys=True) + content).encode()).hexdigest()
+    digest = hashlib.sha256((json.dumps(key_fields, sort_keys=True) + content).encode()).hexdigest()
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""Which mesh, micro-batches and rows are best for a run on a slice: each is compiled, and judged by its time at best."""
+"""A search for a run's best mesh, micro-batches and rows on a slice: each choice is compiled, and its least time estimated."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from absl import logging
 
 from routerl_jax.models.published import architecture_of
+from routerl_jax.parallel.chips import CHIPS, chip_of
 from routerl_jax.parallel.topology import topology_devices
 from routerl_jax.training.compile_check import ProgramReport, Report, check
 from routerl_jax.training.config import TrainConfig
@@ -21,13 +22,13 @@ _ROWS_OF_A_SHARD = (1, 2, 4)  # of a micro-batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Settings, and what they are estimated to take; None: a program that does not fit, or whose chip is not known.
+    """Settings with their estimate. The times are None if a program does not fit.
 
     Attributes:
       update_s: all updates of a step.
-      tokens_per_s: that the slice decodes with every row full.
-      step_s: the updates, and as many decoded tokens as the step's sequences are long, which no rollout exceeds.
-      gib: of the larger of the two programs, on a chip.
+      tokens_per_s: what the slice decodes with every row full.
+      step_s: the updates and the decoding of all tokens that a step's sequences can have. Real sequences are shorter.
+      gib: memory of the larger of the two programs, per chip.
     """
 
     data: int
@@ -53,19 +54,24 @@ class Choice:
 
 
 def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = check) -> list[Choice]:
-    """Every choice that was tried, the best that fits first.
+    """All choices, the best that fits first.
 
-    Meshes: all of `tensor` that divide the heads, the rest on `fsdp`. For each the update is compiled with micro-batches of
-    one, two and four rows a shard, and decoding with the configured rows and with as many as a step has sequences.
+    `tensor` is every power of two that divides the query heads and the devices; all other devices are on `fsdp`. For each mesh
+    the update is compiled with micro-batches of one, two and four rows per shard, and decoding with the configured rows and
+    with as many rows as a step has sequences.
 
     Raises:
-      ValueError: the run is not of the kind that generates, or `check` can't do it.
+      ValueError: the run generates nothing, the slice's chip has no published peaks here, or `check` raises it.
     """
     if config.kind != "rl":
         raise ValueError(
             f"--search chooses for runs that generate and learn (kind='rl'); this one is of kind={config.kind!r}"
         )
-    devices = len(topology_devices(topology))
+    slice_devices = topology_devices(topology)
+    if chip_of(slice_devices[0]) is None:
+        kind = slice_devices[0].device_kind
+        raise ValueError(f"--search estimates times, and the peaks of {kind!r} are unknown; known: {', '.join(CHIPS)}")
+    devices = len(slice_devices)
     tried: list[Choice] = []
     for tensor in _tensors(_heads(config), devices):
         mesh = dataclasses.replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor)
@@ -101,7 +107,7 @@ def _tensors(heads: int, devices: int) -> list[int]:
 
 
 def _micro_batches(config: TrainConfig) -> list[int]:
-    """Tokens: one, two and four of the longest rows on each shard, as far as a mini-batch has so many."""
+    """Tokens of one, two and four of the longest rows per shard, if a mini-batch has so many sequences."""
     longest = max(config.learner.length_buckets or (config.engine.max_length,))
     shards = config.mesh.data * config.mesh.fsdp
     sequences = -(-sequences_of_step(config) // config.learner.minibatches)

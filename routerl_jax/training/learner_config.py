@@ -54,7 +54,7 @@ class LearnerConfig:
     share_prefixes: bool = False
     # send every token through the experts that the sampler chose for it (R3, arXiv 2510.11370); for models with experts
     replay_routing: bool = False
-    # what the backward pass computes anew to save memory: nothing, everything, or all but matrix products
+    # what the backward pass recomputes to save memory: nothing, everything, or all but matrix products
     remat: Remat = "none"
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""config.profile: a trace of some steps by JAX's profiler, and a table of what took longest in it."""
+"""config.profile: traces some steps with JAX's profiler, and prints a table of what took longest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import PART
 
 _LONGEST = 10  # rows of a table
-_SHOWN = 70  # letters of a name
-# Lines of a device's plane that repeat what another one has, as sums or by other names.
+_SHOWN = 70  # characters of a name
+# Lines of a device's plane that repeat the events of another line, as sums or by other names.
 _SUMS = frozenset({"Steps", "XLA Modules", "XLA TraceMe", "Framework Ops", "Framework Name Scope", "Source code"})
 _OPS = "XLA Ops"
 
@@ -33,7 +33,7 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
     """The steps that config.profile names: "10:12" is steps 10 and 11, counted from 0 as in metrics.jsonl; "" none.
 
     Args:
-      steps: of the run; None: not known yet.
+      steps: number of steps of the run; None: not known yet.
 
     Raises:
       ValueError: it is no such range, or the run does not have these steps.
@@ -53,10 +53,10 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
 
 
 class Profiler:
-    """Traces steps of a run, on its main process, into `workdir/profile`, and tells what took longest.
+    """Traces steps of a run, on its main process, into `workdir/profile`, and prints what took longest.
 
-    The trace opens in TensorBoard's profile plug-in and, its `*.trace.json.gz`, in Perfetto. The table is printed, and written
-    to `workdir/profile/profile.txt`. Host functions of Python are not traced: that would slow them down.
+    TensorBoard's profile plug-in opens the directory, and Perfetto its `*.trace.json.gz`. The table is also written to
+    `workdir/profile/profile.txt`. Python's own functions are not traced, because that would slow them down.
 
         with Profiler(profiled_steps(config.profile), workdir, start=0) as profiler:
             for step in range(steps):
@@ -64,9 +64,9 @@ class Profiler:
                     ...
 
     Args:
-      steps: which.
-      workdir: of the run.
-      start: the first step that the run does now.
+      steps: the steps to trace.
+      workdir: the run's directory.
+      start: the first step of this session.
     """
 
     def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
@@ -117,11 +117,11 @@ class Profiler:
 
 @dataclasses.dataclass(kw_only=True)
 class Spent:
-    """What went into events of one name.
+    """The time of all events of one name.
 
     Attributes:
-      own: seconds, without those of events inside of them.
-      whole: seconds, with them.
+      own: seconds, without the events inside of them.
+      whole: seconds, with the events inside of them.
       times: how many there were.
     """
 
@@ -158,9 +158,9 @@ class _Event(NamedTuple):
 
 
 def report(trace: pathlib.Path, steps: int) -> str:
-    """The longest things in a trace (`*.xplane.pb`) of so many steps: a table each for a step's parts, devices and host.
+    """The longest events of a trace (`*.xplane.pb`) of `steps` steps, in three tables: parts of a step, devices, host.
 
-    What XLA's programs do counts as the devices', on a CPU too, where they run on threads of the host.
+    Operations of XLA's programs count as the devices', also on a CPU, where they run on threads of the host.
     """
     found = spent(jax.profiler.ProfileData.from_file(str(trace)))
     text = io.StringIO()

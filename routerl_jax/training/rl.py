@@ -163,7 +163,7 @@ class _Training:
         steps = self.config.steps
         remaining = range(self.run.start, steps)
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
-        paces: list[float] = []  # seconds of this sitting's first steps
+        paces: list[float] = []  # seconds of the first steps of this session
         profiler = Profiler(profiled_steps(self.config.profile), self.workdir, self.run.start)
         with Bar(remaining, initial=self.run.start, **shown) as bar, profiler:
             for step in bar:

@@ -1,7 +1,7 @@
-"""How fast a compiled program can be on a chip: the roofline (Williams, Waterman, Patterson, 2009), instruction by instruction.
+"""The least time of a compiled program on a chip: the roofline (Williams, Waterman, Patterson, 2009) of each instruction.
 
-It is a bound from below: products at the chip's peak, memory at its full rate. Real programs take longer; measured shares of
-such bounds are in docs/accelerators.md.
+Products run at the chip's peak and memory at its full bandwidth. Real programs take longer; docs/accelerators.md has measured
+shares of such bounds.
 """
 
 from __future__ import annotations
@@ -12,39 +12,46 @@ from collections.abc import Mapping
 import numpy as np
 from jax.sharding import Mesh
 
-from routerl_jax.parallel.chips import Chip, rings
+from routerl_jax.parallel.chips import Chip, usable_links
 from routerl_jax.parallel.hlo_costs import Collective, Costs
 
 _MOVES = ("copy", "merge")  # programs that give the engine its weights
-_SMALL = 2**16  # bytes that are sent in less than a hop takes, on the links of TPUs
+_LEARNS = ("update", "reference")  # programs that work through micro-batches
+_SMALL = 2**16  # bytes: a TPU's link sends so many in about a microsecond, the time of a hop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Collectives of a kind, on one device."""
+    """All collectives of one kind along the same axes of the mesh, on one device."""
 
     count: float
-    bytes: float  # that it sends
+    bytes: float  # sent
     seconds: float
-    hidden_s: float  # of these, while something else runs
+    hidden_s: float  # those of them during which other instructions run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A program on one chip at best. Seconds are of one call.
+    """The least time of a program on a chip. All numbers are of one call and one device, with loops multiplied out.
 
     Attributes:
-      flops, hbm_bytes: of one device, loops multiplied out.
-      compute_s, memory_s: all products at peak; all bytes at the memory's rate.
-      network_s, exposed_s: all collectives; those parts of them during which nothing else runs.
-      seconds: of the call. Every instruction takes the longer of its products and its bytes, then come exposed collectives.
-      bound: what takes most: compute, memory or network.
-      mfu: useful FLOPs over what the chip could do in that time (arXiv 2204.02311, appendix B); what is computed again does not
-        count.
-      hbm_share: bytes moved over what the memory could move in that time.
-      token_s: of a decoded token of each row, in a program that decodes.
-      traffic: collectives by kind and the axes of the mesh that they go along, `all-reduce/tensor`.
-      hint: what to change.
+      flops: of matrix products and attention.
+      hbm_bytes: read from and written to the device's memory.
+      compute_s: all products, at the chip's peak.
+      memory_s: all bytes, at the memory's bandwidth.
+      network_s: all collectives.
+      exposed_s: collectives, without the time during which other instructions run.
+      seconds: the least time. An instruction takes the longer of its products and its bytes, and exposed collectives come on
+        top. It is never less than `memory_s`.
+      bound: what takes longest: compute, memory or network.
+      mfu: model FLOPs utilisation (arXiv 2204.02311, appendix B): useful FLOPs over what the chip could do in `seconds`.
+        Recomputation does not count.
+      hbm_share: bytes moved over what the memory could move in `seconds`.
+      traffic: collectives by kind and axes of the mesh, such as `all-reduce/tensor`.
+      token_s: seconds per decoded token of a row, in a program that decodes.
+      tokens_per_s: tokens that all rows of all devices decode per second.
+      uncounted: custom kernels whose FLOPs are not known.
+      hint: what would make the program faster.
     """
 
     chip: str
@@ -77,14 +84,16 @@ def estimate(
     """The roofline estimate of a program.
 
     Args:
-      mesh: of the program; it tells along which axes and links a collective goes. None: a device's own ring.
-      useful: FLOPs of one device that the work needs, whoever computes it; default: those that are counted.
-      decoded: of a program that decodes, its steps and all rows of all devices.
-      name: of the program (run_programs.PROGRAMS), for the hint.
+      mesh: the program's mesh, for the axes and links of collectives. None: every collective has one link.
+      useful: FLOPs that the work needs on one device; default: those that are counted.
+      decoded: for a program that decodes: steps of a call, and rows of all devices.
+      name: the program's name (run_programs.PROGRAMS), for the hint.
     """
-    seconds = [max(one.flops / chip.flops, one.bytes / chip.bytes) * one.times for one in costs.operations]
-    free = [0.0 if one.apart else time for one, time in zip(costs.operations, seconds)]
-    busy = sum(free)  # copies that go on beside others are in the bound of all bytes
+    seconds = [
+        max(one.flops / chip.peak_flops, one.bytes / chip.memory_bandwidth) * one.times for one in costs.operations
+    ]
+    free = [0.0 if one.asynchronous else time for one, time in zip(costs.operations, seconds)]
+    busy = sum(free)  # the bytes of asynchronous copies are in `memory`
     traffic: dict[str, list[float]] = {}
     for one in costs.collectives:
         time = _network_seconds(one, chip, mesh) * one.times
@@ -96,10 +105,10 @@ def estimate(
         entry = traffic.setdefault("/".join((one.kind, *_axes(one, mesh))), [0.0, 0.0, 0.0, 0.0])
         for place, value in enumerate((one.times, one.sent * one.times, time, hidden)):
             entry[place] += value
-    compute, memory = costs.flops / chip.flops, costs.bytes / chip.bytes
+    compute, memory = costs.flops / chip.peak_flops, costs.bytes / chip.memory_bandwidth
     network = sum(entry[2] for entry in traffic.values())
     exposed = network - sum(entry[3] for entry in traffic.values())
-    total = max(busy, memory) + exposed
+    total = max(busy + exposed, memory)  # copies and what collectives move may go on during exposed collectives
     parts = {"compute": compute, "memory": memory, "network": exposed}
     bound = max(parts, key=lambda name: parts[name])
     token = total / decoded[0] if decoded else None
@@ -113,7 +122,7 @@ def estimate(
         exposed_s=exposed,
         seconds=total,
         bound=bound,
-        mfu=(costs.flops if useful is None else useful) / chip.flops / total if total else 0.0,
+        mfu=(costs.flops if useful is None else useful) / chip.peak_flops / total if total else 0.0,
         hbm_share=memory / total if total else 0.0,
         traffic={
             kind: Traffic(count=count, bytes=sent, seconds=time, hidden_s=hidden)
@@ -127,7 +136,7 @@ def estimate(
 
 
 def _axes(one: Collective, mesh: Mesh | None) -> list[str]:
-    """The axes of the mesh along which those that take part differ."""
+    """The axes of the mesh along which the collective goes, as one name."""
     if mesh is None or max(one.members) >= mesh.size:
         return []
     places = np.unravel_index(np.asarray(one.members), tuple(mesh.shape.values()))
@@ -136,15 +145,16 @@ def _axes(one: Collective, mesh: Mesh | None) -> list[str]:
 
 
 def _network_seconds(one: Collective, chip: Chip, mesh: Mesh | None) -> float:
-    """What it sends over the links that it can use, but not less than the hops there are around half a ring."""
+    """The bytes sent over the usable links, but at least the hops to the other side of a ring."""
     devices = [] if mesh is None else list(mesh.devices.flat)
     group = [devices[i] for i in one.members] if devices and max(one.members) < len(devices) else []
     hops = 1 if one.kind == "collective-permute" else len(one.members) / 2
-    return max(one.sent / (chip.link * rings(chip, group, devices)), chip.hop * hops)
+    bandwidth = chip.link_bandwidth * usable_links(chip, group, devices)
+    return max(one.sent / bandwidth, chip.hop_latency * hops)
 
 
 def _hint(found: Estimate, name: str, useful: float | None) -> str:
-    """One sentence: what would make it faster, by what binds it."""
+    """What would make the program faster, given its bound."""
     if found.bound == "network":
         return _network_hint(found, name)
     if found.bound == "memory":
@@ -152,8 +162,10 @@ def _hint(found: Estimate, name: str, useful: float | None) -> str:
             return "weights and cache are read for each token: more engine.rows share the weights, shorter rows have less cache"
         if name in _MOVES:
             return "weights are rewritten once an update"
+        if name not in _LEARNS:
+            return "weights are read once a call: a call with more rows shares them"
         return "larger learner.micro_tokens (each micro-batch reads all weights), or weights and optimiser state in bfloat16"
-    if useful is not None and found.flops > 1.15 * useful:
+    if name == "update" and useful is not None and found.flops > 1.15 * useful:
         return (
             f"{found.flops / useful - 1:.0%} more FLOPs than needed, as some are computed again: learner.remat='dots' or "
             "'none' where memory allows it"
@@ -170,7 +182,7 @@ def _network_hint(found: Estimate, name: str) -> str:
         return (
             f"{exposed}, in {most.count:g} small pieces, bound by hops: fewer devices on that axis, or more work a call"
         )
-    if kind.endswith("tensor"):
+    if kind.endswith("tensor") or name not in _LEARNS:
         return f"{exposed}: activations are exchanged in every layer; fewer devices on mesh.tensor"
     return (
         f"{exposed}: weights are gathered, or gradients summed, once for each micro-batch; larger learner.micro_tokens"

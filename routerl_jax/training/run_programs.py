@@ -1,4 +1,4 @@
-"""All device programs of a run, lowered from shapes for devices that need not be there, each with what it is meant to do."""
+"""All device programs of a run, lowered from shapes, for devices that need not be attached."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from routerl_jax.parallel.sharding import shardings
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import random_architecture
 
-# reference: scores under it; merge: of an adapter; copy: from the learner to the engine; encode: of models that see
+# reference: its log-probabilities; merge: an adapter into its base; copy: the learner's weights to the engine; encode: images
 PROGRAMS = ("update", "reference", "merge", "copy", "encode", "prefill", "decode")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A lowered program, at the largest sizes that the run can meet.
+    """A lowered program, at the largest sizes that the run can have.
 
     Attributes:
-      resident: bytes that a device keeps beside its arguments, for the run's other programs.
-      trips: how often loops go round whose count is an argument: micro-batches of an update.
-      useful: FLOPs that the work needs, on one device; None: those that it has.
-      decoded: steps of a call, and rows of all devices, of the program that decodes.
-      least: bytes that a device must at least move in a call that decodes: its weights and its cache, each step.
-      copies: weights are meant to move between devices.
+      resident: bytes that a device keeps meanwhile for the run's other programs.
+      trips: iterations of loops whose number is an argument: the micro-batches of an update.
+      useful: FLOPs that the work needs on one device; None: those that the program has.
+      decoded: for the program that decodes: steps of a call, and rows of all devices.
+      least_bytes: the least that a device moves in a call that decodes: its weights and its cache, once a step.
+      moves_weights: the program is meant to move weights between devices.
     """
 
     lowered: jax.stages.Lowered
@@ -53,12 +53,12 @@ class Program:
     trips: int = 1
     useful: float | None = None
     decoded: tuple[int, int] | None = None
-    least: float | None = None
-    copies: bool = False
+    least_bytes: float | None = None
+    moves_weights: bool = False
 
 
 def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
-    """The run's policy as `build_policy` places it, as shapes with shardings; its architecture may be a published one's."""
+    """The run's policy as shapes, with the shardings of `build_policy`. A published architecture may replace missing files."""
     architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
     family = FAMILIES.get(architecture.model_type)
     if family.role != "decoder":
@@ -84,9 +84,9 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
 def run_programs(config: TrainConfig, mesh: Mesh) -> tuple[Decoder, dict[str, Program]]:
     """The run's policy as shapes, and its programs by name.
 
-    Stages that learn otherwise than the first one have an update of their own, `update/STAGE`. There is `reference` where a
-    reference is kept and scored, `merge` where an adapter is merged for the engine, `copy` where the engine has weights of its
-    own, `encode` for a model that sees.
+    A stage whose update differs from the first stage's has its own program, `update/STAGE`. A run has `reference` if it scores
+    a reference apart from the update, `merge` if an adapter is merged for the engine, `copy` if the engine has weights of its
+    own, and `encode` if the model sees images.
 
     Raises:
       ValueError: settings that no model or layout can have.
@@ -98,7 +98,7 @@ def run_programs(config: TrainConfig, mesh: Mesh) -> tuple[Decoder, dict[str, Pr
 
 
 class _Learner:
-    """What the learner holds on a device, and its programs."""
+    """The learner's programs, and what it holds on a device."""
 
     def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
         self._config, self._model, self._mesh = config, model, mesh
@@ -121,7 +121,7 @@ class _Learner:
 
     @property
     def moments(self) -> int:
-        """Bytes of what is neither a current weight nor frozen."""
+        """Bytes of the optimiser's moments and of the reference."""
         return held(self._state.opt_state) + self._kept
 
     def programs(self) -> dict[str, Program]:
@@ -144,10 +144,11 @@ class _Learner:
             trips = self._layout.micro_batches(sequences, length)
             found[name] = Program(
                 lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
-                resident=0 if exact is not None else self._kept,  # as an argument it is weighed with the update
+                resident=0 if exact is not None else self._kept,  # an argument is counted as such
                 trips=trips,
-                useful=self._useful(sequences, length),
-                copies=True,
+                useful=self._useful(sequences, length)
+                + (self._useful(sequences, length, forward=True) if exact is not None else 0),
+                moves_weights=True,
             )
             if self._rl and "reference" not in found and _has_reference(stage) and exact is None:
                 found["reference"] = Program(
@@ -155,12 +156,12 @@ class _Learner:
                     resident=held(self._state),
                     trips=trips,
                     useful=self._useful(sequences, length, forward=True),
-                    copies=True,
+                    moves_weights=True,
                 )
         return found
 
     def _useful(self, sequences: int, length: int, *, forward: bool = False) -> float:
-        """FLOPs of a mini-batch, per device. Of a model that sees half the tokens are of pictures, which its tower reads."""
+        """FLOPs of a mini-batch, per device. For a vision model, half of the tokens are image tokens, which its tower reads."""
         work, lengths = Work(config=self._model.config), [length] * sequences
         trained = bool(adapters(self._model))
         flops = work.forward_flops(lengths) if forward else work.update_flops(lengths, adapter=trained)
@@ -173,18 +174,18 @@ class _Learner:
 
 
 def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
-    """The engine's programs, and those that make its weights; the engine rests during the update."""
+    """The engine's programs, and those that make its weights. During the update the engine holds nothing."""
     engine, params, found = config.engine, nnx.state(model), {}
     served = merged(model, model.compute_dtype) if engine.lora == "merged" else model
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
-        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_unmerged(model)), copies=True)
+        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_unmerged(model)), moves_weights=True)
     given = nnx.state(served)
     copier = WeightCopier(mesh, engine.layout, model.compute_dtype)
     copy = copier.lower(given)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
-        found["copy"] = Program(lowered=copy, resident=resident, copies=True)
+        found["copy"] = Program(lowered=copy, resident=resident, moves_weights=True)
     lowered = lower_programs(
         served,
         mesh,
@@ -202,7 +203,7 @@ def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learn
             model.config, mesh, shards, per_shard, engine.max_length, model.compute_dtype
         )
     )
-    beside = learner.holds - (0 if own else held(params))  # shared with the engine
+    beside = learner.holds - (0 if own else held(params))  # weights that the engine shares are its arguments
     work, steps = Work(config=model.config), fed_tokens(engine.max_length)
     fed = shards * fed_rows(mesh, per_shard, steps)
     useful = {
@@ -217,7 +218,7 @@ def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learn
             resident=beside + (cache if name == "encode" else 0),
             useful=useful.get(name),
             decoded=(engine.segment, engine.rows) if name == "decode" else None,
-            least=least if name == "decode" else None,
+            least_bytes=least if name == "decode" else None,
         )
     return found
 
@@ -232,14 +233,14 @@ def _unmerged(model: Decoder) -> nnx.State:
 
 
 def _read_by_decode(params: nnx.State, model: Decoder) -> nnx.State:
-    """Weights that every step reads whole: not an embedding that is looked up alone, nor a tower. All experts count, though few
-    rows take some of them only."""
+    """Weights that every step reads whole: all but the vision tower and an embedding that is only looked up. All experts count,
+    though few rows take only some of them."""
     unread = {"visual"} | (set() if model.config.tied_embeddings else {"embedding"})
     return nnx.from_flat_state([(path, leaf) for path, leaf in nnx.to_flat_state(params) if path[0] not in unread])
 
 
 def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
-    """The different updates of a run, and settings with which each is: the first stage's, and those that are unlike it."""
+    """Settings of the run's different updates, by name: that of the first stage, and those that differ from it."""
     if config.kind != "rl":
         return {"update": config}
     found: dict[str, TrainConfig] = {}
@@ -251,19 +252,19 @@ def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
 
 
 def _compiled(stage: TrainConfig) -> tuple[Any, ...]:
-    """What an update's program depends on, of what stages may change."""
+    """The settings that stages may change and on which an update's program depends."""
     return stage.learner.loss, stage.rollout.temperature, _sequences(stage)
 
 
 def sequences_of_step(config: TrainConfig) -> int:
-    """Sequences of a step of a run, or of a stage of it."""
+    """Number of sequences of a step of a run, or of a stage."""
     if config.kind != "rl":
         return config.warm_start.examples
     return config.rollout.examples * config.rollout.samples * len(config.knowledge) ** config.rollout.forks
 
 
 def _sequences(stage: TrainConfig) -> int:
-    """Sequences of an update."""
+    """Number of sequences of an update."""
     return -(-sequences_of_step(stage) // (stage.learner.minibatches if stage.kind == "rl" else 1))
 
 
@@ -272,5 +273,5 @@ def _has_reference(stage: TrainConfig) -> bool:
 
 
 def held(tree: Any) -> int:
-    """Bytes that one device holds of abstract arrays with shardings."""
+    """Bytes of abstract arrays with shardings on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

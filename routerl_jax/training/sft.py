@@ -106,7 +106,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 raise RunStopped(_stopped(run, alarm))
     run.finish()
     if multihost.is_main():
-        metrics = metrics or _last_metrics(workdir)  # killed after its last step: nothing was left to train
+        metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
         write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
@@ -114,7 +114,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
 def _update(
     run: Run, fitting: _Fitting, source: Demonstrations, drills: ReadingDrills, step: int
 ) -> tuple[dict[str, float], int]:
-    """One update on the demonstrations and drills of a step. Returns its metrics, and how many tokens they had."""
+    """One update on the demonstrations and drills of a step. Returns its metrics and the number of tokens."""
     config, clock = run.config, Clock()
     batch_size = config.warm_start.examples
     with clock("demonstrations"):

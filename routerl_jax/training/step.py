@@ -106,7 +106,7 @@ def learn(
 def _learn(
     stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
 ) -> tuple[dict[str, Any], Credit]:
-    """Credit, then an update per mini-batch. Returns their metrics, and the credit."""
+    """Assigns credit, and makes one update per mini-batch. Returns their metrics and the credit."""
     settings, learner = stage.config.learner, run_.learner
     sequences, _ = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)

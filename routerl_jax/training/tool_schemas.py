@@ -1,4 +1,4 @@
-"""How the knowledge bases of a run are shown to a policy that calls functions."""
+"""The function schemas of a run's knowledge bases, for policies that call functions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from routerl_jax.training.knowledge import TOOL, make_tool, tool_factory
 
 
 def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSchema]:
-    """By knowledge base: made of its name and config.knowledge.NAME.description, or the schema that a tool has of its own
-    (`schema`, such as that of McpTool, whose server is asked). A function that makes tools must say of which class they are.
+    """A schema for each knowledge base, from its name and config.knowledge.NAME.description.
+
+    A tool with an attribute `schema` has its own; McpTool asks its server for it. A function that makes tools must name their
+    class in its return annotation.
 
     Raises:
-      ValueError: a tool with a schema of its own can't be made.
+      ValueError: a tool with a schema of its own can't be made, or its schema is no ToolSchema.
     """
     schemas: dict[str, ToolSchema] = {}
     for name, spec in knowledge.items():
@@ -29,25 +31,25 @@ def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSche
         if spec.kind == TOOL and _has_schema(tool_factory(name, spec)):
             own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
             schema = dataclasses.replace(own, description=spec.description or own.description)
-        if schema.name in {one.name for one in schemas.values()}:  # two servers may call their tools alike
+        if schema.name in {one.name for one in schemas.values()}:  # two servers may have tools of the same name
             schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
         schemas[name] = schema
     return schemas
 
 
 def _has_schema(factory: Callable[..., Any]) -> bool:
-    """Whether what a class or a function makes has a schema, as far as that is said."""
+    """True if what this class or function makes has a schema, as far as the annotation says."""
     if inspect.isclass(factory):
         return hasattr(factory, "schema")
     try:
         return hasattr(typing.get_type_hints(factory).get("return"), "schema")
-    except (NameError, TypeError):  # annotations that only type checkers can read
+    except (NameError, TypeError):  # annotations that only a type checker can resolve
         return False
 
 
 @functools.lru_cache(64)
 def _own_schema(name: str, spec: str) -> ToolSchema:
-    """Of a tool of this configuration (JSON), asked once in a process."""
+    """The schema of a tool with this configuration (JSON). Each tool is made once per process."""
     tool: Any = make_tool(name, from_config_dict(KnowledgeConfig, json.loads(spec), f"config.knowledge.{name}"))
     schema = tool.schema
     if close := getattr(tool, "close", None):

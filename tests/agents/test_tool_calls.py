@@ -324,6 +324,13 @@ def test_the_forms_of_templates() -> None:
     assert forms == {"hermes": "hermes", "qwen25": "hermes", "qwen3": "hermes", "llama31": "llama"}
 
 
+def test_a_tokenizer_may_have_several_templates() -> None:
+    """Hermes 3 and others have one by the name `tool_use`, which transformers takes for chats with tools."""
+    tokenizer = templates.tokenizer(None)
+    tokenizer.hf.chat_template = {"default": templates.QWEN25, "tool_use": templates.QWEN25}
+    assert form_of(tokenizer).name == "hermes"
+
+
 @pytest.mark.parametrize(
     ("template", "error"),
     [

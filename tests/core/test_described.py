@@ -69,8 +69,8 @@ class Outer(Base):
         return self.needed
 
 
-def test_words_of_fields() -> None:
-    words = {field.name: field.words for field in fields_of(Outer)}
+def test_descriptions_of_fields() -> None:
+    words = {field.name: field.description for field in fields_of(Outer)}
     assert words == {
         "shared": "of all # kinds",
         "needed": "",
@@ -82,7 +82,7 @@ def test_words_of_fields() -> None:
         "narrow": "",
         "parts": "",
     }
-    assert [field.words for field in fields_of(Inner)] == ["of a box, in pixels: both.", "at its end"]
+    assert [field.description for field in fields_of(Inner)] == ["of a box, in pixels: both.", "at its end"]
     assert summary(Outer) == "All of it. In two sentences."
     assert summary(Inner) == "What is inside."
     needed, shared = (next(field for field in fields_of(Outer) if field.name == name) for name in ("needed", "shared"))
@@ -95,7 +95,7 @@ def test_sections_are_told_once() -> None:
     assert list(told) == ["config", "config.inner", "config.again", "config.narrow", "config.parts.NAME"]
     assert [field.name for field in told["config"].fields] == ["shared", "needed", "above", "both", "long", "parts"]
     assert [(field.name, field.default) for field in told["config.inner"].fields] == [("width", 7), ("height", 2)]
-    assert told["config.inner"].words == "where it is 7 wide"
+    assert told["config.inner"].description == "where it is 7 wide"
     assert told["config.again"].like == "config.inner"
     assert told["config.again"].fields == []
     assert [(field.name, field.default) for field in told["config.narrow"].fields] == [("width", 1)]

@@ -31,9 +31,9 @@ def test_help_lists_every_field_with_its_comment(program: str, capsys: pytest.Ca
     for schema in importlib.import_module(f"launch.{program}").schemas().values():
         for section in sections(schema):
             for field in section.fields:
-                assert field.words, f"{section.schema.__name__}.{field.name} has no comment in the source"
+                assert field.description, f"{section.schema.__name__}.{field.name} has no comment in the source"
                 assert any(line.startswith(f"  {section.path}.{field.name} = ") for line in lines)
-                assert " ".join(field.words.split()) in shown
+                assert " ".join(field.description.split()) in shown
 
 
 def test_help_in_a_python_of_its_own() -> None:

@@ -223,6 +223,75 @@ def test_asynchronous_collectives_overlap_with_what_lies_between() -> None:
     assert [found.operations[i].name for i in range(*found.collectives[0].window)] == ["dot"]
 
 
+def test_what_collectives_move() -> None:
+    """They read their operands from main memory and write their results: as one instruction, or as the begin lists them."""
+    both = 4 * (8 * 128 + 32 * 128)
+    found = count(
+        made_up("""
+  %x = f32[8,128]{1,0} parameter(0)
+  %now = f32[32,128]{1,0} all-gather(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  %ag = (f32[8,128], f32[32,128]) all-gather-start(%x), channel_id=2, replica_groups=[2,4]<=[8], dimensions={0}
+  %ar = f32[8,128]{1,0} all-reduce-start(%x), channel_id=3, replica_groups=[2,4]<=[8], to_apply=%add
+  %done = f32[32,128]{1,0} all-gather-done(%ag)
+  ROOT %reduced = f32[8,128]{1,0} all-reduce-done(%ar)""")
+    )
+    assert [one.moved for one in found.collectives] == [both, both, 4 * 2 * 8 * 128]
+    assert found.bytes == 2 * both + 4 * 2 * 8 * 128
+
+
+SCATTER = """
+%scattered (p: f32[8,128], q: f32[16]) -> (f32[4,128], f32[8]) {
+  %p = f32[8,128]{1,0} parameter(0)
+  %q = f32[16]{0} parameter(1)
+  %ar = (f32[8,128], f32[16]) all-reduce(%p, %q), channel_id=1, replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+  %id = u32[] partition-id()
+  %r = f32[8,128]{1,0} get-tuple-element(%ar), index=0
+  %part = f32[4,128]{1,0} dynamic-slice(%r, %id, %id), dynamic_slice_sizes={4,128}
+  %s = f32[16]{0} get-tuple-element(%ar), index=1
+  %rest = f32[8]{0} dynamic-slice(%s, %id), dynamic_slice_sizes={8}
+  ROOT %t = (f32[4,128], f32[8]) tuple(%part, SECOND)
+}
+"""
+
+
+@pytest.mark.parametrize(("second", "kind", "times"), [("%rest", "reduce-scatter", 1), ("%s", "all-reduce", 2)])
+def test_a_reduce_scatter_as_tpus_write_it(second: str, kind: str, times: int) -> None:
+    """A fusion that sums and keeps its slices sends half as much as one of which a sum is kept."""
+    found = count(
+        made_up(
+            """
+  %x = f32[8,128]{1,0} parameter(0)
+  %y = f32[16]{0} parameter(1)
+  ROOT %f = (f32[4,128], f32[8]) fusion(%x, %y), kind=kCustom, calls=%scattered""",
+            SCATTER.replace("SECOND", second),
+        )
+    )
+    assert found.sent == {kind: times * 4 * (8 * 128 + 16) / 2}
+
+
+def test_collectives_that_are_no_pair_of_start_and_done() -> None:
+    """A ragged all-to-all has no end of its own; an asynchronous call may have an update between its start and its end."""
+    found = count(
+        made_up(
+            """
+  %x = f32[8,128]{1,0} parameter(0)
+  %o = s32[8]{0} parameter(1)
+  %ra = f32[8,128]{1,0} ragged-all-to-all(%x, %x, %o, %o, %o, %o), channel_id=1, replica_groups=[1,8]<=[8]
+  %rs = ((f32[8,128]), f32[1,128]) async-start(%x), calls=%scatter
+  %on = ((f32[8,128]), f32[1,128]) async-update(%rs)
+  ROOT %done = f32[1,128]{1,0} async-done(%on)""",
+            """
+%scatter (p: f32[8,128]) -> f32[1,128] {
+  %p = f32[8,128]{1,0} parameter(0)
+  ROOT %r = f32[1,128]{1,0} reduce-scatter(%p), channel_id=2, replica_groups=[1,8]<=[8], dimensions={0}, to_apply=%add
+}
+""",
+        )
+    )
+    sent = 7 / 8 * 8 * 128 * 4
+    assert [(one.kind, one.sent) for one in found.collectives] == [("all-to-all", sent), ("reduce-scatter", sent)]
+
+
 def test_what_lies_in_vector_memory_moves_nothing() -> None:
     """A copy from the main memory of a TPU reads; a product of what is there then does not."""
     found = count(
@@ -312,6 +381,60 @@ def test_groups(groups: str, first: list[int]) -> None:
   ROOT %r = f32[8]{{0}} all-reduce(%x), channel_id=1, replica_groups={groups}, to_apply=%add""")
     )
     assert members(module.entry.root, module.partitions) == first
+
+
+def test_the_number_of_partitions_is_at_the_end_of_a_long_first_line() -> None:
+    layout = ", ".join(["f32[8,128]{1,0}"] * 20_000)
+    text = made_up("  ROOT %x = f32[8,128]{1,0} parameter(0)")
+    assert (
+        parse(text.replace("num_partitions", f"entry_computation_layout={{{layout}}}, num_partitions")).partitions == 8
+    )
+
+
+LOOP = """
+%body (s: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %s = (s32[], f32[8,128]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %x = f32[8,128]{1,0} get-tuple-element(%s), index=1
+  %by = s32[] constant(BY)
+  %next = s32[] add(%i, %by)
+  %twice = f32[8,128]{1,0} add(%x, %x)
+  ROOT %t = (s32[], f32[8,128]) tuple(%next, %twice)
+}
+
+%more (s: (s32[], f32[8,128])) -> pred[] {
+  %s.1 = (s32[], f32[8,128]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %to = s32[] constant(TO)
+  ROOT %c = pred[] compare(%i.1, %to), direction=WAY
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "by", "to", "way", "trips"),
+    [
+        ("constant(0)", 1, 10, "LT", 10),
+        ("constant(0)", 3, 10, "LE", 4),
+        ("constant(9)", -2, 0, "GT", 5),
+        ("constant(9)", -1, 0, "NE", 9),
+        ("parameter(1)", 1, 10, "LT", 10),  # as scans begin
+        ("parameter(1)", -1, 0, "GT", None),  # anything
+    ],
+)
+def test_loops_that_count_up_and_down(first: str, by: int, to: int, way: str, trips: int | None) -> None:
+    more = LOOP.replace("BY", str(by)).replace("TO", str(to)).replace("WAY", way)
+    text = made_up(
+        f"""
+  %x = f32[8,128]{{1,0}} parameter(0)
+  %first = s32[] {first}
+  %t = (s32[], f32[8,128]) tuple(%first, %x)
+  ROOT %loop = (s32[], f32[8,128]) while(%t), condition=%more, body=%body""",
+        more,
+    )
+    found = count(text, trips=77)
+    assert {one.times for one in found.operations if one.name == "twice"} == {77 if trips is None else trips}
+    assert found.unknown_loops == (() if trips is not None else ("loop",))
 
 
 def test_no_program() -> None:

@@ -86,6 +86,11 @@ def test_supervised_runs_generate_nothing() -> None:
         search(dataclasses.replace(run(), kind="sft"), SLICE, compile_and_weigh=Weighed())
 
 
+def test_chips_without_peaks_are_refused() -> None:
+    with pytest.raises(ValueError, match="the peaks of 'TPU v4' are unknown; known: v5e"):
+        search(run(), "v4:2x2x1", compile_and_weigh=Weighed())
+
+
 @pytest.mark.slow
 def test_with_the_compiler() -> None:
     """All meshes of four chips compile, and every choice has an estimate."""

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from routerl_jax.parallel.chips import CHIPS, Chip, chip_of, rings
+from routerl_jax.parallel.chips import CHIPS, Chip, chip_of, usable_links
 from routerl_jax.parallel.hlo_costs import Collective, Costs, Operation
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training.roofline import estimate
 
-CHIP = Chip(name="made up", flops=100.0, bytes=10.0, link=5.0, axes=0)
+CHIP = Chip(name="made up", peak_flops=100.0, memory_bandwidth=10.0, link_bandwidth=5.0, torus_axes=0)
 PRODUCT = Operation(name="product", flops=200.0, bytes=5.0, times=3)  # 2 s of products, half a second of memory
 NORM = Operation(name="norm", flops=0.0, bytes=10.0, times=3)  # 1 s of memory
-FETCH = Operation(name="fetch", flops=0.0, bytes=20.0, times=3, apart=True)  # 2 s of memory beside the others
+FETCH = Operation(name="fetch", flops=0.0, bytes=20.0, times=3, asynchronous=True)  # 2 s of memory beside the others
 
 
 def gather(sent: float, window: tuple[int, int] = (0, 0), kind: str = "all-gather") -> Collective:
@@ -32,6 +32,18 @@ def test_fetching_ahead_takes_no_time_until_memory_binds() -> None:
     found = estimate(Costs(operations=(PRODUCT, NORM, FETCH), collectives=()), CHIP)
     assert found.seconds == found.memory_s == 10.5
     assert found.bound == "memory"
+
+
+def test_fetching_goes_on_during_collectives() -> None:
+    """9 s of work and 6 s of a gather: 15 s, in which all of the memory's 10.5 s pass."""
+    found = estimate(Costs(operations=(PRODUCT, NORM, FETCH), collectives=(gather(10),)), CHIP)
+    assert (found.exposed_s, found.memory_s, found.seconds) == (6.0, 10.5, 15.0)
+
+
+def test_what_collectives_move_counts_as_bytes() -> None:
+    moving = Collective(kind="all-gather", sent=10, members=(0, 1), times=3, window=(0, 0), moved=40)
+    found = estimate(Costs(operations=(NORM,), collectives=(moving,)), CHIP)
+    assert (found.hbm_bytes, found.memory_s, found.seconds) == (150.0, 15.0, 15.0)
 
 
 def test_collectives_hide_behind_what_lies_between_and_only_once() -> None:
@@ -63,16 +75,26 @@ def test_axes_of_the_mesh_are_named() -> None:
             Collective(kind="all-reduce", sent=1.0, members=tuple(range(8)), times=1, window=(0, 0)),
         ),
     )
-    found = estimate(costs, CHIP, mesh)
+    found = estimate(costs, CHIP, mesh, name="update")
     assert list(found.traffic) == ["all-gather/fsdp", "all-reduce/fsdp+tensor", "all-reduce/tensor"]
     assert found.bound == "network"
     assert "mesh.tensor" in found.hint
 
 
 def test_more_is_computed_than_needed() -> None:
-    found = estimate(Costs(operations=(PRODUCT,), collectives=()), CHIP, useful=450.0)
+    found = estimate(Costs(operations=(PRODUCT,), collectives=()), CHIP, useful=450.0, name="update")
     assert "33% more FLOPs than needed" in found.hint
     assert "remat" in found.hint
+
+
+@pytest.mark.parametrize("name", ["encode", "prefill", "decode"])
+def test_settings_of_the_learner_are_no_hint_for_the_engine(name: str) -> None:
+    for costs in (
+        Costs(operations=(PRODUCT,), collectives=()),
+        Costs(operations=(NORM,), collectives=()),
+        Costs(operations=(), collectives=(gather(1e9),)),
+    ):
+        assert "learner." not in estimate(costs, CHIP, useful=450.0, name=name).hint
 
 
 def place(*coords: int) -> SimpleNamespace:
@@ -82,14 +104,14 @@ def place(*coords: int) -> SimpleNamespace:
 def test_links_that_a_group_can_use() -> None:
     """Both directions where the group spans an axis whose ends are joined, else one; every axis has its own."""
     v5e, pod = CHIPS["v5e"], [place(x, y, 0) for x in range(16) for y in range(16)]
-    assert rings(v5e, pod[:16], pod) == 2  # one whole column
-    assert rings(v5e, pod, pod) == 4
-    assert rings(v5e, pod[:4], pod) == 1  # a part of it
+    assert usable_links(v5e, pod[:16], pod) == 2  # one whole column
+    assert usable_links(v5e, pod, pod) == 4
+    assert usable_links(v5e, pod[:4], pod) == 1  # a part of it
     small = [place(x, y, 0) for x in range(4) for y in range(4)]
-    assert rings(v5e, small, small) == 2  # no links from end to end
+    assert usable_links(v5e, small, small) == 2  # no links from end to end
     cube = [place(x, y, z) for x in range(4) for y in range(4) for z in range(4)]
-    assert rings(CHIPS["v5p"], cube, cube) == 6
-    assert rings(CHIPS["H100"], small, small) == 1
+    assert usable_links(CHIPS["v5p"], cube, cube) == 6
+    assert usable_links(CHIPS["H100"], small, small) == 1
 
 
 @pytest.mark.parametrize(
@@ -106,4 +128,8 @@ def test_devices_have_their_chip(kind: str, name: str) -> None:
     chip = chip_of(SimpleNamespace(device_kind=kind))
     assert chip is not None
     assert (chip.name, chip.source[:8]) == (name, "https://")
-    assert chip_of(SimpleNamespace(device_kind="cpu")) is None
+
+
+@pytest.mark.parametrize("kind", ["cpu", "TPU v4", "NVIDIA GH200 480GB", "NVIDIA H100 PCIe"])
+def test_other_devices_have_none(kind: str) -> None:
+    assert chip_of(SimpleNamespace(device_kind=kind)) is None

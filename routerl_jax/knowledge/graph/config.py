@@ -29,7 +29,7 @@ class GraphConfig:
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`), "hipporag" (`corpus` is a
     # working directory of HippoRAG 2, whose passages, triples and vectors are taken; knowledge.graph.hipporag)
     extractor: str = "rules"

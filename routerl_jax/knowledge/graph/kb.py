@@ -52,7 +52,7 @@ class WalkSettings:
     phrase_weights: PhraseWeights = "average"
     passage_weight: float = 0.05  # of the dense scores of passages (0..1) beside those of facts
     damping: BelowOne = 0.5  # probability of walking on
-    tolerance: float = 1e-6  # of the ranks; below 2e-7 they are computed in float64
+    tolerance: float = 1e-6  # tolerance of the ranks; below 2e-7 they are computed in float64
     backend: str = "auto"  # "host", "device", or "auto": the device unless it is a CPU
     filter: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # with a `model`: recognition filter
 

@@ -52,7 +52,7 @@ class PagesConfig:
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
     kind: str = "pages"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
@@ -82,11 +82,11 @@ class OcrConfig:
 
     corpus: str = ""  # as in PagesConfig
     kind: str = "ocr"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
-    encoder: str = ""  # of that knowledge base, where it has one; default: its own
-    index: str = ""  # likewise
+    encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
+    index: str = ""  # index of that knowledge base, likewise
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:

@@ -175,7 +175,7 @@ class _Build:
         )
 
     def _passages(self, bar: Bar) -> Iterator[Passage]:
-        """Passages in order; their pictures are written on the way."""
+        """Passages in order. Their pictures are written meanwhile."""
         problems, row = Problems(self._config.on_error), 0
         with PictureJournal(self._writer.progress / _JOURNAL, self._files) as journal:
             for entry in read_pictures(self._config.corpus, problems):

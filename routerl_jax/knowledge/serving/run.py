@@ -1,4 +1,4 @@
-"""Running the application of served knowledge bases: what it says of itself, and how it ends."""
+"""Runs the application of served knowledge bases. Running requests are finished at the end."""
 
 from __future__ import annotations
 

@@ -17,17 +17,17 @@ class TreeConfig:
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "tree"  # of knowledge base
-    name: str = ""  # what the knowledge base calls itself; default: the name of its directory
+    name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # writes the summaries
     summary_words: Size = 100  # words of a summary, in the prompt; the answer may have twice as many tokens
     read_words: Size = 2500  # most words of the texts of one summary (RAPTOR: 3,500 tokens)
     dimensions: Size = 10  # principal components in which texts are grouped
-    most_clusters: Size = 50  # of one mixture of Gaussians; their number is BIC's choice
-    share: PositiveFraction = 0.1  # probability above which a text is in a group, beside its likeliest one
-    levels: Size = 5  # of summaries, at most; fewer where no more than `dimensions` + 1 texts are left
+    most_clusters: Size = 50  # most clusters of one mixture of Gaussians; BIC chooses the number
+    share: PositiveFraction = 0.1  # probability above which a text is in a group; it is always in its likeliest one
+    levels: Size = 5  # most levels of summaries; fewer if at most `dimensions` + 1 texts are left
     # share of a level's summaries that may fail; beyond it the build stops, to be resumed
     max_failures: Fraction = 0.05
-    seed: Seed = 0  # of the clusters
+    seed: Seed = 0  # seed of the clusters
     # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole (RAPTOR: 100 tokens)
     passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept

@@ -34,7 +34,7 @@ class ReaderConfig:
     """The reader of pages."""
 
     kind: Literal["local", "jina"] = "local"  # local: this program reads and extracts them; jina: Jina's reader does
-    url: str = ""  # jina: of the service; empty: https://r.jina.ai
+    url: str = ""  # jina: URL of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
     timeout: Positive = 20.0  # seconds for one page, redirects included (jina: one attempt)
     retries: Count = 1  # jina
@@ -59,10 +59,10 @@ class SummaryConfig:
     instruction: Literal["relevant", "general"] = "relevant"
     # whose question: the search's own query, or the user's, where a query carries it (core.types.TextAndImage.question)
     about: Literal["query", "question"] = "query"
-    sentences: Size = 5  # of a summary
-    max_chars: Size = 30_000  # of the page that the model reads (MMSearch-R1, appendix C)
+    sentences: Size = 5  # sentences of a summary
+    max_chars: Size = 30_000  # most characters of the page that the model reads (MMSearch-R1, appendix C)
     max_tokens: Size = 512  # of a reply
-    extract_chars: Size = 1_200  # of a summary, and of the page's beginning where there is none
+    extract_chars: Size = 1_200  # most characters of a summary, or of the page's beginning without one
     timeout: Positive = 60.0  # seconds for one page
 
 
@@ -103,7 +103,7 @@ class WebConfig:
     """A web knowledge base: MMSearch-R1's text search by default, its image search with mode="image"."""
 
     kind: str = "web"  # of knowledge base
-    name: str = "web"  # what the knowledge base calls itself
+    name: str = "web"  # name of the knowledge base
     mode: Literal["text", "image"] = "text"  # image: reverse image search, thumbnails with titles
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     reader: ReaderConfig = dataclasses.field(default_factory=ReaderConfig)

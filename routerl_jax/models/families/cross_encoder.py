@@ -51,7 +51,7 @@ def cross_encoder_rules(config: EncoderConfig) -> Rules:
 
 
 def _complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> EncoderConfig:
-    """With the length of texts that the directory's files name."""
+    """The config with the length of texts from the directory's files."""
     length = sentence.read_texts(directory, config.max_length).get("text_length")
     return dataclasses.replace(config, text_length=length)
 
