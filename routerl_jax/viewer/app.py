@@ -139,8 +139,8 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
     def columns(request: Request) -> dict[str, Any]:
-        after, mark = (_whole(request.query_params.get(name, "0")) for name in ("after", "mark"))
-        return curves(request).columns(after, mark)
+        given = request.query_params
+        return curves(request).columns(_whole(given.get("after", "0")), given.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -40,6 +40,7 @@ def row_of(index: Index, key: str) -> int:
 def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
     """A row of a list of episodes."""
     one = rows[row]
+    question, text = index.questions.all[one["question"]]
     kbs = [name for number, name in enumerate(index.kbs.all) if int(one["kbs"]) >> min(number, _BITS) & 1]
     return {
         "key": key_of(index, row),
@@ -47,8 +48,8 @@ def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
         "source": index.sources.all[one["source"]],
         "step": int(one["step"]),
         "sample": int(one["sample"]),
-        "id": index.questions.all[one["question"]],
-        "question": index.texts[one["question"]],
+        "id": question,
+        "question": text,
         "answer": index.answers[row],
         "reward": _number(one["reward"]),
         "advantage": _number(one["advantage"]),
@@ -60,7 +61,7 @@ def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
         "forked": bool(one["forked"]),
         "kbs": kbs,
         "failures": [name for bit, name in enumerate(FAILURES) if int(one["failures"]) >> bit & 1],
-        "datasets": sorted(index.dataset_sets[one["datasets"]]),
+        "datasets": sorted(index.dataset_sets.all[one["datasets"]]),
     }
 
 
@@ -128,7 +129,7 @@ def _numbered(value: Any, numbers: dict[str, int]) -> Any:
     if isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
-            if key == "images":
+            if key == "images" and isinstance(item, list):
                 made[key] = [_number_of(image, numbers) for image in item]
             elif key == "image" and "tool" not in value:
                 made[key] = _number_of(item, numbers)

@@ -120,7 +120,8 @@ def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.n
     for column, (least, most) in chosen.ranges.items():
         made[column] = (rows[column] >= np.asarray(least, np.float32)) & (rows[column] <= np.asarray(most, np.float32))
     if chosen.question:
-        made["question"] = rows["question"] == index.questions.find(chosen.question)
+        numbers = [number for number, (name, _) in enumerate(index.questions.all) if name == chosen.question]
+        made["question"] = np.isin(rows["question"], numbers)
     if chosen.text:
         made["text"] = index.with_text(chosen.text, rows)
     return made
@@ -153,9 +154,9 @@ def facets(
     def others(name: str, column: str) -> np.ndarray:
         return rows[column][passing(made, name)]
 
-    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets))
+    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets.all))
     of_set: dict[str, int] = {}
-    for names, count in zip(index.dataset_sets, sets.tolist()):
+    for names, count in zip(index.dataset_sets.all, sets.tolist()):
         for name in names:
             of_set[name] = of_set.get(name, 0) + count
     kbs, failed, correct = others("kb", "kbs"), others("failure", "failures"), others("correct", "correct")

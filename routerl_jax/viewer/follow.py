@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import threading
@@ -81,8 +83,8 @@ class Follower:
         while not self._ended.is_set():
             try:
                 self.look()
-            except OSError as error:
-                logging.warning("%s", error)
+            except Exception:  # the page goes on with what it has
+                logging.exception("the index could not be brought up to date; next try in %g s", _PAUSE)
             self._ended.wait(_PAUSE)
 
     def _read(self, number: int, run: Run, path: pathlib.Path, source: str) -> None:
@@ -132,15 +134,20 @@ def _whole_lines(file: Any, known: _File) -> Iterator[tuple[int, int, bytes]]:
 def _record(content: bytes) -> Any:
     try:
         return orjson.loads(content)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError:  # it knows no NaN, which the numbers of a run that goes wrong may be
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(content)
         return None
 
 
 def read_record(place: Place) -> dict[str, Any]:
     """The record that stands there. Raises ValueError if it no longer does."""
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        record = _record(file.read(place.size))
+    try:
+        with place.path.open("rb") as file:
+            file.seek(place.offset)
+            record = _record(file.read(place.size))
+    except OSError as error:
+        raise ValueError(f"{place.path}: can't be read ({error.strerror}); reload the page") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place.path}, line {place.line + 1}: the record has changed meanwhile; reload the page")
     return record

@@ -77,15 +77,15 @@ def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
     return Summary(
         question=str(record["id"]),
         text=record["question"],
-        sample=int(record["sample"]),
-        step=int(record.get("step", -1)),
+        sample=_count(record["sample"]),
+        step=_count(record.get("step", -1)),
         reward=_number(rewards.get("total")),
         advantage=_number(record.get("advantage")),
         correct=int(_right(record["prediction"], golds, normalizer)) if golds else -1,
-        trained=int(record.get("trained", -1)),
+        trained=int(bool(record["trained"])) if "trained" in record else -1,
         turns=len(turns),
         searches=len(calls),
-        tokens=sum(turn["tokens"] for turn in turns),
+        tokens=_count(sum(turn["tokens"] for turn in turns)),
         forked=bool(record.get("branches")),
         kbs=frozenset(call["tool"] for call in calls),
         failures=frozenset(_failures(record, calls, actions)),
@@ -124,6 +124,12 @@ def _datasets(metadata: Mapping[str, Any]) -> list[str]:
 @functools.lru_cache(65536)
 def _right(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
     return exact_match(prediction, list(golds), normalizer)
+
+
+def _count(value: Any) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{value!r} is no number that the index can hold")
+    return int(value)
 
 
 def _number(value: Any) -> float:

@@ -157,6 +157,24 @@ def test_keys_tokens_and_groups(page: Any, url: str) -> None:
     assert page.locator(".compare > .asked").inner_text() == "Which animal is a?"
 
 
+def test_escape_closes_the_help_and_nothing_else(page: Any, url: str) -> None:
+    page.goto(f"{url}#/episodes?question=a")
+    total(page, 3)
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#help").wait_for(state="hidden")
+    assert "question=a" in page.url
+
+
+def test_a_tip_goes_with_what_it_is_of(page: Any, url: str) -> None:
+    page.goto(f"{url}#/episodes?question=a&tab=tokens&source=training&order=old")
+    page.locator(".stream .sampled").first.hover()
+    page.locator("#tip").wait_for(state="visible")
+    page.keyboard.press("j")
+    page.locator("#tip").wait_for(state="hidden")
+
+
 def test_pages_with_boxes(page: Any, url: str) -> None:
     page.goto(f"{url}#/episodes?question=page&tab=pictures")
     box = page.locator(".look .box")

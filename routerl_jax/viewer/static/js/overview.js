@@ -30,10 +30,11 @@ export class Overview {
     this.busy = true;
     try {
       await Promise.all(state.runs.map((run) => this.fetch(run.name)));
+      if (this.closed) return;
       this.charts.draw(state.runs.filter((run) => run.rows).map((run) => ({ name: run.name, ...this.metrics.get(run.name) })));
       const told = await Promise.all(state.runs.filter((run) => run.rows).map(async (run) => (
         { name: run.name, ...(await get("/api/health", [["run", run.name]])) })));
-      drawHealth(this.health, told);
+      if (!this.closed) drawHealth(this.health, told);
       this.known = now;
     } finally {
       setTimeout(() => { this.busy = false; }, DRAWN);
@@ -41,7 +42,7 @@ export class Overview {
   }
 
   async fetch(name) {
-    const had = this.metrics.get(name) || { mark: 0, count: 0, steps: [], stages: [], values: {} };
+    const had = this.metrics.get(name) || { mark: "", count: 0, steps: [], stages: [], values: {} };
     const more = await get("/api/metrics", [["run", name], ["after", had.count], ["mark", had.mark]]);
     const kept = more.first;
     const steps = had.steps.slice(0, kept).concat(more.steps);
@@ -58,6 +59,7 @@ export class Overview {
   }
 
   close() {
+    this.closed = true; // what is asked for by now comes too late
     this.charts.close();
   }
 }
