@@ -13,11 +13,11 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.generation.loop import EngineLoop
-from routerl_jax.models.images import image_bytes, is_url
+from routerl_jax.models.images import check_image, image_bytes, is_url
 from routerl_jax.serving.errors import ApiError, invalid
 from routerl_jax.serving.prompts import parts
 from routerl_jax.serving.protocol import ChatRequest, Writing, read_chat
-from routerl_jax.serving.replies import new_head, usage
+from routerl_jax.serving.replies import new_head, no_usage, usage
 from routerl_jax.serving.writer import Queue
 
 
@@ -75,7 +75,9 @@ class AnswererModel:
             if self._loop.engine.images is None:
                 raise invalid(f"{part.where}: the model sees no pictures", part.where)
             try:
-                images.append(image_bytes(part.uri, part.where))
+                content = image_bytes(part.uri, part.where)
+                check_image(content, name=part.where)
+                images.append(content)
             except ValueError as error:
                 raise invalid(str(error), part.where) from error
         question = "".join(texts).strip()
@@ -157,7 +159,7 @@ class Attempts:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self.head, "object": "chat.completion.chunk", "choices": choices}
+        return {**self.head, "object": "chat.completion.chunk", "choices": choices, **no_usage(self.writing)}
 
     def _finish(self, index: int) -> str:
         episode = self.episodes[index]

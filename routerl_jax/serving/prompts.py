@@ -18,10 +18,16 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What is to be gone on with. `images`: `data:` URIs, one for each image's mark."""
+    """What is to be gone on with.
+
+    Attributes:
+      images: `data:` URIs, one for each image's mark.
+      field: of the request, from which it is.
+    """
 
     ids: Sequence[int]
     images: Sequence[str] = ()
+    field: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +84,7 @@ class Prompts:
             raise invalid("the prompt is empty", "prompt")
         if odd := next((one for one in ids if not 0 <= one < self.size), None):
             raise invalid(f"prompt: there is no token {odd}; ids are from 0 to {self.size - 1}", "prompt")
-        return Prompt(ids=ids)
+        return Prompt(ids=ids, field="prompt")
 
     def of_chat(self, request: ChatRequest) -> Prompt:
         """Messages in the model's chat template. Raises ApiError."""
@@ -94,11 +100,14 @@ class Prompts:
             raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
         try:
             ids = self.tokenizer.chat(
-                messages, continue_final=request.continue_final, tools=request.tools, settings=request.template
+                messages,
+                continue_final=request.continue_final,
+                tools=self._plain_all(request.tools),
+                settings=request.template,
             )
         except Exception as error:  # templates raise what they like
             raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
-        return Prompt(ids=ids, images=images)
+        return Prompt(ids=ids, images=images, field="messages")
 
     def _message(self, message: Mapping[str, Any], where: str, images: list[str]) -> dict[str, Any]:
         role = _ROLES.get(str(message.get("role")))
@@ -135,13 +144,13 @@ class Prompts:
         arguments = function.get("arguments") or "{}"
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise invalid(f"{where}.function.arguments is no JSON: {error}", where) from error
-        return {"type": "function", "function": {"name": function["name"], "arguments": self._plain_all(arguments)}}
+        return {"type": "function", "function": self._plain_all({"name": function["name"], "arguments": arguments})}
 
     def _plain_all(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: self._plain_all(one) for key, one in value.items()}
+            return {self._plain(key): self._plain_all(one) for key, one in value.items()}
         if isinstance(value, list):
             return [self._plain_all(one) for one in value]
         return self._plain(value) if isinstance(value, str) else value

@@ -132,7 +132,10 @@ def _writing(fields: Fields, temperature: float, **known: Any) -> Writing:
     options = fields.mapping("stream_options")
     if options and not stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    usage = Fields(options).flag("include_usage")
+    streaming = Fields(options)
+    usage = streaming.flag("include_usage")
+    streaming.take("include_obfuscation")  # says nothing of what is to be written
+    streaming.end()
     writing = Writing(
         model=model,
         n=n,

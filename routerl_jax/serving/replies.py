@@ -28,6 +28,11 @@ def usage(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
+def no_usage(writing: Writing) -> dict[str, None]:
+    """The field of all chunks but the last, where numbers of tokens are asked for."""
+    return {"usage": None} if writing.usage else {}
+
+
 @dataclasses.dataclass(kw_only=True)
 class Replies:
     """The replies to one request.
@@ -44,6 +49,8 @@ class Replies:
     head: dict[str, Any] = dataclasses.field(default_factory=dict)
     # what has come of every choice, and what was fed for every prompt
     choices: dict[int, Piece] = dataclasses.field(default_factory=dict)
+    # of every choice, how many letters of its tokens' own texts have been sent
+    sent: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head = new_head("chatcmpl" if self.chat else "cmpl", self.writing.model)
@@ -101,7 +108,7 @@ class Replies:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": choices}
+        return {**self.head, "object": kind, "choices": choices, **no_usage(self.writing)}
 
     def _choice(self, piece: Piece, whole: bool) -> dict[str, Any]:
         """A choice, or what is new of one."""
@@ -143,11 +150,11 @@ class Replies:
     def _text_logprobs(self, piece: Piece, whole: bool) -> dict[str, Any]:
         """Offsets are those of the tokens' own texts, one after the other: of a piece in all of its choice."""
         tokens = [_shown(self._bytes(token)) for token in piece.tokens]
-        before = () if whole else self.choices[piece.index].tokens[: -len(piece.tokens)]
-        at, offsets = sum(len(_shown(self._bytes(token))) for token in before), []
+        at, offsets = 0 if whole else self.sent.get(piece.index, 0), []
         for token in tokens:
             offsets.append(at)
             at += len(token)
+        self.sent[piece.index] = at
         tops = [{_shown(self._bytes(one)): max(value, _LEAST) for one, value in top} for top in piece.tops]
         return {
             "tokens": tokens,

@@ -125,9 +125,9 @@ class Writer:
                 f"this model's maximum context length is {engine.max_length} tokens, one of which is to be written, and the "
                 f"prompt has {len(prompt.ids)}{pictures}"
             )
-            raise ApiError(400, "context_length_exceeded", said, "messages") from error
+            raise ApiError(400, "context_length_exceeded", said, prompt.field) from error
         except ValueError as error:
-            raise invalid(str(error.__cause__ or error), "messages") from error  # the cause does not name the stream
+            raise invalid(str(error.__cause__ or error), prompt.field) from error  # the cause does not name the stream
         try:
             engine.request(
                 stream,

@@ -133,6 +133,18 @@ def test_refusals(scripted: tuple[Server, dict[str, Any], Any], changes: dict[st
         client.completions.create(model="answers", prompt="x")
 
 
+def test_what_is_no_picture_is_the_clients_mistake(
+    scripted: tuple[Server, dict[str, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _, engine = scripted
+    monkeypatch.setattr(engine, "images", object(), raising=False)  # it sees
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
+    with pytest.raises(openai.BadRequestError, match="not an image") as caught:
+        server.client().chat.completions.create(model="answers", messages=messages)
+    assert caught.value.param == "messages[0].content[1]"
+
+
 class Reader(Agent):
     """Searches for what it writes first, and answers with what it writes then."""
 
