@@ -1,4 +1,4 @@
-"""From the messages of a request to what the engine takes: token ids, and what to see at its images."""
+"""From the texts and messages of a request to what the engine takes: token ids and pictures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What is to be gone on with.
+    """A prompt for the engine.
 
     Attributes:
-      images: `data:` URIs, one for each image's mark.
-      field: of the request, from which it is.
+      images: pictures as `data:` URIs, one for each mark of an image among the ids.
+      field: the field of the request that it comes from.
     """
 
     ids: Sequence[int]
@@ -32,7 +32,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture in a message, as a `data:` URI, and which part of the request it is."""
+    """A picture in a message: its `data:` URI, and its place in the request for errors."""
 
     uri: str
     where: str
@@ -67,9 +67,9 @@ class Prompts:
     """Makes prompts for one policy.
 
     Attributes:
-      reader: how it sees pictures; None if it sees none.
-      size: of its vocabulary.
-      tags: of its own protocol: of all special tokens in a message these alone are read as such; others are text.
+      reader: processes pictures; None if the policy sees none.
+      size: number of ids in the vocabulary.
+      tags: special tokens that messages may hold: those of the policy's own protocol. Others become plain text.
     """
 
     tokenizer: Tokenizer
@@ -78,7 +78,7 @@ class Prompts:
     tags: Collection[str] = ()
 
     def of_text(self, prompt: str | list[int]) -> Prompt:
-        """A text, special tokens included, or token ids. Raises ApiError."""
+        """The prompt of a text or of token ids. Special tokens in the text are special tokens. Raises ApiError."""
         ids = self.tokenizer.encode_prompt(whole_letters(prompt)) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
@@ -87,7 +87,7 @@ class Prompts:
         return Prompt(ids=ids, field="prompt")
 
     def of_chat(self, request: ChatRequest) -> Prompt:
-        """Messages in the model's chat template. Raises ApiError."""
+        """The prompt of messages, in the model's chat template. Raises ApiError."""
         if not self.tokenizer.has_chat_template:
             raise invalid(
                 "the model's tokenizer has no chat template: ask /v1/completions with its own text", "messages"
@@ -137,7 +137,7 @@ class Prompts:
         return "".join(said)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
-        """A call that the policy made before; its arguments as templates take them, not as the JSON in a string that came."""
+        """An earlier call of the policy. Templates take its arguments as an object; requests have them as a string of JSON."""
         if not (isinstance(call, dict) and _names_function(call)):
             raise invalid(f"{where} must have a function with a name and arguments", where)
         function = call["function"]

@@ -21,7 +21,7 @@ _KEYS = [form.key for form in FORMS.values()]
 
 
 def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """What a reply says beside its calls, and the calls as the OpenAI protocol has them, in order.
+    """The text of a reply without its calls, and the calls as the OpenAI protocol has them, in order.
 
     Hermes: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, any number of them among other text. Llama 3: the whole
     reply is `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, several with `;` between them. Text that has
@@ -41,7 +41,7 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _split(text: str) -> list[str]:
-    """JSON objects with `;` between them; one piece that is no JSON where there is anything else."""
+    """The JSON objects of a text that has `;` between them; the text itself if it has another form."""
     decoder, parts, at = json.JSONDecoder(), [], 0
     while at < len(text):
         try:
@@ -58,7 +58,7 @@ def _split(text: str) -> list[str]:
 
 
 def _call(text: str) -> dict[str, Any] | None:
-    """A call out of its JSON; None if it is none."""
+    """The call of a JSON text; None if it is no call."""
     try:
         said = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):

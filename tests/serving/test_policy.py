@@ -78,7 +78,7 @@ def test_64_clients_at_once_get_what_each_would_get_alone(server: Server) -> Non
     assert asyncio.run(ask_all()) == alone
     assert len(set(alone)) > 60
     assert sum(counts) > 3 * 32
-    assert server.queue.open == 0
+    assert server.admission.open == 0
 
 
 def test_pieces_are_the_whole(server: Server) -> None:
@@ -242,7 +242,7 @@ def test_refusals_are_of_the_protocol(
         assert caught.value.code == code
         assert re.fullmatch(param, caught.value.param)
         assert message in str(caught.value)
-    assert server.queue.open == 0
+    assert server.admission.open == 0
 
 
 def test_a_text_that_is_too_long_is_its_prompts_fault(server: Server) -> None:
@@ -315,11 +315,11 @@ def test_clients_that_have_gone_give_their_rows_back(server: Server) -> None:
             assert next(iter(streams[-1])).choices[0].delta.content == ""
         working.set()
         wait_until(lambda: held)
-        assert (held, server.queue.open) == ([8], 8)
+        assert (held, server.admission.open) == ([8], 8)
         decoded = engine.stats.decoded_tokens
         for stream in streams:
             stream.close()
-        wait_until(lambda: server.queue.open == 0 and not engine._streams)
+        wait_until(lambda: server.admission.open == 0 and not engine._streams)
         assert engine.stats.decoded_tokens == decoded
     finally:
         del engine.step
