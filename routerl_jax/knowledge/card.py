@@ -1,4 +1,4 @@
-"""The card of a knowledge base, README.md in its directory: what it holds, how it was made, how it is opened."""
+"""The card of a knowledge base (README.md in its directory): what it holds, how it was built, how to open it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CARD = "README.md"
 
 
 def write_card(directory: str | pathlib.Path) -> None:
-    """Writes the card beside the manifest that it is made of. Of paths on this machine it has the last part alone."""
+    """Writes the card from the manifest in the same directory. It names only the last part of paths on this machine."""
     place = pathlib.Path(directory).expanduser()
     manifest = Manifest.read(place)
     passages = f"{manifest.count:,}"

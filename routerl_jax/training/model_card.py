@@ -1,4 +1,4 @@
-"""The card of an exported policy, README.md as the hub reads it: how it was made, what it can do, who may use it."""
+"""The model card of an exported policy (README.md for the hub): training, results, licence."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def write_card(
     """Writes `README.md` and, where the run has learning curves, `curve.png` into an exported directory.
 
     Args:
-      workdir: of the run.
-      name: of the policy; the card's heading, and what its example loads.
-      sees: it takes pictures.
+      workdir: the run's directory.
+      name: the policy's name, for the heading and the example.
+      sees: whether the policy takes pictures.
       step: the checkpoint that was exported; None: the finished policy.
-      adapter: it is an adapter for peft.
-      licence: of the weights, in the hub's words; default: the base's, as far as its directory says so.
+      adapter: whether it is an adapter for peft.
+      licence: the licence of the weights, as the hub names it; default: that of the base model, if its directory says.
     """
     curve = workdir / "figures" / "learning_curves.png"
     if curve.is_file():
@@ -62,7 +62,7 @@ def write_card(
 
 
 def licence_of(base: str) -> str:
-    """The licence of a base model in the hub's words: of its card, if its directory has one; "" where nobody says."""
+    """The licence of a base model as the hub names it, from the card in its directory; "" if there is none."""
     if base in _LICENCES:
         return _LICENCES[base]
     card = pathlib.Path(base).expanduser() / CARD
@@ -93,7 +93,7 @@ def _head(config: TrainConfig, sees: bool, adapter: bool, licence: str) -> dict[
 
 
 def hub_id(base: str) -> str:
-    """What the hub calls a base model; "" of a directory, packaged or random weights."""
+    """The hub's id of a base model; "" for a directory, and for packaged or random weights."""
     known = _IDS.get(base, "")
     named = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".") and not pathlib.Path(base).exists()
     return known or (base if named else "")
@@ -165,7 +165,7 @@ def _range(limits: Sequence[int]) -> str:
 
 
 def _results(workdir: pathlib.Path, step: int | None) -> str:
-    """The final table of the run, which is of its finished policy."""
+    """The run's final table of results, which are those of the finished policy."""
     path = workdir / "results.json"
     found = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
     if "sft" in found:

@@ -1,7 +1,7 @@
-"""The ASGI application of the viewer: the page's files, and what it asks for, as JSON.
+"""The ASGI application of the viewer: the files of the page, and its data as JSON.
 
-It only reads. Requests must name a host that it is known by, so that no other site's page can reach it by a name of its own
-(DNS rebinding); the page may run no script but its own files', whatever stands in a record.
+It only reads. A request must name one of its hosts, so that the page of another site can't reach it under a name of its own
+(DNS rebinding). The page may run only its own script files, whatever a record contains.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Viewer:
         return self._curves.setdefault(name, Curves(run))
 
     def state(self) -> dict[str, Any]:
-        """What the page polls: of each run how far it is; the index's version and size."""
+        """What the page polls: the progress of each run, and the version and size of the index."""
         runs = []
         for run in list(self.runs):
             rows, config = self.curves(run.name).rows, run.config()
@@ -81,7 +81,7 @@ class Viewer:
         }
 
     def episodes(self, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """A page of the episodes that pass a filter, counts of what they are, and the milliseconds that this took."""
+        """A page of the episodes that pass a filter, counts for each value of the filters, and the milliseconds it took."""
         started = time.perf_counter()
         chosen = read_filter(query)
         version = self.index.version
@@ -103,7 +103,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
     """The application over these runs; `app.state.viewer` is its Viewer.
 
     Args:
-      hosts: names under which it may be asked; "*" for any.
+      hosts: names that a request may give as its host; "*" for any.
     """
     with needs("the web page", "serve"):
         import orjson
@@ -173,7 +173,7 @@ def _whole(text: str) -> int:
 
 
 class _Guarded:
-    """Adds _HEADERS to every reply; what may change is asked for anew each time."""
+    """Adds _HEADERS to every reply. A reply that does not say how long it may be cached is checked again each time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

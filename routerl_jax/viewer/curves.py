@@ -1,4 +1,4 @@
-"""Metrics of runs as columns, sent on as they grow; and the health panel: what config.watch says of them."""
+"""The metrics of a run as columns, sent as they grow, and the health panel: what config.watch says of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from routerl_jax.training.watch import Alarm, Watch
 from routerl_jax.training.writer import read_metrics
 from routerl_jax.viewer.runs import Run
 
-# Metrics of the health panel, and what each tells; those that config.watch bounds are in it, too.
+# Metrics of the health panel, and what each means. The metrics that config.watch bounds are in the panel, too.
 _VITALS = {
     "reward/total": "mean reward of the step",
     "rollout/frac_reward_zero_std": "groups whose attempts are all rewarded alike: nothing to learn from",
@@ -61,8 +61,8 @@ class Curves:
         return read
 
     def columns(self, after: int, mark: str) -> dict[str, Any]:
-        """Steps and values of every metric, from row `after` on; from the first on if `mark` is not that of the file any more,
-        as when the run was resumed and wrote its last rows anew."""
+        """Steps and values of every metric from row `after` on. From the first row on if the file is no longer the one of
+        `mark`: a resumed run writes its last rows again."""
         stamp, rows = self._latest()
         current = str(stamp[0]) if stamp else ""  # an inode may be larger than numbers of JavaScript are exact
         first = after if mark == current and after <= len(rows) else 0
@@ -80,8 +80,8 @@ class Curves:
     def health(self) -> dict[str, Any]:
         """Alarms and vitals.
 
-        `alarms`: steps at which config.watch stops a run, and why. `vitals`: of each metric its last value, what bounds it,
-        what it tells, and "good", "bad" (out of its bounds now) or "unwatched".
+        `alarms` are the steps at which config.watch stops a run, with the reason. `vitals` has for each metric its last value,
+        its bound, its meaning, and whether it is "good", "bad" (out of its bounds now) or "unwatched".
         """
         stamp, rows = self._latest()
         known = self._health
@@ -114,7 +114,7 @@ def _health(rows: Sequence[Mapping[str, Any]], config: WatchConfig) -> dict[str,
                     "last": _rounded(values[-1]),
                     "recent": [_rounded(value) for value in values[-60:]],
                     "bound": bounds.get(name, ""),
-                    "tells": _VITALS.get(name, ""),
+                    "meaning": _VITALS.get(name, ""),
                     "state": "bad" if values[-1] is None else state,
                 }
             )
@@ -128,7 +128,7 @@ def _health(rows: Sequence[Mapping[str, Any]], config: WatchConfig) -> dict[str,
 
 
 def _alarms(watch: Watch, rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-    """What the watch says of these rows; of an alarm that lasts, its beginning."""
+    """The alarms of these rows. An alarm that lasts is given once, at its beginning."""
     alarms: list[Alarm] = []
     lasting = ""
     for row in rows:

@@ -1,4 +1,4 @@
-"""Fills the index from the runs' files, and goes on as they grow."""
+"""Fills the index from the files of the runs, and follows the files as they grow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PAUSE = 1.0  # seconds between two looks at the files
 
 @dataclasses.dataclass
 class _File:
-    """How far a file was read: its identity, bytes and lines."""
+    """How far a file was read, in bytes and lines, and its inode and time of change then."""
 
     inode: int
     changed: int
@@ -34,14 +34,14 @@ class _File:
 
 
 class Follower:
-    """Looks at the runs' files again and again, in a thread of its own.
+    """A thread that reads the files of the runs, and looks every second for what is new.
 
-    A file that has grown is read on from where it ended (a line that is not whole yet is left for later); one that was written
-    anew is read anew. Controls that a run begins meanwhile are added to `runs`.
+    A file that has grown is read from where it ended; an incomplete last line is left for later. A file that was replaced is
+    read again from its beginning. Controls that a run begins meanwhile are added to `runs`.
 
     Attributes:
-      skipped: of each file, how many of its lines are no episode records.
-      settled: whether all that was there at the first look is in the index.
+      skipped: for each file, the number of its lines that are no episode records.
+      settled: whether the first look at all files is done.
     """
 
     def __init__(self, runs: list[Run], index: Index) -> None:
@@ -141,7 +141,7 @@ def _record(content: bytes) -> Any:
 
 
 def read_record(place: Place) -> dict[str, Any]:
-    """The record that stands there. Raises ValueError if it no longer does."""
+    """The record at a place. Raises ValueError if it is no longer there."""
     try:
         with place.path.open("rb") as file:
             file.seek(place.offset)

@@ -1,4 +1,4 @@
-"""Episodes of all runs as columns, filled in the background while the page is asked; records stay in their files."""
+"""The index of the episodes of all runs, as columns of numbers. It grows in the background; records stay in their files."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Names(Generic[K]):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a record stands: which line of a file of a run, from which byte on, and of how many bytes."""
+    """The place of a record: its run, file, line, first byte and number of bytes."""
 
     run: int
     source: str
@@ -76,7 +76,7 @@ class Place:
 
 
 class Index:
-    """The columns. One thread adds; any number read, each from a `snapshot`, which later additions leave as it is.
+    """The columns. One thread adds rows. Other threads read a `snapshot`, which later additions do not change.
 
     Attributes:
       runs: by their number in the column `run`.
@@ -103,14 +103,14 @@ class Index:
         return self._count
 
     def add(self, found: Iterable[tuple[Place, Summary, str | None]]) -> None:
-        """Appends episodes: where each is, its summary and its answer."""
+        """Appends episodes, each with its place, summary and answer."""
         with self._lock:
             for place, summary, answer in found:
                 self._append(place, summary, answer)
             self.version += 1
 
     def forget(self, path: pathlib.Path) -> None:
-        """The file was written anew, or is gone: its rows count no more."""
+        """Drops the rows of a file that was replaced or is gone."""
         with self._lock:
             file = self.files.find(str(path))
             rows = self._rows[: self._count]
@@ -128,14 +128,14 @@ class Index:
         return self._lines.get((self.files.find(str(path)), line))
 
     def place(self, row: int) -> Place:
-        """Where a row's record stands."""
+        """The place of a row's record."""
         one = self._rows[row]
         path = pathlib.Path(self.files.all[one["file"]])
         source = self.sources.all[one["source"]]
         return Place(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
 
     def with_text(self, needle: str, rows: np.ndarray) -> Bool[np.ndarray, " R"]:
-        """Which rows say these words, in their own or in a retrieved passage; case does not matter."""
+        """The rows that have these words in their own texts or in a retrieved passage. Case does not matter."""
         needle = needle.lower()
         hits = np.fromiter((needle in text for text in self.said[: len(rows)]), bool, len(rows))
         with self._lock:
@@ -146,7 +146,7 @@ class Index:
         return hits
 
     def bits(self, names: Iterable[str]) -> np.uint64:
-        """Of knowledge bases; names that nothing has searched have none."""
+        """The bits of these knowledge bases in the column `kbs`. Names that no episode has searched have none."""
         numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 

@@ -1,4 +1,4 @@
-"""What the index keeps of an episode record: the numbers that one filters by, and the words that one searches."""
+"""The summary of an episode record for the index: the numbers to filter by, and the words to search."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FAILURES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """An episode in numbers and words.
+    """The numbers and words of an episode.
 
     Attributes:
       reward, advantage: nan where the record has none.
       correct: 1 or 0 by exact match, -1 where there is no gold answer.
-      trained: 1 or 0 whether the episode was learnt from, -1 where the record does not say.
+      trained: 1 if the step learnt from the episode, 0 if not, -1 where the record does not say.
       tokens: sampled tokens of all turns.
       kbs: names of the knowledge bases that were searched.
       failures: of FAILURES.
-      datasets: what the question's metadata says of its data set, kind and type.
+      datasets: data set, kind and type of the question, from its metadata.
       said: question, gold answers, answer, thoughts and queries in lower case.
       passages: texts of the retrieved passages in lower case, titles included.
     """
