@@ -35,7 +35,7 @@ _HEADERS = {
 }
 
 
-class Viewer:
+class ViewerState:
     """The state behind the application: runs, their curves, the index of their episodes."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -51,7 +51,7 @@ class Viewer:
             raise ValueError(f"there is no run {name!r} here; there are: {', '.join(run.name for run in self.runs)}")
         return self._curves.setdefault(name, Curves(run))
 
-    def state(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """What the page polls: the progress of each run, and the version and size of the index."""
         runs = []
         for run in list(self.runs):
@@ -100,7 +100,7 @@ class Viewer:
 
 
 def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")) -> Starlette:
-    """The application over these runs; `app.state.viewer` is its Viewer.
+    """The application over these runs; `app.state.viewer` is its ViewerState.
 
     Args:
       hosts: names that a request may give as its host; "*" for any.
@@ -113,7 +113,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         from starlette.responses import FileResponse, Response
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
-    viewer = Viewer(runs)
+    viewer = ViewerState(runs)
 
     def answer(find: Callable[[Request], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -151,7 +151,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
     app = Starlette(
         routes=[
             Route("/", lambda _: FileResponse(_STATIC / "index.html")),
-            Route("/api/state", answer(lambda _: viewer.state())),
+            Route("/api/state", answer(lambda _: viewer.status())),
             Route("/api/metrics", answer(columns)),
             Route("/api/health", answer(lambda request: curves(request).health())),
             Route("/api/episodes", answer(lambda request: viewer.episodes(request.query_params.multi_items()))),

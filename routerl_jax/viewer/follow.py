@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from absl import logging
 
-from routerl_jax.viewer.index import Index, Place
+from routerl_jax.viewer.index import Index, Location
 from routerl_jax.viewer.runs import Run, controls_of
 from routerl_jax.viewer.summary import Summary, summarise
 
@@ -99,13 +99,13 @@ class Follower:
         if known.changed == status.st_mtime_ns and known.offset == status.st_size:
             return
         known.changed = status.st_mtime_ns
-        batch: list[tuple[Place, Summary, str | None]] = []
+        batch: list[tuple[Location, Summary, str | None]] = []
         with path.open("rb") as file:
             for line, offset, content in _whole_lines(file, known):
                 record = _record(content)
                 try:
                     summary = summarise(record, run.normalizer)
-                    place = Place(number, source, path, line, offset, len(content))
+                    place = Location(number, source, path, line, offset, len(content))
                     batch.append((place, summary, record["prediction"]))
                 except (KeyError, TypeError, AttributeError, ValueError):
                     self.skipped[str(path)] = self.skipped.get(str(path), 0) + 1
@@ -140,7 +140,7 @@ def _record(content: bytes) -> Any:
         return None
 
 
-def read_record(place: Place) -> dict[str, Any]:
+def read_record(place: Location) -> dict[str, Any]:
     """The record at a place. Raises ValueError if it is no longer there."""
     try:
         with place.path.open("rb") as file:

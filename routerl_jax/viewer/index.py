@@ -64,7 +64,7 @@ class Names(Generic[K]):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Location:
     """The place of a record: its run, file, line, first byte and number of bytes."""
 
     run: int
@@ -102,7 +102,7 @@ class Index:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, found: Iterable[tuple[Place, Summary, str | None]]) -> None:
+    def add(self, found: Iterable[tuple[Location, Summary, str | None]]) -> None:
         """Appends episodes, each with its place, summary and answer."""
         with self._lock:
             for place, summary, answer in found:
@@ -127,12 +127,12 @@ class Index:
         """The row of a record; None where the index has none (any more)."""
         return self._lines.get((self.files.find(str(path)), line))
 
-    def place(self, row: int) -> Place:
+    def place(self, row: int) -> Location:
         """The place of a row's record."""
         one = self._rows[row]
         path = pathlib.Path(self.files.all[one["file"]])
         source = self.sources.all[one["source"]]
-        return Place(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
+        return Location(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
 
     def with_text(self, needle: str, rows: np.ndarray) -> Bool[np.ndarray, " R"]:
         """The rows that have these words in their own texts or in a retrieved passage. Case does not matter."""
@@ -150,7 +150,7 @@ class Index:
         numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 
-    def _append(self, place: Place, summary: Summary, answer: str | None) -> None:
+    def _append(self, place: Location, summary: Summary, answer: str | None) -> None:
         row = self._count
         if row == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
