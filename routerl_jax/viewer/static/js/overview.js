@@ -68,12 +68,13 @@ function card(run) {
   const done = run.step === null ? 0 : run.step + 1;
   const left = run.state === "running" && run.steps && run.seconds ? (run.steps - done) * run.seconds : null;
   const facts = [run.recipe, run.model && run.model.split("/").filter(Boolean).slice(-2).join("/"), run.seed === null || run.seed === undefined ? "" : `seed ${run.seed}`];
-  const time = run.state === "running" && run.step !== null
-    ? [`${duration(run.silent)} since the last step`, left ? `, about ${duration(left)} left` : ""]
-    : [run.step === null ? "no step yet" : `last step ${duration(run.silent)} ago`];
+  const time = run.state !== "running" ? `last step ${duration(run.silent)} ago`
+    : `${duration(run.silent)} since the last step${left ? `, about ${duration(left)} left` : ""}`;
+  const far = run.step === null ? (run.state === "running" ? "no step yet" : "no metrics")
+    : `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · ${time}`;
   return h("article", { class: "card", title: run.path },
     h("h2", {}, h("i", { class: `dot ${run.state}` }), run.name, h("span", { class: "faint" }, ` ${run.state}`)),
     h("p", {}, facts.filter(Boolean).join(" · ")),
     run.steps ? h("div", { class: "bar" }, h("div", { style: { width: `${Math.min(100 * done / run.steps, 100)}%` } })) : null,
-    h("p", { class: "faint" }, `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · `, time));
+    h("p", { class: "faint" }, far));
 }
