@@ -1,6 +1,6 @@
-"""An agent that works on questions as they come: its attempts share an engine's rows and batches with whoever else uses it.
+"""An agent that answers questions as they arrive. Its attempts share the engine's rows and batches with all other work.
 
-`agents.driver` runs a known list of attempts in an order that repeats; here each begins when it is asked for, and may be
+`agents.driver` runs a known list of attempts in a fixed order. Here an attempt begins when it is asked for, and may be
 cancelled.
 """
 
@@ -46,7 +46,7 @@ Told = Callable[[Progress], None]
 class LiveAgent:
     """Runs an agent's attempts on an engine's thread.
 
-    Searches that are asked for between two steps of the engine are one batch per knowledge base; they overlap with decoding.
+    All searches between two steps of the engine are one batch per knowledge base. They run while the engine decodes.
 
     Args:
       tools: knowledge bases by the name that the agent uses.
@@ -63,7 +63,8 @@ class LiveAgent:
     async def attempt(
         self, example: Example, sample: int = 0, sampling: Sampling | None = None, told: Told | None = None
     ) -> Episode:
-        """One attempt, as `driver.run` would have it; for `EngineLoop.submit`. Cancelled, it gives back its rows.
+        """One attempt at a question; for `EngineLoop.submit`. Its episode is that of `driver.run`. If it is cancelled, its rows
+        are free.
 
         Args:
           told: called on the engine's thread after each of its steps that the policy wrote in, and before each search.

@@ -1,7 +1,7 @@
-"""How far a job is, for people: bars in terminals and notebooks, plain lines where there is neither, nothing with `--quiet`.
+"""The progress of a job: bars in terminals and notebooks, plain lines elsewhere, nothing with `--quiet`.
 
-Every bar here is a `Bar`. It also tells what is being waited for (`waiting`), and goes on telling while nothing moves. While a
-bar is shown in a terminal, what others write there, warnings say, stands in lines of its own above it.
+Every progress bar is a `Bar`. It also shows what the job waits for (`waiting`), and for how long. While a bar is shown in a
+terminal, other output, such as warnings, is written above it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any
 from absl import logging
 from tqdm.auto import tqdm
 
-LINE_SECONDS = 10.0  # between two lines of a bar that is told in lines, at least
-SILENT_SECONDS = 60.0  # after which such a bar says what it waits for
-_PULSE = 1.0  # seconds between two looks at what has not moved
-_SHOW_WAITING = 2.0  # seconds after which it is said how long, in a terminal
+LINE_SECONDS = 10.0  # least seconds between two lines of a bar that is shown as lines
+SILENT_SECONDS = 60.0  # seconds without a line after which such a bar says what it waits for
+_PULSE = 1.0  # seconds between two updates of a bar that does not move
+_SHOW_WAITING = 2.0  # seconds of waiting from which on they are shown
 _IN_NOTEBOOK = any(one.__module__ == "tqdm.notebook" for one in tqdm.__mro__)
 
 _quiet = False
 _open: list[
     weakref.ref[Bar]
-] = []  # that are shown, in the order in which they began; one that is forgotten closes itself
+] = []  # the bars that are shown, oldest first; weak, so that a bar that nobody holds closes itself
 _waiting: list[_Wait] = []  # innermost last
 _compiling: _Wait | None = None
-_lock = tqdm.get_lock()  # the bars' own: with two of them, threads could wait for each other
+_lock = tqdm.get_lock()  # tqdm's own lock, as with a second one threads could wait for each other
 
 
 class _Wait:
@@ -39,20 +39,20 @@ class _Wait:
 
 
 def be_quiet(quiet: bool = True) -> None:
-    """Shows no bars and notes from here on, or again. Results and warnings are shown all the same."""
+    """Switches bars and notes off, or on again. Results and warnings are always shown."""
     global _quiet
     _quiet = quiet
 
 
 def note(text: str) -> None:
-    """Prints a line about how a job goes, above the bars."""
+    """Prints a line about the progress of a job, above the bars."""
     if not _quiet:
         print(text)
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Says of the bar that is shown what is being waited for: "rollout", "tools", "judge", ... The innermost is told."""
+    """A context in which the bar shows what the job waits for: "rollout", "tools", "judge", ... The innermost is shown."""
     wait = _Wait(what)
     with _lock:
         _waiting.append(wait)
@@ -65,7 +65,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def compiling(now: bool) -> None:
-    """Says that a program is being compiled, or no longer."""
+    """Makes the bar show that a program is being compiled, or no longer."""
     global _compiling
     _compiling = _Wait("compiling") if now else None
 
@@ -120,7 +120,7 @@ class Bar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        """What a bar is drawn of; before it what is being waited for."""
+        """The parts of the drawn bar; its description says what the job waits for."""
         drawn = dict(super().format_dict)
         last = any(bar() is self for bar in _open[-1:])
         if wait := last and (_compiling or next(iter(_waiting[-1:]), None)):
@@ -135,7 +135,7 @@ class Bar(tqdm):
         return not self._in_lines and not _IN_NOTEBOOK
 
     def pulse(self) -> None:
-        """Draws it anew where time alone has changed it; in lines only when it has been silent for long."""
+        """Updates a bar that has not moved; if it is shown as lines, only after `SILENT_SECONDS`."""
         if self.in_terminal or (self._in_lines and time.monotonic() - self._told_at >= SILENT_SECONDS):
             self.refresh()
 
@@ -166,7 +166,7 @@ def _end(bar: Bar) -> None:
 
 
 class _Beside:
-    """While bars are shown: a thread that keeps them telling, and streams that write above them."""
+    """What runs while bars are shown: a thread that updates them, and streams that write above them."""
 
     _done: threading.Event | None = None
     _restore: contextlib.ExitStack | None = None
@@ -200,7 +200,7 @@ class _Beside:
 
 
 class _Above:
-    """A stream whose lines go above the bars; a piece of a line waits for the rest."""
+    """A stream whose lines go above the bars. A part of a line waits for the rest."""
 
     def __init__(self, stream: Any, bars: Any) -> None:
         self.stream, self._bars, self._piece = stream, bars, ""
@@ -235,7 +235,7 @@ def _real(stream: Any) -> Any:
 
 @contextlib.contextmanager
 def _above_bars(name: str, bars: Any) -> Iterator[None]:
-    """Lets everybody who writes to a standard stream write above the bars. absl's handler has taken its stream already."""
+    """Makes all output to a standard stream appear above the bars, also that of absl's handler, which holds the stream."""
     stream = getattr(sys, name)
     above = _Above(stream, bars)
     handler = logging.get_absl_handler().python_handler

@@ -1,6 +1,8 @@
-"""Cleans texts so that every tokenizer, encoder and file takes them."""
+"""Cleans texts so that every tokenizer, encoder and file takes them, and strangers may read them."""
 
 from __future__ import annotations
+
+import re
 
 from routerl_jax.core.types import Passage
 
@@ -11,6 +13,20 @@ def whole_letters(text: str) -> str:
     JSON may contain such halves, from services that cut texts, and no tokenizer takes them.
     """
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+# A URL, which stays; or an absolute path, or one of a home directory, whose last part stays.
+_PATH = re.compile(r"""https?://[^\s"']+|(?:(?<=^)|(?<=[\s"',:(]))~?/(?:[^\s"',:()]*/)?([^\s"',:()/]+)""")
+
+
+def without_directories(text: str) -> str:
+    """The text without the directories of this machine: `/home/me/corpus.jsonl` is `corpus.jsonl`."""
+    return _PATH.sub(lambda found: found[0] if found[1] is None else found[1], text)
+
+
+def markdown_cell(text: str) -> str:
+    """The text as a cell of a Markdown table, where it can neither end the cell nor begin HTML."""
+    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
 def one_line(passage: Passage) -> str:

@@ -1,4 +1,4 @@
-"""One thread that owns an engine: coroutines of many callers hold conversations with it, and share its batches."""
+"""A thread that owns an engine: the coroutines of many callers run on it and share the engine's batches."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from routerl_jax.generation.streams import Generated, Stream
 from routerl_jax.remote.background import BackgroundLoop
 
 T = TypeVar("T")
-# Passes of the event loop between two steps: work that arrived during a step opens its conversation and asks for a turn
-# before the next one.
+# Passes of the event loop between two steps, so that work that arrived during a step requests its turn before the next step.
 _PASSES = 4
 
 
 class EngineLoop:
-    """An event loop on a thread, whose coroutines alone use the engine from now on; nothing of it needs a lock.
+    """An event loop on a thread of its own. Only its coroutines use the engine, so the engine needs no lock.
 
     `submit` a coroutine that opens a stream, requests a turn, awaits `turn` and closes the stream. While any turn is awaited
-    the engine steps; between two steps all coroutines go on. So conversations join those that are being decoded as soon as a
-    row is free, and one that is cancelled gives its row back before the next step.
+    the engine steps; between two steps all coroutines run. So a conversation joins the batch as soon as a row is free, and a
+    coroutine that is cancelled frees its row before the next step.
     """
 
     def __init__(self, engine: Engine, name: str = "engine") -> None:
@@ -39,7 +38,7 @@ class EngineLoop:
         self._stepping: asyncio.Task[None] | None = None
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Starts a coroutine on the engine's thread, from any thread. To cancel the future is to cancel the coroutine."""
+        """Starts a coroutine on the engine's thread, from any thread. Cancelling the future cancels the coroutine."""
         with self._lock:
             if self._thread is None:
                 self._thread = BackgroundLoop(self._name)
@@ -48,21 +47,25 @@ class EngineLoop:
         future.add_done_callback(self._submitted.discard)
         return future
 
-    async def turn(self, stream: Stream, told: Callable[[Generated | None], bool] | None = None) -> Generated | None:
+    async def turn(
+        self, stream: Stream, on_tokens: Callable[[Generated | None], bool] | None = None
+    ) -> Generated | None:
         """The turn that has been requested of a stream.
 
         Args:
-          told: called after each step in which the stream has grown, with the turn if it is over. True: what there is is
-            enough, and the turn is not waited for; the stream can only be closed then.
+          on_tokens: called after each step that added tokens, with the turn if it is over. If it returns True, the turn is not
+            awaited any longer; the stream can only be closed then.
 
         Returns:
-          The turn; None where `told` had enough before its end.
+          The turn; None if `on_tokens` returned True before its end.
 
         Raises:
-          Exception: what the engine raised in a step; all turns that are awaited end with it. Or what `told` raised.
+          Exception: what the engine raised in a step, which ends all turns that are awaited; or what `on_tokens` raised.
         """
         future: asyncio.Future[Generated | None] = asyncio.get_running_loop().create_future()
-        self._awaited[id(stream)] = _Awaited(stream=stream, future=future, told=told, length=len(stream.ledger))
+        self._awaited[id(stream)] = _Awaited(
+            stream=stream, future=future, on_tokens=on_tokens, length=len(stream.ledger)
+        )
         if self._stepping is None:
             self._stepping = asyncio.get_running_loop().create_task(self._step_on())
         try:
@@ -71,7 +74,7 @@ class EngineLoop:
             self._awaited.pop(id(stream), None)
 
     def close(self) -> None:
-        """Ends the thread, after what has been submitted. What is submitted later starts another."""
+        """Ends the thread when all coroutines are done. A later `submit` starts another thread."""
         with self._lock:
             if self._thread is not None:
                 concurrent.futures.wait(list(self._submitted))
@@ -101,24 +104,24 @@ class EngineLoop:
                 one.fail(error)
             return
         for key, one in self._awaited.items():
-            one.tell(finished.get(key))
+            one.notify(finished.get(key))
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Awaited:
     stream: Stream
     future: asyncio.Future[Generated | None]
-    told: Callable[[Generated | None], bool] | None
-    length: int  # of the ledger, as far as it was told
+    on_tokens: Callable[[Generated | None], bool] | None
+    length: int  # tokens of the ledger at the last call of on_tokens
 
-    def tell(self, generated: Generated | None) -> None:
+    def notify(self, generated: Generated | None) -> None:
         if self.future.done():  # cancelled
             return
         enough = False
-        if self.told is not None and (generated is not None or len(self.stream.ledger) > self.length):
+        if self.on_tokens is not None and (generated is not None or len(self.stream.ledger) > self.length):
             self.length = len(self.stream.ledger)
             try:
-                enough = self.told(generated)
+                enough = self.on_tokens(generated)
             except Exception as error:
                 self.fail(error)
                 return

@@ -1,4 +1,4 @@
-"""The card of a knowledge base, README.md in its directory: what it holds, how it was made, how it is opened."""
+"""The card of a knowledge base (README.md in its directory): what it holds, how it was built, how to open it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Mapping
 
 from routerl_jax.core.files import write_whole
+from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.store import Manifest
 
@@ -14,7 +15,7 @@ CARD = "README.md"
 
 
 def write_card(directory: str | pathlib.Path) -> None:
-    """Writes the card beside the manifest that it is made of. Of paths on this machine it has the last part alone."""
+    """Writes the card from the manifest in the same directory. It names only the last part of paths on this machine."""
     place = pathlib.Path(directory).expanduser()
     manifest = Manifest.read(place)
     passages = f"{manifest.count:,}"
@@ -23,21 +24,20 @@ def write_card(directory: str | pathlib.Path) -> None:
     rows = {
         "kind": manifest.kind,
         "passages": passages if manifest.stored else "none of its own; it asks others",
-        "corpus": _short(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
+        "corpus": without_directories(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
         "corpus sha256": manifest.corpus_sha256,
         "made": manifest.created,
         "times updated": str(manifest.updates or ""),
     }
     if embedding := manifest.embedding:
         rows |= {
-            "encoder": f"{_short(embedding.encoder)}, {embedding.dim} wide, {embedding.dtype}",
+            "encoder": f"{without_directories(embedding.encoder)}, {embedding.dim} wide, {embedding.dtype}",
             "encoder digest": embedding.digest,
             "put before queries": json.dumps(embedding.query_prefix) if embedding.query_prefix else "",
             "put before passages": json.dumps(embedding.passage_prefix) if embedding.passage_prefix else "",
         }
     rows["index"] = str(manifest.index.get("backend", ""))
     rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
-    chosen = {key: _short(value) if isinstance(value, str) else value for key, value in manifest.config.items()}
     lines = [
         "---",
         "tags: [routerl_jax, retrieval, knowledge-base]",
@@ -55,22 +55,14 @@ def write_card(directory: str | pathlib.Path) -> None:
         "",
         "| | |",
         "|---|---|",
-        *(f"| {key} | {_cell(value)} |" for key, value in rows.items() if value),
+        *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items() if value),
         "",
-        *(["Settings that are not the defaults:", "", *_block(chosen), ""] if chosen else []),
+        *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
     write_whole(place / CARD, "\n".join(lines) + "\n")
 
 
 def _block(settings: Mapping[str, object]) -> list[str]:
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items()]
     return ["```", *lines, "```"]
-
-
-def _short(path: str) -> str:
-    return pathlib.PurePath(path).name if path.startswith(("/", "~")) else path
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

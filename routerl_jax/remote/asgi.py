@@ -1,4 +1,4 @@
-"""What our own HTTP servers share: refusals, JSON in and out, clients that have gone, tokens, and uvicorn."""
+"""What the HTTP servers of this package share: errors, JSON, disconnected clients, tokens, and uvicorn."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Refusal(Exception):
-    """A request that gets an error for a reply.
+    """A request is answered with an error.
 
     Attributes:
-      status: of HTTP.
-      kind: what `error.type` says; one of a few words that programs may compare with.
-      headers: of the reply, such as Retry-After.
+      status: the HTTP status.
+      kind: the error's type, a fixed word that programs may compare with.
+      headers: headers of the reply, such as Retry-After.
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
@@ -30,7 +30,7 @@ class Refusal(Exception):
         self.status, self.kind, self.headers = status, kind, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """The reply."""
+        """The JSON of the reply."""
         return {"error": {"type": self.kind, "message": str(self)}}
 
 
@@ -55,7 +55,7 @@ async def read_json(request: Request, most: int) -> Any:
 
 
 def client_gone() -> Refusal:
-    """Of a request that nobody waits for any more; nobody reads it either."""
+    """The refusal of a request whose client has gone. Nobody reads it."""
     return Refusal(499, "client_gone", "the client closed the connection")
 
 
@@ -73,24 +73,24 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply of this JSON."""
+    """A reply with this value as JSON."""
     return raw_reply(json_bytes(body), status, headers)
 
 
 def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply of JSON that is written already."""
+    """A reply with a body that is JSON already."""
     from starlette.responses import Response
 
     return Response(body, status, headers=dict(headers or {}), media_type="application/json")
 
 
 class TokenCheck:
-    """Middleware that lets in whoever knows the token, and everybody to some paths.
+    """Middleware that admits requests with the token, and all requests to some paths.
 
     Args:
-      token: what clients give as `Authorization: Bearer TOKEN`.
-      unguarded: paths that need none.
-      write: the body of a refusal.
+      token: the token that clients send as `Authorization: Bearer TOKEN`.
+      unguarded: paths that need no token.
+      write: makes the JSON of a refusal.
     """
 
     def __init__(
@@ -129,12 +129,12 @@ def read_token(path: str) -> str:
 def run_server(
     app: ASGIApp, host: str, port: int, greeting: Callable[[str], str], *, shutdown_seconds: int = 30
 ) -> None:
-    """Serves an application until SIGTERM or SIGINT: one process, requests in flight are finished at the end.
+    """Serves an application in this process until SIGTERM or SIGINT, and then finishes the requests in flight.
 
     Args:
-      port: 0 takes a free one.
-      greeting: of the server's URL: what is printed when it can be reached.
-      shutdown_seconds: that requests may still take then.
+      port: the port; 0 takes a free one.
+      greeting: makes the text that is printed at the start from the server's URL.
+      shutdown_seconds: seconds that requests in flight may take at the end.
 
     Raises:
       ValueError: the port is taken, or a package is missing.
@@ -158,7 +158,7 @@ def run_server(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0: any that is free. Raises ValueError if nobody can, as where the port is taken."""
+    """A socket that listens there. Port 0 takes a free one. Raises ValueError if it can't listen: the port may be taken."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)

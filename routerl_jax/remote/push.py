@@ -1,4 +1,4 @@
-"""A directory to the Hugging Face hub, through the hub's own client (HF_TOKEN, HF_ENDPOINT)."""
+"""Pushes a directory to the Hugging Face hub with the hub's own client (which reads HF_TOKEN and HF_ENDPOINT)."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from collections.abc import Iterator
 
 
 class HubRepository:
-    """A repository of models on the hub, made if it is not there yet.
-
-    The constructor refuses what can't be pushed to, before anything takes long.
+    """A model repository on the hub. The constructor creates it if it does not exist, so that mistakes show at once.
 
     Args:
       name: "organisation/name", or "name" for the token's own account.
-      private: for a new one.
+      private: whether a new repository is private.
 
     Raises:
-      ValueError: it is no such name, the token is missing or may not write there, or the hub can't be reached.
+      ValueError: the name is not valid, the token is missing or may not write there, or the hub can't be reached.
     """
 
     def __init__(self, name: str, *, private: bool = False) -> None:
         from huggingface_hub import HfApi
 
         self._hub = HfApi()
-        with _clear(name):
+        with _hub_errors(name):
             self.name = self._hub.create_repo(name, private=private, exist_ok=True).repo_id
 
     def push(self, directory: pathlib.Path, message: str) -> str:
         """Uploads all files of a directory in one commit. Returns the commit's address. Raises ValueError as above."""
-        with _clear(self.name):
+        with _hub_errors(self.name):
             return str(
                 self._hub.upload_folder(repo_id=self.name, folder_path=directory, commit_message=message).commit_url
             )
 
 
 @contextlib.contextmanager
-def _clear(name: str) -> Iterator[None]:
+def _hub_errors(name: str) -> Iterator[None]:
+    """Turns the hub's errors into ValueErrors that name the flag and the fix."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 
     try:

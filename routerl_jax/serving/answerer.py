@@ -1,4 +1,4 @@
-"""A policy with its searches behind the OpenAI protocol: a chat's last question is answered, with the sources of the answer."""
+"""A policy with its searches behind the OpenAI protocol: it answers a chat's last message and names its sources."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.generation.loop import EngineLoop
-from routerl_jax.models.images import image_bytes, is_url
+from routerl_jax.models.images import check_image, image_bytes, is_url
 from routerl_jax.serving.errors import ApiError, invalid
+from routerl_jax.serving.generator import Admission
 from routerl_jax.serving.prompts import parts
-from routerl_jax.serving.protocol import ChatRequest, Writing, read_chat
-from routerl_jax.serving.replies import new_head, usage
-from routerl_jax.serving.writer import Queue
+from routerl_jax.serving.protocol import ChatRequest, GenerationSettings, read_chat
+from routerl_jax.serving.replies import new_head, no_usage, usage
 
 
 class AnswererModel:
     """A `serving.app.Model`: an agent with its knowledge bases.
 
-    It answers the last message, which must be a user's; it sees nothing of what came before. Lengths are the agent's own, so
-    `max_tokens` changes nothing. Without a `temperature` it is greedy.
+    It answers the last message, which must be the user's; it does not see the messages before. The agent has its own limits of
+    length, so `max_tokens` changes nothing. Without a `temperature` decoding is greedy.
     """
 
-    def __init__(self, loop: EngineLoop, queue: Queue, live: LiveAgent, tools: Mapping[str, SearchTool]) -> None:
-        self._loop, self._queue, self._live, self._tools = loop, queue, live, tools
+    def __init__(
+        self, loop: EngineLoop, admission: Admission, live: LiveAgent, tools: Mapping[str, SearchTool]
+    ) -> None:
+        self._loop, self._admission, self._live, self._tools = loop, admission, live, tools
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -41,20 +43,20 @@ class AnswererModel:
             "knowledge_bases": list(self._tools),
         }
 
-    def chat(self, body: Any) -> Attempts:
+    def chat(self, body: Any) -> AnswerReply:
         """The answers to a chat's last question. Raises ApiError."""
         request = read_chat(body, temperature=0.0)
         _check(request)
-        return Attempts(
+        return AnswerReply(
             loop=self._loop,
-            queue=self._queue,
+            admission=self._admission,
             live=self._live,
-            writing=request.writing,
+            generation=request.generation,
             example=self._example(request),
-            head=new_head("chatcmpl", request.writing.model),
+            head=new_head("chatcmpl", request.generation.model),
         )
 
-    def text(self, body: Any) -> Attempts:
+    def text(self, body: Any) -> AnswerReply:
         """Raises ApiError."""
         raise ApiError(
             400,
@@ -75,24 +77,26 @@ class AnswererModel:
             if self._loop.engine.images is None:
                 raise invalid(f"{part.where}: the model sees no pictures", part.where)
             try:
-                images.append(image_bytes(part.uri, part.where))
+                content = image_bytes(part.uri, part.where)
+                check_image(content, name=part.where)
+                images.append(content)
             except ValueError as error:
                 raise invalid(str(error), part.where) from error
         question = "".join(texts).strip()
         if not question:
             raise invalid(f"{where}.content holds no question", f"{where}.content")
-        seed = request.writing.seed
+        seed = request.generation.seed
         name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
         return Example(id=name, question=question, answers=(), images=tuple(images))
 
 
 def _check(request: ChatRequest) -> None:
-    """Raises ApiError for what means nothing to an agent that has a protocol of its own."""
+    """Raises ApiError for fields that an agent with its own protocol can't follow."""
     given = {
         "tools": request.tools,
-        "stop": request.writing.stops,
-        "logprobs": request.writing.logprobs,
-        "return_token_ids": request.writing.token_ids,
+        "stop": request.generation.stops,
+        "logprobs": request.generation.logprobs,
+        "return_token_ids": request.generation.token_ids,
         "continue_final_message": request.continue_final,
         "chat_template_kwargs": request.template,
     }
@@ -103,30 +107,32 @@ def _check(request: ChatRequest) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Attempts:
-    """A `serving.app.Answers`: as many attempts at a question as choices are wanted."""
+class AnswerReply:
+    """A `serving.app.Reply`: one attempt at the question for each choice."""
 
     loop: EngineLoop
-    queue: Queue
+    admission: Admission
     live: LiveAgent
-    writing: Writing
+    generation: GenerationSettings
     example: Example
     head: dict[str, Any]
     episodes: dict[int, Episode] = dataclasses.field(default_factory=dict)
 
     @property
     def stream(self) -> bool:
-        """Whether each answer is wanted as soon as it is there."""
-        return self.writing.stream
+        """Whether it is wanted in chunks."""
+        return self.generation.stream
 
-    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """The beginning of every choice at once; each answer whole, when its attempt ends."""
-        with self.queue.admitted(self.writing.n):
-            work = [self.live.attempt(self.example, sample, self.writing.sampling) for sample in range(self.writing.n)]
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks: first the beginning of every choice, then each whole answer when its attempt ends."""
+        with self.admission.admit(self.generation.n):
+            work = [
+                self.live.attempt(self.example, sample, self.generation.sampling) for sample in range(self.generation.n)
+            ]
             tasks = {asyncio.wrap_future(self.loop.submit(one)): index for index, one in enumerate(work)}
             try:
                 if self.stream:
-                    for index in range(self.writing.n):
+                    for index in range(self.generation.n):
                         yield self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
                 left = set(tasks)
                 while left:
@@ -140,7 +146,7 @@ class Attempts:
             finally:
                 for task in tasks:
                     task.cancel()
-        if self.stream and self.writing.usage:
+        if self.stream and self.generation.usage:
             yield {**self._chunk([]), "usage": self._usage()}
 
     def whole(self) -> dict[str, Any]:
@@ -157,14 +163,14 @@ class Attempts:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self.head, "object": "chat.completion.chunk", "choices": choices}
+        return {**self.head, "object": "chat.completion.chunk", "choices": choices, **no_usage(self.generation)}
 
     def _finish(self, index: int) -> str:
         episode = self.episodes[index]
         return "length" if episode.answer is None and episode.truncated else "stop"
 
     def _usage(self) -> dict[str, int]:
-        """Of all conversations of all attempts; what was found and shown counts as read."""
+        """Tokens of all conversations of all attempts. Passages that were fed count as prompt tokens."""
         sequences = [sequence for episode in self.episodes.values() for sequence in episode.sequences]
         written = sum(int(sequence.loss_mask.sum()) for sequence in sequences)
         return usage(sum(map(len, sequences)) - written, written)
@@ -182,10 +188,10 @@ def _checked(task: asyncio.Future[Episode]) -> Episode:
 
 
 def _message(episode: Episode) -> dict[str, Any]:
-    """An answer with what it rests on.
+    """An answer with its sources.
 
-    `searches`: what was asked of which knowledge base, and the ids of what was found; `sources`: these passages, each once;
-    `annotations`: the same as citations of the whole answer, as the protocol has them.
+    `searches` has each query, its knowledge base and the ids of the passages found. `sources` has these passages, each once.
+    `annotations` has them as the protocol's citations, which span the whole answer.
     """
     answer = episode.answer or ""
     found = sources(episode)
@@ -219,7 +225,7 @@ def sources(episode: Episode) -> list[dict[str, Any]]:
 
 
 def _source(tool: str, passage: Passage) -> dict[str, Any]:
-    """A passage; one that is no page of the web is named by a URN of its knowledge base and id."""
+    """A passage as a source. Its `url` is its id where that is one, else a URN of its knowledge base and id."""
     quoted = (urllib.parse.quote(name, safe="") for name in (tool, passage.id))
     url = passage.id if is_url(passage.id) else ":".join(("urn:routerl", *quoted))
     return {

@@ -1,4 +1,4 @@
-"""The ASGI application that serves policies by the OpenAI protocol: models, chats, texts, each whole or in pieces."""
+"""The ASGI application that serves policies by the OpenAI protocol: models, chats, texts, each whole or in chunks."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 _OPEN = frozenset({"/healthz", "/readyz"})  # need no token
 
 
-class Answers(Protocol):
-    """What comes of one request: `pieces` is run to its end for either; then there is a whole reply, too."""
+class Reply(Protocol):
+    """The reply to one request. The server always runs `chunks` to its end; after that `whole` may be asked for."""
 
     @property
     def stream(self) -> bool:
-        """Whether the pieces are wanted."""
+        """Whether the chunks are wanted."""
         ...
 
-    def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """The JSON of each piece of a streamed reply, as soon as it is there."""
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The JSON of each chunk of a streamed reply, as soon as it is there."""
         ...
 
     def whole(self) -> dict[str, Any]:
@@ -57,12 +57,12 @@ class Model(Protocol):
         """What the list of models says of it, beside its name."""
         ...
 
-    def chat(self, body: Any) -> Answers:
-        """What will come of a request to /v1/chat/completions. Raises ApiError."""
+    def chat(self, body: Any) -> Reply:
+        """The reply to a request to /v1/chat/completions. Raises ApiError."""
         ...
 
-    def text(self, body: Any) -> Answers:
-        """What will come of a request to /v1/completions. Raises ApiError."""
+    def text(self, body: Any) -> Reply:
+        """The reply to a request to /v1/completions. Raises ApiError."""
         ...
 
 
@@ -71,10 +71,10 @@ class Served:
     """The policies of a server.
 
     Attributes:
-      models: by name.
-      busy: why no further request should be sent here; "" if it may.
-      body_bytes: of a request at most.
-      close: called at the end.
+      models: the policies by name.
+      busy: gives the reason why no further request should be sent here; "" if there is none.
+      body_bytes: the most bytes that a request may have.
+      close: called when the server ends.
     """
 
     models: Mapping[str, Model]
@@ -99,7 +99,7 @@ class Served:
 
 
 def create_app(served: Served, *, token: str = "") -> Starlette:
-    """The application. `token`: asked of every client, "" for none."""
+    """The application. Every client must give the `token`; "" asks for none."""
     with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -112,8 +112,8 @@ def create_app(served: Served, *, token: str = "") -> Starlette:
         finally:
             await asyncio.to_thread(served.close)
 
-    def route(path: str, method: str, answer: _Answer) -> Route:
-        return Route(path, functools.partial(_respond, served, answer), methods=[method])
+    def route(path: str, method: str, endpoint: _Endpoint) -> Route:
+        return Route(path, functools.partial(_respond, served, endpoint), methods=[method])
 
     routes = [
         route("/v1/models", "GET", _models),
@@ -128,13 +128,13 @@ def create_app(served: Served, *, token: str = "") -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
 
 
-_Answer = Callable[[Served, "Request"], Awaitable["Response"]]
+_Endpoint = Callable[[Served, "Request"], Awaitable["Response"]]
 
 
-async def _respond(served: Served, answer: _Answer, request: Request) -> Response:
-    """One request to its reply, or the beginning of it, whatever happens."""
+async def _respond(served: Served, endpoint: _Endpoint, request: Request) -> Response:
+    """The response to a request; for a stream, its beginning. Whatever goes wrong becomes an error of the protocol."""
     try:
-        return await answer(served, request)
+        return await endpoint(served, request)
     except Refusal as error:
         return _refused(error)
     except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
@@ -166,23 +166,24 @@ async def _written(kind: str, served: Served, request: Request) -> Response:
 
     body = await read_json(request, served.body_bytes)
     model = served.named(body.get("model") if isinstance(body, dict) else None)
-    answers = await asyncio.to_thread(model.chat if kind == "chat" else model.text, body)
-    pieces = while_connected(answers.pieces(), request)
-    if not answers.stream:
-        async for _ in pieces:
+    reply = await asyncio.to_thread(model.chat if kind == "chat" else model.text, body)
+    chunks = while_connected(reply.chunks(), request)
+    if not reply.stream:
+        async for _ in chunks:
             pass
-        return json_reply(answers.whole())
-    first = await anext(pieces, None)  # what is wrong with a request is known by now, and is no event but an error
-    events = _events(first, pieces)
+        return json_reply(reply.whole())
+    # The first chunk shows that the request is valid. An error before it is a reply of its own, and no event of the stream.
+    first = await anext(chunks, None)
+    events = _events(first, chunks)
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-async def _events(first: dict[str, Any] | None, pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _events(first: dict[str, Any] | None, chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
     try:
         if first is not None:
             yield _event(first)
-        async for piece in pieces:
-            yield _event(piece)
+        async for chunk in chunks:
+            yield _event(chunk)
         yield b"data: [DONE]\n\n"
     except Refusal as error:
         if error.status != 499:
@@ -196,30 +197,30 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + json_bytes(value) + b"\n\n"
 
 
-async def while_connected(pieces: AsyncIterator[dict[str, Any]], request: Request) -> AsyncIterator[dict[str, Any]]:
-    """The pieces, until the client has gone: then whoever writes them is told to stop, by the end of the iteration.
+async def while_connected(chunks: AsyncIterator[dict[str, Any]], request: Request) -> AsyncIterator[dict[str, Any]]:
+    """The chunks, until the client has gone. Then the iteration ends, so that generation stops and its rows are free.
 
     Raises:
-      Refusal: the client has gone, and whatever the pieces raise.
+      Refusal: the client has gone, and whatever the chunks raise.
     """
     gone = asyncio.ensure_future(disconnected(request))
     following: asyncio.Future[dict[str, Any] | None] | None = None
     try:
         while True:
-            following = asyncio.ensure_future(anext(pieces, None))
+            following = asyncio.ensure_future(anext(chunks, None))
             await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 raise client_gone()
-            piece = following.result()
-            if piece is None:
+            chunk = following.result()
+            if chunk is None:
                 return
-            yield piece
+            yield chunk
     finally:
         gone.cancel()
         if following is not None and not following.done():
             following.cancel()
             await asyncio.wait({following})
-        await pieces.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()  # type: ignore[attr-defined]
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What `launch.serve_policy` is told: which policy, where, and within which bounds."""
+"""The settings of `launch.serve_policy`, and the server that they describe."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from routerl_jax.models.lora import merged
 from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.serving.answerer import AnswererModel
 from routerl_jax.serving.app import Model, Served
+from routerl_jax.serving.generator import Admission
 from routerl_jax.serving.policy import PolicyModel
 from routerl_jax.serving.searcher import open_searcher, warm_up
-from routerl_jax.serving.writer import Queue
 from routerl_jax.training.knowledge import with_knowledge
 from routerl_jax.training.load import load_config, load_policy
 from routerl_jax.training.setup import build_recipe, make_engine
@@ -31,20 +31,22 @@ class ServePolicyConfig:
     """A server of one policy.
 
     Attributes:
-      workdir: of a run of launch.train, whose policy it is; `step`: of its checkpoints, default the finished policy.
-      path: of a model instead: a directory, a hub id or a packaged model.
-      name: by which clients ask for it; default: that of its directory.
-      with_searches: it answers questions with its run's agent and knowledge bases.
-      knowledge: NAME=PLACE, as launch.ask has it: other knowledge bases in the place of the run's.
-      rows, max_length: conversations that are written at once, tokens of one; 0: as in the run's config.engine, or 64 and
-        4,096 of a model without a run, or what it takes.
+      workdir: directory of a run of launch.train, whose policy is served.
+      step: step of one of its checkpoints; default: the finished policy.
+      path: a model instead of a run: a directory, a hub id or a packaged model.
+      name: the model's name for clients; default: that of its directory.
+      with_searches: answer questions with the run's agent and knowledge bases.
+      knowledge: NAME=PLACE as in launch.ask: other knowledge bases in the place of the run's.
+      rows: conversations that are decoded at once; 0: the run's config.engine.rows, or 64 without a run.
+      max_length: most tokens of a conversation; 0: the run's config.engine.max_length. Without a run it is 4,096, or the
+        model's context if that is shorter.
       max_queue: conversations that may wait for a row; more are refused with 503 and Retry-After.
-      dtype: of the weights of a model without a run.
-      host, port: to listen at. 0.0.0.0 for all interfaces; set a token then.
-      token_file: file with the token that clients must give as their API key, "" for none.
-      body_bytes: of a request; pictures travel in it in base64.
-      warm_up: write a little before the first client comes, so that nobody waits for compilers.
-      shutdown_seconds: that requests may still take after SIGTERM.
+      dtype: type of the weights of a model without a run.
+      host, port: where to listen. 0.0.0.0 means all interfaces; set a token then.
+      token_file: file with the token that clients must give as their API key; "" for none.
+      body_bytes: most bytes of a request. Pictures are in it, in base64.
+      warm_up: generate a little at the start, so that the first client does not wait for compilation.
+      shutdown_seconds: seconds that requests may still take after SIGTERM.
     """
 
     workdir: str = ""
@@ -75,7 +77,7 @@ class ServePolicyConfig:
 
     @property
     def model_name(self) -> str:
-        """What clients ask for."""
+        """The model's name for clients."""
         return self.name or pathlib.Path(self.workdir or self.path).expanduser().name or "policy"
 
 
@@ -95,15 +97,15 @@ def open_policy(config: ServePolicyConfig) -> Served:
         if config.with_searches:
             searcher = open_searcher(run, engine, workdir)
     loop = EngineLoop(engine) if searcher is None else searcher.loop
-    queue = Queue(engine.rows + config.max_queue)
-    model: Model = PolicyModel(loop, queue, tags)
+    admission = Admission(engine.rows + config.max_queue)
+    model: Model = PolicyModel(loop, admission, tags)
     if searcher is not None:
-        model = AnswererModel(loop, queue, searcher.live, searcher.tools)
+        model = AnswererModel(loop, admission, searcher.live, searcher.tools)
     if config.warm_up:
         warm_up(engine)
 
     def busy() -> str:
-        return f"{queue.open} conversations are under way or wait" if queue.open >= queue.most else ""
+        return f"{admission.open} conversations are under way or wait" if admission.open >= admission.most else ""
 
     models = {config.model_name: model}
     return Served(models=models, busy=busy, body_bytes=config.body_bytes, close=loop.close)

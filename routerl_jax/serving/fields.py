@@ -1,4 +1,4 @@
-"""The fields of a request: each is read once, with its bounds, and what nobody has read is refused."""
+"""The fields of a request: each is read once and checked; fields that have not been read are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from routerl_jax.serving.errors import invalid
 
-# Fields that say nothing of what is to be written.
+# Fields that do not change the reply.
 _IGNORED = frozenset(
     {
         "user",
@@ -19,7 +19,7 @@ _IGNORED = frozenset(
         "parallel_tool_calls",
     }
 )
-# Fields that are taken where they ask for nothing.
+# Fields that are not supported, with the values that ask for nothing and so are accepted.
 _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -37,8 +37,10 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 
 
 class Fields:
-    """The fields of a request's JSON object. Reading one raises ApiError if it is not of its kind; null is as if it were not
-    there."""
+    """The fields of a request's JSON object. A field that is null counts as absent.
+
+    The methods that read a field raise ApiError if its value has another type or is out of bounds.
+    """
 
     def __init__(self, body: Any) -> None:
         if not isinstance(body, dict):
@@ -46,25 +48,25 @@ class Fields:
         self._left: dict[str, Any] = {key: value for key, value in body.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Whatever it is."""
+        """A value of any type."""
         return self._left.pop(name, default)
 
-    def flag(self, name: str, default: bool = False) -> bool:
+    def boolean(self, name: str, default: bool = False) -> bool:
         """True or false."""
         value = self.take(name, default)
         if not isinstance(value, bool):
             raise invalid(f"{name}={value!r} must be true or false", name)
         return value
 
-    def text(self, name: str, default: str = "") -> str:
+    def string(self, name: str, default: str = "") -> str:
         """A string."""
         value = self.take(name, default)
         if not isinstance(value, str):
             raise invalid(f"{name} must be a string, got {type(value).__name__}", name)
         return value
 
-    def whole(self, name: str, default: int | None, least: int, most: int) -> int | None:
-        """A whole number within bounds."""
+    def integer(self, name: str, default: int | None, least: int, most: int) -> int | None:
+        """An integer within bounds."""
         value = self.take(name, default)
         if value is None:
             return None
@@ -87,7 +89,7 @@ class Fields:
         return value
 
     def end(self) -> None:
-        """Raises ApiError if there is a field left that asks for something."""
+        """Raises ApiError if a field is left that asks for something."""
         for name, value in self._left.items():
             if name in _IGNORED or value in _NEUTRAL.get(name, ()):
                 continue

@@ -1,4 +1,4 @@
-"""A policy by itself behind the OpenAI protocol: it goes on with chats and texts, and does nothing else."""
+"""A policy by itself behind the OpenAI protocol: it continues chats and texts, and does nothing else."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.generation.loop import EngineLoop
+from routerl_jax.serving.generator import Admission, Generator
 from routerl_jax.serving.prompts import Prompt, Prompts
-from routerl_jax.serving.protocol import Writing, read_chat, read_text
-from routerl_jax.serving.replies import Replies
-from routerl_jax.serving.writer import Queue, Writer
+from routerl_jax.serving.protocol import GenerationSettings, read_chat, read_text
+from routerl_jax.serving.replies import ReplyBuilder
 
 
 class PolicyModel:
     """A `serving.app.Model` over an engine.
 
     Args:
-      queue: shared by all models of a server.
+      admission: shared by all models of a server.
       tags: special tokens of the policy's own protocol, which messages may hold (`Agent.special_tokens`).
     """
 
-    def __init__(self, loop: EngineLoop, queue: Queue, tags: Collection[str] = ()) -> None:
+    def __init__(self, loop: EngineLoop, admission: Admission, tags: Collection[str] = ()) -> None:
         engine = loop.engine
         self._engine = engine
-        self._writer = Writer(loop, queue)
+        self._generator = Generator(loop, admission)
         self._prompts = Prompts(
             tokenizer=engine.tokenizer, reader=engine.images, size=engine.config.vocab_size, tags=tags
         )
@@ -34,50 +34,50 @@ class PolicyModel:
         """What the list of models says of it."""
         return {"max_model_len": self._engine.max_length, "pictures": self._engine.images is not None}
 
-    def chat(self, body: Any) -> PolicyAnswers:
+    def chat(self, body: Any) -> PolicyReply:
         """The reply to a chat. Raises ApiError."""
         request = read_chat(body)
         prompts = [self._prompts.of_chat(request)]
-        return self._written(prompts, request.writing, chat=True, tools=bool(request.tools))
+        return self._reply(prompts, request.generation, chat=True, tools=bool(request.tools))
 
-    def text(self, body: Any) -> PolicyAnswers:
+    def text(self, body: Any) -> PolicyReply:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
-        return self._written([self._prompts.of_text(one) for one in request.prompts], request.writing, chat=False)
+        return self._reply([self._prompts.of_text(one) for one in request.prompts], request.generation, chat=False)
 
-    def _written(
-        self, prompts: Sequence[Prompt], writing: Writing, *, chat: bool, tools: bool = False
-    ) -> PolicyAnswers:
-        replies = Replies(tokenizer=self._engine.tokenizer, writing=writing, chat=chat, tools=tools)
-        return PolicyAnswers(writer=self._writer, prompts=prompts, replies=replies)
+    def _reply(
+        self, prompts: Sequence[Prompt], generation: GenerationSettings, *, chat: bool, tools: bool = False
+    ) -> PolicyReply:
+        builder = ReplyBuilder(tokenizer=self._engine.tokenizer, generation=generation, chat=chat, tools=tools)
+        return PolicyReply(generator=self._generator, prompts=prompts, builder=builder)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PolicyAnswers:
-    """A `serving.app.Answers`: what the policy writes."""
+class PolicyReply:
+    """A `serving.app.Reply`: what the policy writes."""
 
-    writer: Writer
+    generator: Generator
     prompts: Sequence[Prompt]
-    replies: Replies
+    builder: ReplyBuilder
 
     @property
     def stream(self) -> bool:
-        """Whether it is wanted in pieces."""
-        return self.replies.writing.stream
+        """Whether it is wanted in chunks."""
+        return self.builder.generation.stream
 
-    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
-        """The pieces, as they come."""
-        pieces = self.writer.pieces(self.prompts, self.replies.writing)
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks, as they come."""
+        deltas = self.generator.deltas(self.prompts, self.builder.generation)
         try:
-            async for piece in pieces:
-                self.replies.take(piece)
-                for chunk in self.replies.chunks(piece) if self.stream else ():
+            async for delta in deltas:
+                self.builder.take(delta)
+                for chunk in self.builder.chunks(delta) if self.stream else ():
                     yield chunk
         finally:
-            await pieces.aclose()  # type: ignore[attr-defined]
-        for chunk in self.replies.end() if self.stream else ():
+            await deltas.aclose()  # type: ignore[attr-defined]
+        for chunk in self.builder.end() if self.stream else ():
             yield chunk
 
     def whole(self) -> dict[str, Any]:
-        """The reply, after the last piece."""
-        return self.replies.whole()
+        """The reply, after the last chunk."""
+        return self.builder.whole()

@@ -1,4 +1,4 @@
-"""From the messages of a request to what the engine takes: token ids, and what to see at its images."""
+"""From the texts and messages of a request to what the engine takes: token ids and pictures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What is to be gone on with. `images`: `data:` URIs, one for each image's mark."""
+    """A prompt for the engine.
+
+    Attributes:
+      images: pictures as `data:` URIs, one for each mark of an image among the ids.
+      field: the field of the request that it comes from.
+    """
 
     ids: Sequence[int]
     images: Sequence[str] = ()
+    field: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture in a message, as a `data:` URI, and which part of the request it is."""
+    """A picture in a message: its `data:` URI, and its place in the request for errors."""
 
     uri: str
     where: str
@@ -61,9 +67,9 @@ class Prompts:
     """Makes prompts for one policy.
 
     Attributes:
-      reader: how it sees pictures; None if it sees none.
-      size: of its vocabulary.
-      tags: of its own protocol: of all special tokens in a message these alone are read as such; others are text.
+      reader: processes pictures; None if the policy sees none.
+      size: number of ids in the vocabulary.
+      tags: special tokens that messages may hold: those of the policy's own protocol. Others become plain text.
     """
 
     tokenizer: Tokenizer
@@ -72,16 +78,16 @@ class Prompts:
     tags: Collection[str] = ()
 
     def of_text(self, prompt: str | list[int]) -> Prompt:
-        """A text, special tokens included, or token ids. Raises ApiError."""
+        """The prompt of a text or of token ids. Special tokens in the text are special tokens. Raises ApiError."""
         ids = self.tokenizer.encode_prompt(whole_letters(prompt)) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
         if odd := next((one for one in ids if not 0 <= one < self.size), None):
             raise invalid(f"prompt: there is no token {odd}; ids are from 0 to {self.size - 1}", "prompt")
-        return Prompt(ids=ids)
+        return Prompt(ids=ids, field="prompt")
 
     def of_chat(self, request: ChatRequest) -> Prompt:
-        """Messages in the model's chat template. Raises ApiError."""
+        """The prompt of messages, in the model's chat template. Raises ApiError."""
         if not self.tokenizer.has_chat_template:
             raise invalid(
                 "the model's tokenizer has no chat template: ask /v1/completions with its own text", "messages"
@@ -94,11 +100,14 @@ class Prompts:
             raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
         try:
             ids = self.tokenizer.chat(
-                messages, continue_final=request.continue_final, tools=request.tools, settings=request.template
+                messages,
+                continue_final=request.continue_final,
+                tools=self._plain_all(request.tools),
+                settings=request.template,
             )
         except Exception as error:  # templates raise what they like
             raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
-        return Prompt(ids=ids, images=images)
+        return Prompt(ids=ids, images=images, field="messages")
 
     def _message(self, message: Mapping[str, Any], where: str, images: list[str]) -> dict[str, Any]:
         role = _ROLES.get(str(message.get("role")))
@@ -128,20 +137,20 @@ class Prompts:
         return "".join(said)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
-        """A call that the policy made before; its arguments as templates take them, not as the JSON in a string that came."""
+        """An earlier call of the policy. Templates take its arguments as an object; requests have them as a string of JSON."""
         if not (isinstance(call, dict) and _names_function(call)):
             raise invalid(f"{where} must have a function with a name and arguments", where)
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise invalid(f"{where}.function.arguments is no JSON: {error}", where) from error
-        return {"type": "function", "function": {"name": function["name"], "arguments": self._plain_all(arguments)}}
+        return {"type": "function", "function": self._plain_all({"name": function["name"], "arguments": arguments})}
 
     def _plain_all(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: self._plain_all(one) for key, one in value.items()}
+            return {self._plain(key): self._plain_all(one) for key, one in value.items()}
         if isinstance(value, list):
             return [self._plain_all(one) for one in value]
         return self._plain(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI protocol, read and checked: what is to be written, and how it is to be told.
+"""Requests of the OpenAI protocol, read and checked: what to generate, and how to report it.
 
 Beside the protocol's own fields: `top_k`, `include_stop_str_in_output`, `return_token_ids`, `continue_final_message`,
 `add_generation_prompt` and `chat_template_kwargs`, as vLLM has them.
@@ -20,17 +20,18 @@ _COMPLETION_TOKENS = 16  # of a text completion where the request does not say, 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Writing:
-    """How a policy is to write, and what is to be told of it.
+class GenerationSettings:
+    """How to generate, and what to report.
 
     Attributes:
-      n: choices of every prompt.
-      stops: a choice's text ends before the first of these, or after it (`keep_stop`).
-      max_tokens: of a choice; None: as many as there is room for.
-      seed: who gives the same one gets the same; None: never the same.
-      logprobs: tell the log-probability of each token, and of the `top` likeliest ones in its place.
-      token_ids: tell the ids of prompt and choices.
-      stream: in pieces; `usage`: count tokens after the last one.
+      model: the name that the request gives.
+      n: number of choices for each prompt.
+      stops: stop strings. A choice's text ends before the first one, or after it (`keep_stop`).
+      max_tokens: most tokens of a choice; None: as many as there is room for.
+      seed: the same seed gives the same text; None: the text is always another.
+      logprobs: report the log-probability of each token, and of the `top` likeliest tokens in its place.
+      token_ids: report the token ids of the prompt and the choices.
+      stream: send chunks. `usage`: report the numbers of tokens in a last chunk.
     """
 
     model: str
@@ -49,16 +50,16 @@ class Writing:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A chat to go on with.
+    """A chat to continue.
 
     Attributes:
-      messages: as they came.
-      tools: descriptions of functions that the policy may call; none if it may not.
-      continue_final: it goes on with the last message, which is the assistant's.
+      messages: the messages as they came.
+      tools: descriptions of functions that the policy may call.
+      continue_final: the policy continues the last message, which is the assistant's, instead of beginning a new one.
       template: further variables of the chat template.
     """
 
-    writing: Writing
+    generation: GenerationSettings
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     continue_final: bool = False
@@ -67,33 +68,33 @@ class ChatRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextRequest:
-    """Texts, or token ids, to go on with."""
+    """Texts, or token ids, to continue."""
 
-    writing: Writing
+    generation: GenerationSettings
     prompts: Sequence[str | list[int]]
 
 
 def read_chat(body: Any, temperature: float = 1.0) -> ChatRequest:
-    """A request to /v1/chat/completions. `temperature`: of one that does not say. Raises ApiError."""
+    """A request to /v1/chat/completions. `temperature` is the default of its temperature. Raises ApiError."""
     fields = Fields(body)
     messages = fields.take("messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         raise invalid("messages must be a list of at least one object with role and content", "messages")
-    most = [fields.whole(name, None, 1, 2**31 - 1) for name in ("max_completion_tokens", "max_tokens")]
-    logprobs = fields.flag("logprobs")
-    top = fields.whole("top_logprobs", 0, 0, MOST_TOP) or 0
+    most = [fields.integer(name, None, 1, 2**31 - 1) for name in ("max_completion_tokens", "max_tokens")]
+    logprobs = fields.boolean("logprobs")
+    top = fields.integer("top_logprobs", 0, 0, MOST_TOP) or 0
     if top and not logprobs:
         raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
     tools = _tools(fields)
     template = fields.mapping("chat_template_kwargs")
-    continue_final = fields.flag("continue_final_message")
-    if not fields.flag("add_generation_prompt", not continue_final):
+    continue_final = fields.boolean("continue_final_message")
+    if not fields.boolean("add_generation_prompt", not continue_final):
         template["add_generation_prompt"] = False
     elif continue_final:
         raise invalid("continue_final_message=true needs add_generation_prompt=false", "add_generation_prompt")
-    writing = _writing(fields, temperature, max_tokens=most[0] or most[1], logprobs=logprobs, top=top)
+    generation = _generation(fields, temperature, max_tokens=most[0] or most[1], logprobs=logprobs, top=top)
     return ChatRequest(
-        writing=writing, messages=messages, tools=tools, continue_final=continue_final, template=template
+        generation=generation, messages=messages, tools=tools, continue_final=continue_final, template=template
     )
 
 
@@ -104,10 +105,10 @@ def read_text(body: Any) -> TextRequest:
     prompts = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str) or _is_ids(one) for one in prompts):
         raise invalid("prompt must be a string, a list of token ids, or a list of such", "prompt")
-    top = fields.whole("logprobs", None, 0, MOST_TOP)
-    most = fields.whole("max_tokens", _COMPLETION_TOKENS, 1, 2**31 - 1)
+    top = fields.integer("logprobs", None, 0, MOST_TOP)
+    most = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, 2**31 - 1)
     return TextRequest(
-        writing=_writing(fields, 1.0, max_tokens=most, logprobs=top is not None, top=top or 0), prompts=prompts
+        generation=_generation(fields, 1.0, max_tokens=most, logprobs=top is not None, top=top or 0), prompts=prompts
     )
 
 
@@ -115,38 +116,41 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and all(type(one) is int for one in prompt)
 
 
-def _writing(fields: Fields, temperature: float, **known: Any) -> Writing:
-    """The fields that both kinds of requests have; those that nobody has read by now are refused."""
-    model = fields.text("model")
+def _generation(fields: Fields, temperature: float, **known: Any) -> GenerationSettings:
+    """The fields that both kinds of requests have. Fields that have not been read by now are refused."""
+    model = fields.string("model")
     if not model:
         raise invalid("model is missing: GET /v1/models lists what there is", "model", "missing_required_parameter")
-    n = fields.whole("n", 1, 1, _MOST_N) or 1
+    n = fields.integer("n", 1, 1, _MOST_N) or 1
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
     if not top_p:
         raise invalid("top_p=0 must be above 0 (temperature=0 is greedy)", "top_p")
-    top_k = fields.whole("top_k", 0, -1, 2**31 - 1) or 0
+    top_k = fields.integer("top_k", 0, -1, 2**31 - 1) or 0
     sampling = Sampling(
         temperature=fields.number("temperature", temperature, 0.0, 100.0), top_p=top_p, top_k=max(top_k, 0)
     )
-    stream = fields.flag("stream")
+    stream = fields.boolean("stream")
     options = fields.mapping("stream_options")
     if options and not stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    usage = Fields(options).flag("include_usage")
-    writing = Writing(
+    streaming = Fields(options)
+    usage = streaming.boolean("include_usage")
+    streaming.take("include_obfuscation")  # random padding, which this server never sends
+    streaming.end()
+    generation = GenerationSettings(
         model=model,
         n=n,
         sampling=sampling,
         stops=_stops(fields),
-        keep_stop=fields.flag("include_stop_str_in_output"),
-        seed=fields.whole("seed", None, -(2**63), 2**64 - 1),
-        token_ids=fields.flag("return_token_ids"),
+        keep_stop=fields.boolean("include_stop_str_in_output"),
+        seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
+        token_ids=fields.boolean("return_token_ids"),
         stream=stream,
         usage=usage,
         **known,
     )
     fields.end()
-    return writing
+    return generation
 
 
 def _stops(fields: Fields) -> tuple[str, ...]:
@@ -160,7 +164,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 
 
 def _tools(fields: Fields) -> list[dict[str, Any]]:
-    """The functions that may be called. Nothing forces a policy to call one, so nobody may ask for that."""
+    """The functions that the policy may call. It can't be forced to call one, so a request for that is refused."""
     tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
     if not isinstance(tools, list) or not all(map(_is_function, tools)):
         raise invalid('tools must be a list of {"type": "function", "function": {"name": .., ..}}', "tools")

@@ -1,4 +1,4 @@
-"""Replies of the OpenAI protocol: what was written as one JSON object, or piece by piece."""
+"""Replies of the OpenAI protocol: one JSON object, or the chunks of a stream."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.streams import TopLogprobs
-from routerl_jax.serving.protocol import Writing
+from routerl_jax.serving.generator import ChoiceDelta
+from routerl_jax.serving.protocol import GenerationSettings
 from routerl_jax.serving.tool_calls import read_calls
-from routerl_jax.serving.writer import Piece
 
 _LEAST = -9999.0  # stands for minus infinity, as JSON has none
 _GROWS = ("text", "prompt", "tokens", "logprobs", "tops")
 
 
 def new_head(prefix: str, model: str) -> dict[str, Any]:
-    """What all pieces of a reply have in common."""
+    """The fields that all chunks of a reply have in common."""
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
 
@@ -28,111 +28,118 @@ def usage(read: int, written: int) -> dict[str, int]:
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
 
+def no_usage(generation: GenerationSettings) -> dict[str, None]:
+    """Where usage is asked for, it is null in all chunks but the last."""
+    return {"usage": None} if generation.usage else {}
+
+
 @dataclasses.dataclass(kw_only=True)
-class Replies:
-    """The replies to one request.
+class ReplyBuilder:
+    """Collects the deltas of a request's choices, and writes them as the protocol's JSON.
 
     Attributes:
-      chat: messages; else texts.
-      tools: the policy was offered functions, so what it writes may be calls of them.
+      chat: the reply is of /v1/chat/completions, else of /v1/completions.
+      tools: the policy was offered functions, so its text may be calls of them.
+      choices: by number, all that has come of a choice as one delta.
+      sent: by number, letters of the tokens' own texts that have been sent (`text_offset`).
     """
 
     tokenizer: Tokenizer
-    writing: Writing
+    generation: GenerationSettings
     chat: bool
     tools: bool = False
     head: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # what has come of every choice, and what was fed for every prompt
-    choices: dict[int, Piece] = dataclasses.field(default_factory=dict)
+    choices: dict[int, ChoiceDelta] = dataclasses.field(default_factory=dict)
+    sent: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.head = new_head("chatcmpl" if self.chat else "cmpl", self.writing.model)
+        self.head = new_head("chatcmpl" if self.chat else "cmpl", self.generation.model)
 
-    def take(self, piece: Piece) -> None:
-        """Adds a piece to its choice."""
-        before = self.choices.get(piece.index)
-        self.choices[piece.index] = piece if before is None else _joined(before, piece)
+    def take(self, delta: ChoiceDelta) -> None:
+        """Adds a delta to its choice."""
+        before = self.choices.get(delta.index)
+        self.choices[delta.index] = delta if before is None else _joined(before, delta)
 
     def whole(self) -> dict[str, Any]:
-        """The reply, when all pieces have been taken."""
+        """The reply, when all deltas have been taken."""
         choices = [self._choice(self.choices[index], whole=True) for index in sorted(self.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
         reply = {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
-        if self.writing.token_ids and self.chat:
+        if self.generation.token_ids and self.chat:
             reply["prompt_token_ids"] = list(self.choices[0].prompt)
         return reply
 
-    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
-        """What is sent of a piece; it must have been taken. Where the policy may call functions, a choice is sent when it is
-        over: what it writes may turn out to be a call until then."""
-        first = not piece.tokens and not piece.finish
+    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        """The chunks to send for a delta that `take` has got. Where the policy may call functions, a choice is sent when it is
+        over, as its text may turn out to be a call until then."""
+        first = not delta.tokens and not delta.finish
         if self.tools and not first:
-            if not piece.finish:
+            if not delta.finish:
                 return []
-            piece = dataclasses.replace(self.choices[piece.index], prompt=())
-        told = piece.text or piece.finish or (piece.tokens and (self.writing.logprobs or self.writing.token_ids))
-        if not told and not (first and (self.chat or self.writing.token_ids)):
+            delta = dataclasses.replace(self.choices[delta.index], prompt=())
+        told = delta.text or delta.finish or (delta.tokens and (self.generation.logprobs or self.generation.token_ids))
+        if not told and not (first and (self.chat or self.generation.token_ids)):
             return []
-        choice = self._choice(piece, whole=False)
+        choice = self._choice(delta, whole=False)
         if self.chat:
-            delta = choice.pop("message")
-            delta.pop("refusal", None)
+            message = choice.pop("message")
+            message.pop("refusal", None)
             if first:
-                delta["content"] = ""
+                message["content"] = ""
             else:
-                delta.pop("role")
-            for number, call in enumerate(delta.get("tool_calls", ())):
+                message.pop("role")
+            for number, call in enumerate(message.get("tool_calls", ())):
                 call["index"] = number
-            choice["delta"] = delta
+            choice["delta"] = message
         chunk = self._chunk([choice])
-        if first and self.chat and self.writing.token_ids:
-            chunk["prompt_token_ids"] = list(piece.prompt)
+        if first and self.chat and self.generation.token_ids:
+            chunk["prompt_token_ids"] = list(delta.prompt)
         return [chunk]
 
     def end(self) -> list[dict[str, Any]]:
-        """What is sent after the last piece."""
-        return [{**self._chunk([]), "usage": self.usage()}] if self.writing.usage else []
+        """The chunks to send after the last delta."""
+        return [{**self._chunk([]), "usage": self.usage()}] if self.generation.usage else []
 
     def usage(self) -> dict[str, int]:
         """Tokens read and written; a prompt counts once, however many choices it has."""
-        read = sum(len(one.prompt) for index, one in self.choices.items() if index % self.writing.n == 0)
+        read = sum(len(one.prompt) for index, one in self.choices.items() if index % self.generation.n == 0)
         written = sum(len(one.tokens) for one in self.choices.values())
         return usage(read, written)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
-        return {**self.head, "object": kind, "choices": choices}
+        return {**self.head, "object": kind, "choices": choices, **no_usage(self.generation)}
 
-    def _choice(self, piece: Piece, whole: bool) -> dict[str, Any]:
+    def _choice(self, delta: ChoiceDelta, whole: bool) -> dict[str, Any]:
         """A choice, or what is new of one."""
-        choice: dict[str, Any] = {"index": piece.index}
-        finish: str | None = piece.finish or None
+        choice: dict[str, Any] = {"index": delta.index}
+        finish: str | None = delta.finish or None
         if self.chat:
-            message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-            if self.tools and piece.finish:
-                text, calls = read_calls(piece.text)
+            message: dict[str, Any] = {"role": "assistant", "content": delta.text, "refusal": None}
+            if self.tools and delta.finish:
+                text, calls = read_calls(delta.text)
                 if calls:
                     message |= {"content": text or None, "tool_calls": calls}
                     finish = "tool_calls" if finish == "stop" else finish
             choice["message"] = message
         else:
-            choice["text"] = piece.text
+            choice["text"] = delta.text
         choice["logprobs"] = None
-        if self.writing.logprobs and piece.tokens:
-            choice["logprobs"] = self._chat_logprobs(piece) if self.chat else self._text_logprobs(piece, whole)
+        if self.generation.logprobs and delta.tokens:
+            choice["logprobs"] = self._chat_logprobs(delta) if self.chat else self._text_logprobs(delta, whole)
         choice["finish_reason"] = finish
-        choice["stop_reason"] = piece.stop
-        if self.writing.token_ids:
-            choice["token_ids"] = list(piece.tokens)
-            if not self.chat and piece.prompt:
-                choice["prompt_token_ids"] = list(piece.prompt)
+        choice["stop_reason"] = delta.stop
+        if self.generation.token_ids:
+            choice["token_ids"] = list(delta.tokens)
+            if not self.chat and delta.prompt:
+                choice["prompt_token_ids"] = list(delta.prompt)
         return choice
 
-    def _chat_logprobs(self, piece: Piece) -> dict[str, Any]:
-        tops: Sequence[TopLogprobs] = piece.tops or [()] * len(piece.tokens)
+    def _chat_logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
+        tops: Sequence[TopLogprobs] = delta.tops or [()] * len(delta.tokens)
         content = [
             {**self._token(token, logprob), "top_logprobs": [self._token(*one) for one in top]}
-            for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
+            for token, logprob, top in zip(delta.tokens, delta.logprobs, tops, strict=True)
         ]
         return {"content": content, "refusal": None}
 
@@ -140,18 +147,18 @@ class Replies:
         said = self._bytes(token)
         return {"token": _shown(said), "logprob": max(logprob, _LEAST), "bytes": list(said)}
 
-    def _text_logprobs(self, piece: Piece, whole: bool) -> dict[str, Any]:
-        """Offsets are those of the tokens' own texts, one after the other: of a piece in all of its choice."""
-        tokens = [_shown(self._bytes(token)) for token in piece.tokens]
-        before = () if whole else self.choices[piece.index].tokens[: -len(piece.tokens)]
-        at, offsets = sum(len(_shown(self._bytes(token))) for token in before), []
+    def _text_logprobs(self, delta: ChoiceDelta, whole: bool) -> dict[str, Any]:
+        """Offsets count letters of the tokens' own texts from the beginning of the choice."""
+        tokens = [_shown(self._bytes(token)) for token in delta.tokens]
+        at, offsets = 0 if whole else self.sent.get(delta.index, 0), []
         for token in tokens:
             offsets.append(at)
             at += len(token)
-        tops = [{_shown(self._bytes(one)): max(value, _LEAST) for one, value in top} for top in piece.tops]
+        self.sent[delta.index] = at
+        tops = [{_shown(self._bytes(one)): max(value, _LEAST) for one, value in top} for top in delta.tops]
         return {
             "tokens": tokens,
-            "token_logprobs": [max(one, _LEAST) for one in piece.logprobs],
+            "token_logprobs": [max(one, _LEAST) for one in delta.logprobs],
             "top_logprobs": tops or None,
             "text_offset": offsets,
         }
@@ -161,9 +168,9 @@ class Replies:
         return table[token] if token < len(table) else b""
 
 
-def _joined(before: Piece, piece: Piece) -> Piece:
-    joined = {name: getattr(before, name) + getattr(piece, name) for name in _GROWS}
-    return dataclasses.replace(piece, **joined)
+def _joined(before: ChoiceDelta, delta: ChoiceDelta) -> ChoiceDelta:
+    joined = {name: getattr(before, name) + getattr(delta, name) for name in _GROWS}
+    return dataclasses.replace(delta, **joined)
 
 
 def _shown(said: bytes) -> str:

@@ -1,4 +1,8 @@
-"""Calls of functions in a served reply, in the forms of agents/tool_forms.py: any number; what is none stays text."""
+"""Calls of functions in a served reply, in the forms of agents/tool_forms.py.
+
+A `ToolForm` reads the one call that the protocol of training allows, and says what is wrong with others. A client of the server
+wants what was written: here any number of calls is read, of either form, and what is no call stays text.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import uuid
 from typing import Any
 
 from routerl_jax.agents.tool_forms import FORMS
+from routerl_jax.core.text import whole_letters
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
 _HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
@@ -16,7 +21,7 @@ _KEYS = [form.key for form in FORMS.values()]
 
 
 def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """What a reply says beside its calls, and the calls as the OpenAI protocol has them, in order.
+    """The text of a reply without its calls, and the calls as the OpenAI protocol has them, in order.
 
     Hermes: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, any number of them among other text. Llama 3: the whole
     reply is `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, several with `;` between them. Text that has
@@ -36,12 +41,12 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _split(text: str) -> list[str]:
-    """JSON objects with `;` between them; one piece that is no JSON where there is anything else."""
+    """The JSON objects of a text that has `;` between them; the text itself if it has another form."""
     decoder, parts, at = json.JSONDecoder(), [], 0
     while at < len(text):
         try:
             _, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             return [text]
         parts.append(text[at:end])
         rest = text[end:].lstrip()
@@ -53,10 +58,10 @@ def _split(text: str) -> list[str]:
 
 
 def _call(text: str) -> dict[str, Any] | None:
-    """A call out of its JSON; None if it is none."""
+    """The call of a JSON text; None if it is no call."""
     try:
-        said = json.loads(text)
-    except ValueError:
+        said = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(said, dict) or not isinstance(said.get("name"), str):
         return None
@@ -64,4 +69,9 @@ def _call(text: str) -> dict[str, Any] | None:
     if not isinstance(arguments, dict):
         return None
     function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    function = {key: whole_letters(value) for key, value in function.items()}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON, though Python reads it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,23 +55,29 @@ def log_episodes(
 
 
 def _spread(episodes: Sequence[Episode], count: int) -> list[int]:
-    """Up to `count` episodes of attempts spread evenly over the step; of a forked attempt all ways."""
-    if not count:
-        return []
-    attempts: dict[Any, list[int]] = {}
-    for index, episode in enumerate(episodes):
-        attempts.setdefault((episode.example.id, episode.sample), []).append(index)
-    stride = max(len(episodes) // count, 1)
-    return [index for attempt in list(attempts.values())[::stride] for index in attempt][:count]
+    """Attempts spread evenly over the step, as many as fit in `count` episodes; of a forked attempt all branches."""
+    attempts = _together(episodes, lambda episode: (episode.example.id, episode.sample))
+    stride = max(len(episodes) // max(count, 1), 1)
+    return _fitting(attempts[::stride], count)
 
 
 def _groups(episodes: Sequence[Episode], count: int) -> list[int]:
-    """All attempts at the step's first questions, as many questions as fit in `count` episodes; at least one question."""
-    groups: dict[str, list[int]] = {}
+    """All attempts at the step's first questions, as many questions as fit in `count` episodes."""
+    return _fitting(_together(episodes, lambda episode: episode.example.id), count)
+
+
+def _together(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
+    """Indices of the episodes that have a key in common."""
+    groups: dict[Hashable, list[int]] = {}
     for index, episode in enumerate(episodes):
-        groups.setdefault(episode.example.id, []).append(index)
+        groups.setdefault(key(episode), []).append(index)
+    return list(groups.values())
+
+
+def _fitting(groups: Sequence[list[int]], count: int) -> list[int]:
+    """The first groups, each whole, as many as fit in `count`; the first one even if it is larger. None if `count` is 0."""
     chosen: list[int] = []
-    for group in groups.values() if count else ():
+    for group in groups if count else ():
         if chosen and len(chosen) + len(group) > count:
             break
         chosen += group

@@ -1,4 +1,4 @@
-"""The card of an exported policy, README.md as the hub reads it: how it was made, what it can do, who may use it."""
+"""The model card of an exported policy (README.md for the hub): training, results, licence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import yaml
 
 from routerl_jax.core.described import settings
 from routerl_jax.core.files import read_json
+from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.version import code_version
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import TrainConfig
@@ -37,12 +38,12 @@ def write_card(
     """Writes `README.md` and, where the run has learning curves, `curve.png` into an exported directory.
 
     Args:
-      workdir: of the run.
-      name: of the policy; the card's heading, and what its example loads.
-      sees: it takes pictures.
+      workdir: the run's directory.
+      name: the policy's name, for the heading and the example.
+      sees: whether the policy takes pictures.
       step: the checkpoint that was exported; None: the finished policy.
-      adapter: it is an adapter for peft.
-      licence: of the weights, in the hub's words; default: the base's, as far as its directory says so.
+      adapter: whether it is an adapter for peft.
+      licence: the licence of the weights, as the hub names it; default: that of the base model, if its directory says.
     """
     curve = workdir / "figures" / "learning_curves.png"
     if curve.is_file():
@@ -61,7 +62,7 @@ def write_card(
 
 
 def licence_of(base: str) -> str:
-    """The licence of a base model in the hub's words: of its card, if its directory has one; "" where nobody says."""
+    """The licence of a base model as the hub names it, from the card in its directory; "" if there is none."""
     if base in _LICENCES:
         return _LICENCES[base]
     card = pathlib.Path(base).expanduser() / CARD
@@ -92,7 +93,7 @@ def _head(config: TrainConfig, sees: bool, adapter: bool, licence: str) -> dict[
 
 
 def hub_id(base: str) -> str:
-    """What the hub calls a base model; "" of a directory, packaged or random weights."""
+    """The hub's id of a base model; "" for a directory, and for packaged or random weights."""
     known = _IDS.get(base, "")
     named = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".") and not pathlib.Path(base).exists()
     return known or (base if named else "")
@@ -134,8 +135,8 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
     base, licence = config.model.path or "random weights", licence_of(config.model.path)
     code = read_json(workdir / "code.json", "remove it") if (workdir / "code.json").is_file() else {}
     rows = {
-        "base": f"{hub_id(base) or _private(base)}{f', licence {licence}' if licence else ', licence not stated'}",
-        "questions": f"{_private(config.data.train)}{_range(config.data.train_range)}",
+        "base": f"{hub_id(base) or without_directories(base)}{f', licence {licence}' if licence else ', licence not stated'}",
+        "questions": f"{without_directories(config.data.train)}{_range(config.data.train_range)}",
         **{f"knowledge base `{name}`": _knowledge(one) for name, one in config.knowledge.items()},
         "steps": f"{config.steps if step is None else step}{'' if step is None else f' of {config.steps}'}",
         "a step": f"{config.rollout.examples} questions, {config.rollout.samples} attempts each"
@@ -146,13 +147,13 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
         "exported with": _code(code_version()) or "a version that is not known",
     }
     return "\n".join(
-        ["## Training", "", "| | |", "|---|---|", *(f"| {key} | {_cell(one)} |" for key, one in rows.items())]
+        ["## Training", "", "| | |", "|---|---|", *(f"| {key} | {markdown_cell(one)} |" for key, one in rows.items())]
     )
 
 
 def _knowledge(one: Any) -> str:
-    encoder = f", encoder {_private(one.encoder)}" if one.encoder and one.kind.startswith("dense") else ""
-    return f"{one.kind} of {_private(one.source or one.directory)}{encoder}"
+    encoder = f", encoder {without_directories(one.encoder)}" if one.encoder and one.kind.startswith("dense") else ""
+    return f"{one.kind} of {without_directories(one.source or one.directory)}{encoder}"
 
 
 def _code(code: Mapping[str, str]) -> str:
@@ -164,7 +165,7 @@ def _range(limits: Sequence[int]) -> str:
 
 
 def _results(workdir: pathlib.Path, step: int | None) -> str:
-    """The final table of the run, which is of its finished policy."""
+    """The run's final table of results, which are those of the finished policy."""
     path = workdir / "results.json"
     found = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
     if "sft" in found:
@@ -186,7 +187,7 @@ def _results(workdir: pathlib.Path, step: int | None) -> str:
     ]
     for name, row in table.items():
         cells = [f"{row[column]:.3f}" if column in row else "" for column in columns]
-        lines.append(f"| {_cell(name)} | {' | '.join(cells)} | {row.get('n', '')} |")
+        lines.append(f"| {markdown_cell(name)} | {' | '.join(cells)} | {row.get('n', '')} |")
     return "\n".join(lines)
 
 
@@ -197,7 +198,7 @@ def _settings(config: TrainConfig) -> str:
         key: value if isinstance(value, str | int | float | bool) else json.loads(json.dumps(value))
         for key, value in rows.items()
     }
-    lines = [f"{key} = {_private(json.dumps(value, ensure_ascii=False))}" for key, value in shown.items()]
+    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in shown.items()]
     return "\n".join(
         [
             "<details><summary>Settings that differ from the defaults</summary>",
@@ -209,12 +210,3 @@ def _settings(config: TrainConfig) -> str:
             "</details>",
         ]
     )
-
-
-def _private(text: str) -> str:
-    """Without the directories of this machine: `/home/me/corpus.jsonl` is `corpus.jsonl`."""
-    return re.sub(r"(?:(?<=^)|(?<=[\s\"',:(]))~?/(?:[^\s\"',:()]*/)?([^\s\"',:()/]+)", r"\1", text)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

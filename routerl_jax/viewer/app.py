@@ -1,7 +1,7 @@
-"""The ASGI application of the viewer: the page's files, and what it asks for, as JSON.
+"""The ASGI application of the viewer: the files of the page, and its data as JSON.
 
-It only reads. Requests must name a host that it is known by, so that no other site's page can reach it by a name of its own
-(DNS rebinding); the page may run no script but its own files', whatever stands in a record.
+It only reads. A request must name one of its hosts, so that the page of another site can't reach it under a name of its own
+(DNS rebinding). The page may run only its own script files, whatever a record contains.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HEADERS = {
 }
 
 
-class Viewer:
+class ViewerState:
     """The state behind the application: runs, their curves, the index of their episodes."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
@@ -51,8 +51,8 @@ class Viewer:
             raise ValueError(f"there is no run {name!r} here; there are: {', '.join(run.name for run in self.runs)}")
         return self._curves.setdefault(name, Curves(run))
 
-    def state(self) -> dict[str, Any]:
-        """What the page polls: of each run how far it is; the index's version and size."""
+    def status(self) -> dict[str, Any]:
+        """What the page polls: the progress of each run, and the version and size of the index."""
         runs = []
         for run in list(self.runs):
             rows, config = self.curves(run.name).rows, run.config()
@@ -81,7 +81,7 @@ class Viewer:
         }
 
     def episodes(self, query: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """A page of the episodes that pass a filter, counts of what they are, and the milliseconds that this took."""
+        """A page of the episodes that pass a filter, counts for each value of the filters, and the milliseconds it took."""
         started = time.perf_counter()
         chosen = read_filter(query)
         version = self.index.version
@@ -100,10 +100,10 @@ class Viewer:
 
 
 def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")) -> Starlette:
-    """The application over these runs; `app.state.viewer` is its Viewer.
+    """The application over these runs; `app.state.viewer` is its ViewerState.
 
     Args:
-      hosts: names under which it may be asked; "*" for any.
+      hosts: names that a request may give as its host; "*" for any.
     """
     with needs("the web page", "serve"):
         import orjson
@@ -113,7 +113,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         from starlette.responses import FileResponse, Response
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
-    viewer = Viewer(runs)
+    viewer = ViewerState(runs)
 
     def answer(find: Callable[[Request], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -139,8 +139,8 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
     def columns(request: Request) -> dict[str, Any]:
-        after, mark = (_whole(request.query_params.get(name, "0")) for name in ("after", "mark"))
-        return curves(request).columns(after, mark)
+        given = request.query_params
+        return curves(request).columns(_whole(given.get("after", "0")), given.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -151,7 +151,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
     app = Starlette(
         routes=[
             Route("/", lambda _: FileResponse(STATIC / "index.html")),
-            Route("/api/state", answer(lambda _: viewer.state())),
+            Route("/api/state", answer(lambda _: viewer.status())),
             Route("/api/metrics", answer(columns)),
             Route("/api/health", answer(lambda request: curves(request).health())),
             Route("/api/episodes", answer(lambda request: viewer.episodes(request.query_params.multi_items()))),
@@ -173,7 +173,8 @@ def _whole(text: str) -> int:
 
 
 class Guarded:
-    """Middleware that adds _HEADERS to every reply; what may change is asked for anew each time."""
+    """Middleware that adds _HEADERS to every reply. A reply that does not say how long it may be cached is checked again each
+    time."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""Metrics of runs as columns, sent on as they grow; and the health panel: what config.watch says of them."""
+"""The metrics of a run as columns, sent as they grow, and the health panel: what config.watch says of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from routerl_jax.training.watch import Alarm, Watch
 from routerl_jax.training.writer import read_metrics
 from routerl_jax.viewer.runs import Run
 
-# Metrics of the health panel, and what each tells; those that config.watch bounds are in it, too.
+# Metrics of the health panel, and what each means. The metrics that config.watch bounds are in the panel, too.
 _VITALS = {
     "reward/total": "mean reward of the step",
     "rollout/frac_reward_zero_std": "groups whose attempts are all rewarded alike: nothing to learn from",
@@ -34,34 +34,40 @@ _VITALS = {
     "rollout/tool_error_rate": "tool calls that failed",
 }
 
+_Stamp = tuple[int, ...]  # inode, size and time of change of a file; () where there is none
+_Read = tuple[_Stamp, list[dict[str, Any]]]
+
 
 class Curves:
     """The metrics of one run, read again when their file changes."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._stamp: tuple[int, ...] = ()
-        self._rows: list[dict[str, Any]] = []
-        self._health: tuple[tuple[int, ...], dict[str, Any]] | None = None
+        self._read: _Read = ((), [])
+        self._health: tuple[_Stamp, dict[str, Any]] | None = None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """All rows of metrics.jsonl so far."""
-        path = self.run.path / "metrics.jsonl"
-        try:
-            status = path.stat()
-        except OSError:
-            return []
-        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-        if stamp != self._stamp:
-            self._rows, self._stamp = read_metrics(self.run.path), stamp
-        return self._rows
+        return self._latest()[1]
 
-    def columns(self, after: int, mark: int) -> dict[str, Any]:
-        """Steps and values of every metric, from row `after` on; from the first on if `mark` is not that of the file any more,
-        as when the run was resumed and wrote its last rows anew."""
-        rows = self.rows
-        current = self._stamp[0] if self._stamp else 0
+    def _latest(self) -> _Read:
+        """The rows, and which state of the file they are of. Several threads ask, so both are kept as one value."""
+        try:
+            status = (self.run.path / "metrics.jsonl").stat()
+        except OSError:
+            return (), []
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        read = self._read
+        if stamp != read[0]:
+            read = self._read = stamp, read_metrics(self.run.path)
+        return read
+
+    def columns(self, after: int, mark: str) -> dict[str, Any]:
+        """Steps and values of every metric from row `after` on. From the first row on if the file is no longer the one of
+        `mark`: a resumed run writes its last rows again."""
+        stamp, rows = self._latest()
+        current = str(stamp[0]) if stamp else ""  # an inode may be larger than numbers of JavaScript are exact
         first = after if mark == current and after <= len(rows) else 0
         new = rows[first:]
         names = sorted({name for row in new for name, value in row.items() if _is_number(value) and name != "step"})
@@ -77,13 +83,14 @@ class Curves:
     def health(self) -> dict[str, Any]:
         """Alarms and vitals.
 
-        `alarms`: steps at which config.watch stops a run, and why. `vitals`: of each metric its last value, what bounds it,
-        what it tells, and "good", "bad" (out of its bounds now) or "unwatched".
+        `alarms` are the steps at which config.watch stops a run, with the reason. `vitals` has for each metric its last value,
+        its bound, its meaning, and whether it is "good", "bad" (out of its bounds now) or "unwatched".
         """
-        rows = self.rows
-        if self._health is None or self._health[0] != self._stamp:
-            self._health = self._stamp, _health(rows, watch_config(self.run))
-        return self._health[1]
+        stamp, rows = self._latest()
+        known = self._health
+        if known is None or known[0] != stamp:
+            known = self._health = stamp, _health(rows, watch_config(self.run))
+        return known[1]
 
 
 def watch_config(run: Run) -> WatchConfig:
@@ -110,7 +117,7 @@ def _health(rows: Sequence[Mapping[str, Any]], config: WatchConfig) -> dict[str,
                     "last": _rounded(values[-1]),
                     "recent": [_rounded(value) for value in values[-60:]],
                     "bound": bounds.get(name, ""),
-                    "tells": _VITALS.get(name, ""),
+                    "meaning": _VITALS.get(name, ""),
                     "state": "bad" if values[-1] is None else state,
                 }
             )
@@ -124,7 +131,7 @@ def _health(rows: Sequence[Mapping[str, Any]], config: WatchConfig) -> dict[str,
 
 
 def _alarms(watch: Watch, rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
-    """What the watch says of these rows; of an alarm that lasts, its beginning."""
+    """The alarms of these rows. An alarm that lasts is given once, at its beginning."""
     alarms: list[Alarm] = []
     lasting = ""
     for row in rows:

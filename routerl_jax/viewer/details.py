@@ -1,4 +1,4 @@
-"""One episode with all that belongs to it: its record, its group, its forks, and the same question elsewhere."""
+"""One episode: its record, its group, its forks, and other episodes of the same question."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from routerl_jax.viewer.follow import read_record
 from routerl_jax.viewer.index import _BITS, Index
 from routerl_jax.viewer.summary import FAILURES
 
-_RELATED = 200  # episodes of a kind that are told of
+_RELATED = 200  # most related episodes of a kind
 
 
 def key_of(index: Index, row: int) -> str:
-    """What names a record in the page's address: its run, file and line."""
+    """The name of a record in the page's address: its run, file and line."""
     place = index.place(row)
     run = index.runs[place.run]
     return f"{run.name}|{place.path.relative_to(run.path)}|{place.line}"
@@ -41,6 +41,7 @@ def row_of(index: Index, key: str) -> int:
 def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
     """A row of a list of episodes."""
     one = rows[row]
+    question, text = index.questions.all[one["question"]]
     kbs = [name for number, name in enumerate(index.kbs.all) if int(one["kbs"]) >> min(number, _BITS) & 1]
     return {
         "key": key_of(index, row),
@@ -48,8 +49,8 @@ def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
         "source": index.sources.all[one["source"]],
         "step": int(one["step"]),
         "sample": int(one["sample"]),
-        "id": index.questions.all[one["question"]],
-        "question": index.texts[one["question"]],
+        "id": question,
+        "question": text,
         "answer": index.answers[row],
         "reward": _number(one["reward"]),
         "advantage": _number(one["advantage"]),
@@ -61,18 +62,18 @@ def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
         "forked": bool(one["forked"]),
         "kbs": kbs,
         "failures": [name for bit, name in enumerate(FAILURES) if int(one["failures"]) >> bit & 1],
-        "datasets": sorted(index.dataset_sets[one["datasets"]]),
+        "datasets": sorted(index.dataset_sets.all[one["datasets"]]),
     }
 
 
 def details(index: Index, row: int) -> dict[str, Any]:
-    """The record of a row, with numbers in the place of its pictures (`picture`), and its relatives.
+    """The record of a row and its related episodes. Pictures in the record are replaced by numbers (`picture`).
 
-    `siblings`: other attempts at the question in the same step or evaluation. `forks`: all ways of the same attempt.
-    `elsewhere`: the same question at other steps, in other evaluations and runs.
+    `siblings` are the other attempts at the question in the same step or evaluation, `forks` all branches of the same attempt,
+    `elsewhere` the same question at other steps, in evaluations and in other runs.
 
     Raises:
-      ValueError: the record has changed meanwhile.
+      ValueError: the record has changed meanwhile, or is gone.
     """
     rows = index.snapshot()
     place = index.place(row)
@@ -96,9 +97,9 @@ def details(index: Index, row: int) -> dict[str, Any]:
 
 
 def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
-    """A picture that a record names, by its number in `details`: the file's bytes and its format ("png", "jpeg", ..).
+    """A picture of a record, by its number in `details`: the file's bytes and its format ("png", "jpeg", ..).
 
-    Nothing is read but what the record names, and of that only what is a picture.
+    Only files that the record names are read, and only if they are pictures.
 
     Raises:
       ValueError: there is no such picture, or it can't be read (any more).
@@ -131,12 +132,12 @@ def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> li
 
 
 def _numbered(value: Any, numbers: dict[str, int]) -> Any:
-    """A copy in which the pictures, under the keys `image` and `images`, are numbers, from 0 on in the order in which they
-    are met; None where there is none. What a call searched for is a digest, and stays."""
+    """A copy in which the pictures (under the keys `image` and `images`) are numbers from 0 on, in the order of their first
+    place; None where there is no picture. The `image` of a call is a digest, and stays."""
     if isinstance(value, Mapping):
         made = {}
         for key, item in value.items():
-            if key == "images":
+            if key == "images" and isinstance(item, list):
                 made[key] = [_number_of(image, numbers) for image in item]
             elif key == "image" and "tool" not in value:
                 made[key] = _number_of(item, numbers)

@@ -1,4 +1,4 @@
-"""Which episodes a reader wants to see: a filter as the page writes it in its address, and the rows that pass it."""
+"""The filter of episodes: as the page's address has it, and the rows of the index that pass it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _LIMIT = 200  # rows of a page, at most
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Values of one name are alternatives; different names all count.
+    """What an episode must have to be shown: for each field that is set, one of its values.
 
     Attributes:
-      run, source, kb, failure, dataset, correct: names; () for all. "none" of failures is an episode without any, "(no search)"
-        of knowledge bases one that searched none.
-      ranges: (least, most) of columns in RANGES; an episode that has no such number passes none.
-      text: words that it says or has retrieved.
-      question: the id of its question.
-      order: of _ORDERS; "-" for the largest first.
+      run, source, kb, failure, dataset, correct: names; () for all. The failure "none" means an episode without any, the
+        knowledge base "(no search)" an episode without a search.
+      ranges: (least, most) of columns in RANGES. An episode without such a number passes no range.
+      text: words in the episode or in a passage that it retrieved.
+      question: the id of the question.
+      order: one of _ORDERS; "-" means the largest first.
     """
 
     run: tuple[str, ...] = ()
@@ -98,7 +98,8 @@ def _count(name: str, value: str) -> int:
 
 
 def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.ndarray, " R"]]:
-    """For each thing that the filter says, which of a snapshot's rows pass it; "" is that their file still holds them."""
+    """For each field of the filter that is set, the rows of a snapshot that pass it. The mask "" holds the rows whose file
+    still has them."""
     made = {"": rows["alive"].copy()}
     if chosen.run:
         numbers = [number for number, run in enumerate(index.runs) if run.name in chosen.run]
@@ -120,19 +121,20 @@ def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.n
     for column, (least, most) in chosen.ranges.items():
         made[column] = (rows[column] >= np.asarray(least, np.float32)) & (rows[column] <= np.asarray(most, np.float32))
     if chosen.question:
-        made["question"] = rows["question"] == index.questions.find(chosen.question)
+        numbers = [number for number, (name, _) in enumerate(index.questions.all) if name == chosen.question]
+        made["question"] = np.isin(rows["question"], numbers)
     if chosen.text:
         made["text"] = index.with_text(chosen.text, rows)
     return made
 
 
 def passing(made: Mapping[str, Bool[np.ndarray, " R"]], without: str = "") -> Bool[np.ndarray, " R"]:
-    """Which rows pass all of the masks, but for one of a name."""
+    """The rows that pass all masks, or all but the mask of one name."""
     return np.logical_and.reduce([mask for name, mask in made.items() if not name or name != without])
 
 
 def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int[np.ndarray, " N"]:
-    """Numbers of the rows that pass, in order; those that lack the number come last."""
+    """Numbers of the rows that pass, in order. Rows without the number that orders them come last."""
     numbers = np.flatnonzero(passes)
     if order in ("new", "old"):
         by_place = np.lexsort((rows["line"][numbers], rows["source"][numbers], rows["run"][numbers]))
@@ -147,15 +149,14 @@ def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int
 def facets(
     index: Index, rows: np.ndarray, made: Mapping[str, Bool[np.ndarray, " R"]]
 ) -> dict[str, list[tuple[str, int]]]:
-    """How many rows there are of each run, source, knowledge base, failure, data set and outcome among those that pass all that
-    the filter says of other things: what one more choice would show."""
+    """For each value of the filters, the number of rows that it would show beside the other filters that are set."""
 
     def others(name: str, column: str) -> np.ndarray:
         return rows[column][passing(made, name)]
 
-    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets))
+    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets.all))
     of_set: dict[str, int] = {}
-    for names, count in zip(index.dataset_sets, sets.tolist()):
+    for names, count in zip(index.dataset_sets.all, sets.tolist()):
         for name in names:
             of_set[name] = of_set.get(name, 0) + count
     kbs, failed, correct = others("kb", "kbs"), others("failure", "failures"), others("correct", "correct")

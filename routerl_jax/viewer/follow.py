@@ -1,8 +1,10 @@
-"""Fills the index from the runs' files, and goes on as they grow."""
+"""Fills the index from the files of the runs, and follows the files as they grow."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import pathlib
 import threading
@@ -13,7 +15,7 @@ from typing import Any
 import orjson
 from absl import logging
 
-from routerl_jax.viewer.index import Index, Place
+from routerl_jax.viewer.index import Index, Location
 from routerl_jax.viewer.runs import Run, controls_of
 from routerl_jax.viewer.summary import Summary, summarise
 
@@ -23,7 +25,7 @@ _PAUSE = 1.0  # seconds between two looks at the files
 
 @dataclasses.dataclass
 class _File:
-    """How far a file was read: its identity, bytes and lines."""
+    """How far a file was read, in bytes and lines, and its inode and time of change then."""
 
     inode: int
     changed: int
@@ -32,14 +34,14 @@ class _File:
 
 
 class Follower:
-    """Looks at the runs' files again and again, in a thread of its own.
+    """A thread that reads the files of the runs, and looks every second for what is new.
 
-    A file that has grown is read on from where it ended (a line that is not whole yet is left for later); one that was written
-    anew is read anew. Controls that a run begins meanwhile are added to `runs`.
+    A file that has grown is read from where it ended; an incomplete last line is left for later. A file that was replaced is
+    read again from its beginning. Controls that a run begins meanwhile are added to `runs`.
 
     Attributes:
-      skipped: of each file, how many of its lines are no episode records.
-      settled: whether all that was there at the first look is in the index.
+      skipped: for each file, the number of its lines that are no episode records.
+      settled: whether the first look at all files is done.
     """
 
     def __init__(self, runs: list[Run], index: Index) -> None:
@@ -81,8 +83,8 @@ class Follower:
         while not self._ended.is_set():
             try:
                 self.look()
-            except OSError as error:
-                logging.warning("%s", error)
+            except Exception:  # the page goes on with what it has
+                logging.exception("the index could not be brought up to date; next try in %g s", _PAUSE)
             self._ended.wait(_PAUSE)
 
     def _read(self, number: int, run: Run, path: pathlib.Path, source: str) -> None:
@@ -97,13 +99,13 @@ class Follower:
         if known.changed == status.st_mtime_ns and known.offset == status.st_size:
             return
         known.changed = status.st_mtime_ns
-        batch: list[tuple[Place, Summary, str | None]] = []
+        batch: list[tuple[Location, Summary, str | None]] = []
         with path.open("rb") as file:
             for line, offset, content in _whole_lines(file, known):
                 record = _record(content)
                 try:
                     summary = summarise(record, run.normalizer)
-                    place = Place(number, source, path, line, offset, len(content))
+                    place = Location(number, source, path, line, offset, len(content))
                     batch.append((place, summary, record["prediction"]))
                 except (KeyError, TypeError, AttributeError, ValueError):
                     self.skipped[str(path)] = self.skipped.get(str(path), 0) + 1
@@ -132,15 +134,20 @@ def _whole_lines(file: Any, known: _File) -> Iterator[tuple[int, int, bytes]]:
 def _record(content: bytes) -> Any:
     try:
         return orjson.loads(content)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError:  # it knows no NaN, which the numbers of a run that goes wrong may be
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(content)
         return None
 
 
-def read_record(place: Place) -> dict[str, Any]:
-    """The record that stands there. Raises ValueError if it no longer does."""
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        record = _record(file.read(place.size))
+def read_record(place: Location) -> dict[str, Any]:
+    """The record at a place. Raises ValueError if it is no longer there."""
+    try:
+        with place.path.open("rb") as file:
+            file.seek(place.offset)
+            record = _record(file.read(place.size))
+    except OSError as error:
+        raise ValueError(f"{place.path}: can't be read ({error.strerror}); reload the page") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place.path}, line {place.line + 1}: the record has changed meanwhile; reload the page")
     return record

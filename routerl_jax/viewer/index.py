@@ -1,11 +1,12 @@
-"""Episodes of all runs as columns, filled in the background while the page is asked; records stay in their files."""
+"""The index of the episodes of all runs, as columns of numbers. It grows in the background; records stay in their files."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -40,29 +41,31 @@ _ROW = np.dtype(
 )
 _BITS = 63  # knowledge bases that have a bit of their own; further ones share the last
 
+K = TypeVar("K", bound=Hashable)
 
-class Names:
+
+class Names(Generic[K]):
     """Numbers for names, in the order in which they come."""
 
     def __init__(self) -> None:
-        self.all: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self.all: list[K] = []
+        self._numbers: dict[K, int] = {}
 
-    def number(self, name: str) -> int:
+    def number(self, name: K) -> int:
         """The name's number, a new one if it has none."""
         if name not in self._numbers:
             self._numbers[name] = len(self.all)
             self.all.append(name)
         return self._numbers[name]
 
-    def find(self, name: str) -> int:
+    def find(self, name: K) -> int:
         """The name's number, -1 if it has none."""
         return self._numbers.get(name, -1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a record stands: which line of a file of a run, from which byte on, and of how many bytes."""
+class Location:
+    """The place of a record: its run, file, line, first byte and number of bytes."""
 
     run: int
     source: str
@@ -73,23 +76,21 @@ class Place:
 
 
 class Index:
-    """The columns. One thread adds; any number read, each from a `snapshot`, which later additions leave as it is.
+    """The columns. One thread adds rows. Other threads read a `snapshot`, which later additions do not change.
 
     Attributes:
       runs: by their number in the column `run`.
-      questions, texts: ids of questions, and what each asks.
+      questions: (id, text) of each. Data sets number their questions from 0 on, so an id alone may be that of several.
     """
 
     def __init__(self, runs: list[Run]) -> None:
         self.runs = runs
-        self.sources, self.files, self.kbs, self.questions, self.datasets = (Names() for _ in range(5))
-        self.texts: list[str] = []
-        self.dataset_sets: list[frozenset[str]] = []
+        self.sources, self.files, self.kbs = Names[str](), Names[str](), Names[str]()
+        self.questions = Names[tuple[str, str]]()
+        self.dataset_sets = Names[frozenset[str]]()
         self.said: list[str] = []  # of each row, the words to search
         self.answers: list[str | None] = []  # of each row
-        self.passages: list[str] = []  # each text once
-        self._passage_numbers: dict[str, int] = {}
-        self._set_numbers: dict[frozenset[str], int] = {}
+        self.passages = Names[str]()  # texts
         self._lock = threading.Lock()
         self._rows = np.zeros(1024, _ROW)
         self._count = 0
@@ -101,15 +102,15 @@ class Index:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, found: Iterable[tuple[Place, Summary, str | None]]) -> None:
-        """Appends episodes: where each is, its summary and its answer."""
+    def add(self, found: Iterable[tuple[Location, Summary, str | None]]) -> None:
+        """Appends episodes, each with its place, summary and answer."""
         with self._lock:
             for place, summary, answer in found:
                 self._append(place, summary, answer)
             self.version += 1
 
     def forget(self, path: pathlib.Path) -> None:
-        """The file was written anew, or is gone: its rows count no more."""
+        """Drops the rows of a file that was replaced or is gone."""
         with self._lock:
             file = self.files.find(str(path))
             rows = self._rows[: self._count]
@@ -126,43 +127,36 @@ class Index:
         """The row of a record; None where the index has none (any more)."""
         return self._lines.get((self.files.find(str(path)), line))
 
-    def place(self, row: int) -> Place:
-        """Where a row's record stands."""
+    def place(self, row: int) -> Location:
+        """The place of a row's record."""
         one = self._rows[row]
         path = pathlib.Path(self.files.all[one["file"]])
         source = self.sources.all[one["source"]]
-        return Place(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
+        return Location(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
 
     def with_text(self, needle: str, rows: np.ndarray) -> Bool[np.ndarray, " R"]:
-        """Which rows say these words, in their own or in a retrieved passage; case does not matter."""
+        """The rows that have these words in their own texts or in a retrieved passage. Case does not matter."""
         needle = needle.lower()
         hits = np.fromiter((needle in text for text in self.said[: len(rows)]), bool, len(rows))
         with self._lock:
-            pairs, passages = self._pairs[: self._pair_count], len(self.passages)
-        of_passage = np.fromiter((needle in text for text in self.passages[:passages]), bool, passages)
+            pairs, passages = self._pairs[: self._pair_count], self.passages.all[:]
+        of_passage = np.fromiter((needle in text for text in passages), bool, len(passages))
         retrieved = pairs[of_passage[pairs[:, 0]], 1] if passages else np.zeros(0, np.int32)
         hits[retrieved[retrieved < len(rows)]] = True
         return hits
 
     def bits(self, names: Iterable[str]) -> np.uint64:
-        """Of knowledge bases; names that nothing has searched have none."""
+        """The bits of these knowledge bases in the column `kbs`. Names that no episode has searched have none."""
         numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 
-    def _append(self, place: Place, summary: Summary, answer: str | None) -> None:
+    def _append(self, place: Location, summary: Summary, answer: str | None) -> None:
         row = self._count
         if row == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
-        question = self.questions.number(summary.question)
-        if question == len(self.texts):
-            self.texts.append(summary.text)
+        question = self.questions.number((summary.question, summary.text))
         file = self.files.number(str(place.path))
         numbers = [min(self.kbs.number(name), _BITS) for name in sorted(summary.kbs)]
-        if summary.datasets not in self._set_numbers:
-            self._set_numbers[summary.datasets] = len(self.dataset_sets)
-            self.dataset_sets.append(summary.datasets)
-            for name in sorted(summary.datasets):
-                self.datasets.number(name)
         self._rows[row] = (
             True,
             place.run,
@@ -184,7 +178,7 @@ class Index:
             summary.forked,
             sum(1 << number for number in set(numbers)),
             sum(1 << FAILURES.index(name) for name in summary.failures),
-            self._set_numbers[summary.datasets],
+            self.dataset_sets.number(summary.datasets),
         )
         self.said.append(summary.said)
         self.answers.append(answer)
@@ -194,15 +188,12 @@ class Index:
 
     def _retrieved(self, row: int, passages: Iterable[str]) -> None:
         for text in dict.fromkeys(passages):
-            number = self._passage_numbers.setdefault(text, len(self.passages))
-            if number == len(self.passages):
-                self.passages.append(text)
             if self._pair_count == len(self._pairs):
                 self._pairs = np.concatenate([self._pairs, np.zeros_like(self._pairs)])
-            self._pairs[self._pair_count] = (number, row)
+            self._pairs[self._pair_count] = (self.passages.number(text), row)
             self._pair_count += 1
 
 
 def sets_with(index: Index, name: str) -> Int[np.ndarray, " S"]:
     """Numbers of the sets of data sets in which a name is."""
-    return np.asarray([number for number, names in enumerate(index.dataset_sets) if name in names], int)
+    return np.asarray([number for number, names in enumerate(index.dataset_sets.all) if name in names], int)

@@ -1,4 +1,4 @@
-"""What the viewer looks at: directories of runs, and the files of episode records in them."""
+"""The directories of runs that the viewer shows, and the files of episode records in them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ TRAINING = "training"  # the source of records of training steps
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A directory that launch.train or launch.evaluate wrote, under the name that it has on the page.
+    """A directory of launch.train or launch.evaluate.
 
     Attributes:
-      normalizer: how its answers are compared.
+      name: the run's name on the page.
+      normalizer: how answers are normalised before they are compared.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The viewer under uvicorn, for the one who looks."""
+"""Runs the viewer's server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from routerl_jax.viewer.runs import Run
 def serve(runs: Sequence[Run], host: str, port: int) -> None:
     """Serves until SIGTERM or SIGINT; prints the address.
 
-    Anybody who reaches the host and port can read the records. A host other than this machine's own is answered under any name.
+    Anybody who reaches the host and port can read the records. On this machine's own address a request must name it as its
+    host; on others any name will do.
 
     Raises:
-      ValueError: nobody can listen there, or a package is missing.
+      ValueError: it can't listen there, or a package is missing.
     """
     own = host in ("127.0.0.1", "localhost", "::1")
     app = create_app(runs, **({} if own else {"hosts": ("*",)}))

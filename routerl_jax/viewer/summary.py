@@ -1,4 +1,4 @@
-"""What the index keeps of an episode record: the numbers that one filters by, and the words that one searches."""
+"""The summary of an episode record for the index: the numbers to filter by, and the words to search."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ FAILURES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """An episode in numbers and words.
+    """The numbers and words of an episode.
 
     Attributes:
       reward, advantage: nan where the record has none.
       correct: 1 or 0 by exact match, -1 where there is no gold answer.
-      trained: 1 or 0 whether the episode was learnt from, -1 where the record does not say.
+      trained: 1 if the step learnt from the episode, 0 if not, -1 where the record does not say.
       tokens: sampled tokens of all turns.
       kbs: names of the knowledge bases that were searched.
       failures: of FAILURES.
-      datasets: what the question's metadata says of its data set, kind and type.
+      datasets: data set, kind and type of the question, from its metadata.
       said: question, gold answers, answer, thoughts and queries in lower case.
       passages: texts of the retrieved passages in lower case, titles included.
     """
@@ -77,15 +77,15 @@ def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
     return Summary(
         question=str(record["id"]),
         text=record["question"],
-        sample=int(record["sample"]),
-        step=int(record.get("step", -1)),
+        sample=_count(record["sample"]),
+        step=_count(record.get("step", -1)),
         reward=_number(rewards.get("total")),
         advantage=_number(record.get("advantage")),
         correct=int(_right(record["prediction"], golds, normalizer)) if golds else -1,
-        trained=int(record.get("trained", -1)),
+        trained=int(bool(record["trained"])) if "trained" in record else -1,
         turns=len(turns),
         searches=len(calls),
-        tokens=sum(turn["tokens"] for turn in turns),
+        tokens=_count(sum(turn["tokens"] for turn in turns)),
         forked=bool(record.get("branches")),
         kbs=frozenset(call["tool"] for call in calls),
         failures=frozenset(_failures(record, calls, actions)),
@@ -124,6 +124,12 @@ def _datasets(metadata: Mapping[str, Any]) -> list[str]:
 @functools.lru_cache(65536)
 def _right(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
     return exact_match(prediction, list(golds), normalizer)
+
+
+def _count(value: Any) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{value!r} is no number that the index can hold")
+    return int(value)
 
 
 def _number(value: Any) -> float:

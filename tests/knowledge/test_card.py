@@ -13,7 +13,7 @@ def test_what_a_card_says(tmp_path: pathlib.Path) -> None:
         count=12_345,
         corpus="/home/me/secret/corpus.jsonl.gz",
         corpus_sha256="ab12",
-        config={"encoder": "/home/me/secret/encoder", "shard_size": 64},
+        config={"encoder": "/home/me/secret/encoder", "shard_size": 64, "parts": ["/home/me/secret/a.jsonl"]},
         created="2026-11-26T12:00:00+00:00",
         embedding=Embedding(encoder="/home/me/secret/encoder", digest="cd34", dim=384, query_prefix="query: |"),
         index={"backend": "exact"},
@@ -35,6 +35,7 @@ def test_what_a_card_says(tmp_path: pathlib.Path) -> None:
         "| index | exact |",
         'encoder = "encoder"',
         "shard_size = 64",
+        'parts = ["a.jsonl"]',
     ):
         assert line in lines, line
     assert "secret" not in "\n".join(lines)

@@ -12,8 +12,8 @@ import openai
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.serving.app import Served, create_app
+from routerl_jax.serving.generator import Admission
 from routerl_jax.serving.policy import PolicyModel
-from routerl_jax.serving.writer import Queue
 from tests.knowledge.serving.servers import running
 
 TEMPLATE = (
@@ -28,7 +28,7 @@ class Server:
 
     url: str
     engine: Engine
-    queue: Queue
+    admission: Admission
 
     def client(self, **options: Any) -> openai.OpenAI:
         """A client that does not try again."""
@@ -44,9 +44,9 @@ class Server:
 @contextlib.contextmanager
 def serving(engine: Engine, *, most: int = 256, token: str = "", tags: tuple[str, ...] = ()) -> Iterator[Server]:
     """A server of one policy, called tiny."""
-    loop, queue = EngineLoop(engine), Queue(most)
+    loop, admission = EngineLoop(engine), Admission(most)
     served = Served(
-        models={"tiny": PolicyModel(loop, queue, tags)}, busy=lambda: "", body_bytes=1 << 20, close=loop.close
+        models={"tiny": PolicyModel(loop, admission, tags)}, busy=lambda: "", body_bytes=1 << 20, close=loop.close
     )
     with running(create_app(served, token=token)) as url:
-        yield Server(url=url, engine=engine, queue=queue)
+        yield Server(url=url, engine=engine, admission=admission)

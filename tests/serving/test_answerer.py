@@ -19,7 +19,7 @@ from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.serving.answerer import AnswererModel
 from routerl_jax.serving.app import Served, create_app
-from routerl_jax.serving.writer import Queue
+from routerl_jax.serving.generator import Admission
 from tests import tiny
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 from tests.knowledge.serving.servers import running, wait_until
@@ -27,10 +27,10 @@ from tests.serving.served import Server
 
 
 def serving(engine: Any, agent: Any, tools: Any) -> Any:
-    loop, queue = EngineLoop(engine), Queue(100)
-    model = AnswererModel(loop, queue, LiveAgent(agent, loop, tools, 20), tools)
+    loop, admission = EngineLoop(engine), Admission(100)
+    model = AnswererModel(loop, admission, LiveAgent(agent, loop, tools, 20), tools)
     served = Served(models={"answers": model}, busy=lambda: "", body_bytes=1 << 20, close=loop.close)
-    return create_app(served), queue
+    return create_app(served), admission
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -54,9 +54,9 @@ class Scripted(ScriptedEngine):
 def scripted() -> Iterator[tuple[Server, dict[str, Any], Any]]:
     engine: Any = Scripted()
     tools = knowledge()
-    app, queue = serving(engine, AGENT, tools)
+    app, admission = serving(engine, AGENT, tools)
     with running(app) as url:
-        yield Server(url=url, engine=engine, queue=queue), tools, engine
+        yield Server(url=url, engine=engine, admission=admission), tools, engine
 
 
 def test_a_reply_names_what_it_rests_on(scripted: tuple[Server, dict[str, Any], Any]) -> None:
@@ -109,7 +109,7 @@ def test_64_questions_at_once_share_searches(scripted: tuple[Server, dict[str, A
     assert [sum(map(len, batches[name])) for name in ("text", "table")] == [64, 32]
     assert len(batches["text"]) < 64  # a search of its own for each would be 64
     assert engine.live == []
-    assert server.queue.open == 0
+    assert server.admission.open == 0
 
 
 @pytest.mark.parametrize(
@@ -133,6 +133,18 @@ def test_refusals(scripted: tuple[Server, dict[str, Any], Any], changes: dict[st
         client.completions.create(model="answers", prompt="x")
 
 
+def test_what_is_no_picture_is_the_clients_mistake(
+    scripted: tuple[Server, dict[str, Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _, engine = scripted
+    monkeypatch.setattr(engine, "images", object(), raising=False)  # it sees
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": "x"}, part]}]
+    with pytest.raises(openai.BadRequestError, match="not an image") as caught:
+        server.client().chat.completions.create(model="answers", messages=messages)
+    assert caught.value.param == "messages[0].content[1]"
+
+
 class Reader(Agent):
     """Searches for what it writes first, and answers with what it writes then."""
 
@@ -150,7 +162,7 @@ def test_answers_are_those_of_the_driver() -> None:
     examples = [Example(id=f"seed {i}", question=f"What is {i}?", answers=()) for i in range(6)]
     expected = [one.answer or "" for one in run(Reader(), examples, engine, tools, sampling=Sampling(temperature=1.0))]
     assert len(set(expected)) == 6
-    app, queue = serving(engine, Reader(), tools)
+    app, admission = serving(engine, Reader(), tools)
 
     async def all_of_them(client: openai.AsyncOpenAI) -> list[str]:
         async with client:
@@ -165,7 +177,7 @@ def test_answers_are_those_of_the_driver() -> None:
         return [reply.choices[0].message.content or "" for reply in replies]
 
     with running(app) as url:
-        server = Server(url=url, engine=engine, queue=queue)
+        server = Server(url=url, engine=engine, admission=admission)
         assert asyncio.run(all_of_them(server.async_client())) == expected
         with pytest.raises(openai.BadRequestError) as caught:
             server.client().chat.completions.create(model="answers", messages=ask("long " * 300))
@@ -182,15 +194,15 @@ def test_who_hangs_up_gives_its_rows_back_while_a_search_lasts() -> None:
             return super().search(queries, k)
 
     engine: Any = Scripted()
-    app, queue = serving(engine, AGENT, knowledge(text=Slow()))
+    app, admission = serving(engine, AGENT, knowledge(text=Slow()))
     with running(app) as url:
-        client = Server(url=url, engine=engine, queue=queue).client()
+        client = Server(url=url, engine=engine, admission=admission).client()
         held = client.chat.completions.create(model="answers", messages=ask("capital?"), seed=1, n=8, stream=True)
         next(iter(held))
         assert Slow.begun.wait(60)
-        assert (queue.open, len(engine.live)) == (8, 8)
+        assert (admission.open, len(engine.live)) == (8, 8)
         held.close()
-        wait_until(lambda: not queue.open and not engine.live)
+        wait_until(lambda: not admission.open and not engine.live)
         assert not Slow.over.is_set()
         Slow.over.set()
         reply = client.chat.completions.create(model="answers", messages=ask("capital?"), seed=1)

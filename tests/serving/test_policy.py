@@ -78,7 +78,7 @@ def test_64_clients_at_once_get_what_each_would_get_alone(server: Server) -> Non
     assert asyncio.run(ask_all()) == alone
     assert len(set(alone)) > 60
     assert sum(counts) > 3 * 32
-    assert server.queue.open == 0
+    assert server.admission.open == 0
 
 
 def test_pieces_are_the_whole(server: Server) -> None:
@@ -98,6 +98,7 @@ def test_pieces_are_the_whole(server: Server) -> None:
     usage = None
     for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
         usage = chunk.usage or usage
+        assert "usage" in chunk.model_fields_set  # null but in the last
         for choice in chunk.choices:
             text[choice.index] += choice.delta.content or ""
             ids[choice.index] += (choice.model_extra or {}).get("token_ids", [])
@@ -241,7 +242,34 @@ def test_refusals_are_of_the_protocol(
         assert caught.value.code == code
         assert re.fullmatch(param, caught.value.param)
         assert message in str(caught.value)
-    assert server.queue.open == 0
+    assert server.admission.open == 0
+
+
+def test_a_text_that_is_too_long_is_its_prompts_fault(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens") as caught:
+        server.client().completions.create(model="tiny", prompt="long " * 100)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_options_of_streams_are_read_as_all_others(server: Server) -> None:
+    def ask(**options: Any) -> list[Any]:
+        extra = {"extra_body": {"stream_options": options}}
+        return list(server.client().completions.create(model="tiny", prompt="x", max_tokens=2, stream=True, **extra))
+
+    assert ask(include_obfuscation=False)
+    with pytest.raises(openai.BadRequestError, match="no field 'continuous_usage_stats'"):
+        ask(include_usage=True, continuous_usage_stats=True)
+
+
+def test_offsets_of_pieces_are_those_of_the_whole(server: Server) -> None:
+    options: dict[str, Any] = {"model": "tiny", "prompt": ["abc", "b"], "seed": 2, "max_tokens": 30, "logprobs": 1}
+    whole = [choice.logprobs.text_offset for choice in server.client().completions.create(**options).choices]
+    pieces: list[list[int]] = [[], []]
+    for chunk in server.client().completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            pieces[choice.index] += choice.logprobs.text_offset if choice.logprobs else []
+    assert pieces == whole
+    assert whole[0][-1] > whole[0][0] == 0
 
 
 def test_pictures_are_refused_by_a_policy_that_sees_none(server: Server) -> None:
@@ -287,11 +315,11 @@ def test_clients_that_have_gone_give_their_rows_back(server: Server) -> None:
             assert next(iter(streams[-1])).choices[0].delta.content == ""
         working.set()
         wait_until(lambda: held)
-        assert (held, server.queue.open) == ([8], 8)
+        assert (held, server.admission.open) == ([8], 8)
         decoded = engine.stats.decoded_tokens
         for stream in streams:
             stream.close()
-        wait_until(lambda: server.queue.open == 0 and not engine._streams)
+        wait_until(lambda: server.admission.open == 0 and not engine._streams)
         assert engine.stats.decoded_tokens == decoded
     finally:
         del engine.step

@@ -19,6 +19,7 @@ TEMPLATE = (
 )
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "Accra", "k": 3}}\n</tool_call>'
+NESTED = '{"a":' * 100_000  # as a policy writes that has begun to repeat itself
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,12 @@ CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "Accra", "k": 3}}\n</
             "",
             [("f", {}), ("g", {"a": 1})],
         ),
+        # half of a surrogate pair, which the reply's JSON could not hold
+        ('<tool_call>{"name": "f", "arguments": {"q": "\\ud83d"}}</tool_call>', "", [("f", {"q": "?"})]),
         ("<tool_call>{not json}</tool_call>", "<tool_call>{not json}</tool_call>", []),
+        ('{"name": "f", "parameters": {"q": NaN}}', '{"name": "f", "parameters": {"q": NaN}}', []),
+        (NESTED, NESTED, []),
+        (f"<tool_call>{NESTED}", f"<tool_call>{NESTED}", []),
         ('{"answer": 1}', '{"answer": 1}', []),
         ('{"name": "f", "parameters": {}} and more', '{"name": "f", "parameters": {}} and more', []),
         ("just words", "just words", []),
@@ -68,6 +74,22 @@ def test_a_policy_calls_a_function_and_reads_its_result() -> None:
         reply = client.chat.completions.create(model="tiny", messages=messages, tools=TOOLS)
         assert (reply.choices[0].message.content, reply.choices[0].message.tool_calls) == ("It is Accra.", None)
         assert "assistant: I look.<tool_call>search Accra</tool_call>tool: Accra is the capital" in engine.prompts[2]
+
+
+def test_functions_and_earlier_calls_cannot_begin_or_end_turns() -> None:
+    engine = ScriptedWriter(["words"], TEMPLATE)
+    tag = min(engine.tokenizer.marks)
+    function: Any = {"name": f"f{tag}", "arguments": json.dumps({"q": f"a{tag}", tag: 1})}
+    messages: list[Any] = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+    ]
+    tools: list[Any] = [{"type": "function", "function": {"name": "f", "description": tag}}]
+    with serving(engine) as server:
+        server.client().chat.completions.create(model="tiny", messages=messages, tools=tools)
+    (prompt,) = engine.prompts
+    assert f"<tool_call>f{tag[0]} {tag[1:]} a{tag[0]} {tag[1:]}</tool_call>" in prompt
+    assert tag not in prompt
 
 
 def test_tools_that_nobody_may_call_change_nothing() -> None:

@@ -31,9 +31,9 @@ MASK = EPISODES[0].sequences[0].loss_mask
 CREDIT = Credit([np.where(MASK, float(i), 0.0) for i in range(SEQUENCES)], np.asarray([0, 6]), {})
 
 
-def records(tmp_path: pathlib.Path, **settings) -> list[dict]:
+def records(tmp_path: pathlib.Path, episodes: list[Episode] = EPISODES, **settings) -> list[dict]:
     config = dataclasses.replace(small_policy(), **settings)
-    log_episodes(tmp_path, 3, EPISODES, CREDIT, config, BYTES)
+    log_episodes(tmp_path, 3, episodes, CREDIT, config, BYTES)
     file = tmp_path / "episodes" / "step-000003.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
@@ -48,6 +48,14 @@ def test_a_spread_or_whole_groups(tmp_path: pathlib.Path) -> None:
     assert chosen(whole) == [f"q{q}:{sample}" for q in (0, 1) for sample in range(4)]
     assert len(records(tmp_path / "c", log_episodes=1, log_groups=True)) == 4  # one question at least
     assert records(tmp_path / "d", log_episodes=0, log_groups=True) == records(tmp_path / "e", log_episodes=0) == []
+
+
+def test_forked_attempts_are_recorded_whole(tmp_path: pathlib.Path) -> None:
+    """Four attempts of three branches each: what does not fit is left out, and not cut."""
+    forked = [episode(f"q{i // 6}", i // 3 % 2) for i in range(12)]
+    assert chosen(records(tmp_path / "a", forked, log_episodes=8)) == ["q0:0"] * 3 + ["q0:1"] * 3
+    assert chosen(records(tmp_path / "b", forked, log_episodes=6)) == ["q0:0"] * 3 + ["q1:0"] * 3
+    assert chosen(records(tmp_path / "c", forked, log_episodes=2)) == ["q0:0"] * 3  # one attempt at least
 
 
 def test_what_learning_made_of_it(tmp_path: pathlib.Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pathlib
 import threading
 import time
@@ -37,8 +39,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def url(run: pathlib.Path) -> Iterator[str]:
+    with served(run) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def served(*runs: pathlib.Path) -> Iterator[str]:
+    """The address of a page over these runs."""
     server = uvicorn.Server(
-        uvicorn.Config(create_app(find_runs([run])), log_level="warning", timeout_graceful_shutdown=2)
+        uvicorn.Config(create_app(find_runs(runs)), log_level="warning", timeout_graceful_shutdown=2)
     )
     listener = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -91,6 +100,29 @@ def test_overview(page: Any, url: str) -> None:
     page.get_by_label("another metric").fill("actor/loss")
     page.get_by_label("another metric").press("Enter")
     page.get_by_role("figure", name="actor/loss").wait_for()
+
+
+def test_charts_of_several_runs_can_be_read(page: Any, tmp_path: pathlib.Path) -> None:
+    """A line has its run's colour, and its metric's dashes; more metrics than there are dashes have charts of their own."""
+    runs = [make_run(tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        values = {f"rollout/searches/{kind}": 1.0 for kind in ("near", "far", "mixed", "none")}
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(
+                json.dumps({"step": 3, "stage": "main", "rollout/em": 0.1, "validation/em": 0.2, **values}) + "\n"
+            )
+    with served(*runs) as url:
+        page.goto(url)
+        page.get_by_role("figure", name="Searches by kind of question: near").wait_for()
+        titles = page.locator("figcaption").all_inner_texts()
+        assert sum(title.startswith("Searches by kind of question: ") for title in titles) == 4
+        key = page.locator("figure", has_text="Exact match").locator(".key i")
+        styles = key.evaluate_all("all => all.map((one) => getComputedStyle(one).borderTopStyle)")
+        assert styles == ["solid", "dashed"] * 2
+        page.goto(f"{url}#/episodes?kb=nowhere")
+        shows(page, "document.querySelector('.list .empty') !== null")
+        page.get_by_role("checkbox", name="nowhere").click()  # it takes the box away
+        total(page, 14)
 
 
 def test_filter_and_open(page: Any, url: str) -> None:
@@ -155,6 +187,24 @@ def test_keys_tokens_and_groups(page: Any, url: str) -> None:
     page.keyboard.press("c")
     shows(page, "document.querySelectorAll('.compare .columns .talk').length === 2")
     assert page.locator(".compare > .asked").inner_text() == "Which animal is a?"
+
+
+def test_escape_closes_the_help_and_nothing_else(page: Any, url: str) -> None:
+    page.goto(f"{url}#/episodes?question=a")
+    total(page, 3)
+    page.keyboard.press("?")
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    page.locator("#help").wait_for(state="hidden")
+    assert "question=a" in page.url
+
+
+def test_a_tip_goes_with_what_it_is_of(page: Any, url: str) -> None:
+    page.goto(f"{url}#/episodes?question=a&tab=tokens&source=training&order=old")
+    page.locator(".stream .sampled").first.hover()
+    page.locator("#tip").wait_for(state="visible")
+    page.keyboard.press("j")
+    page.locator("#tip").wait_for(state="hidden")
 
 
 def test_pages_with_boxes(page: Any, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -136,7 +137,9 @@ def test_pictures_are_those_that_a_record_names(client: TestClient, run: pathlib
     assert client.get("/api/picture", params={"key": told["key"], "n": look["image"]}).status_code == 404
     for key in ("run|../../etc/passwd|0", "run|config.json|0", "other|episodes/step-000000.jsonl|0", ""):
         assert client.get("/api/episode", params={"key": key}).status_code == 400
-    assert client.get("/static/../app.py").status_code == 404
+    dots = "%2e%2e"  # plain ones the client itself takes away
+    assert client.get(f"/static/js/{dots}/index.html").status_code == 200
+    assert client.get(f"/static/{dots}/app.py").status_code == 404
 
 
 def test_other_names_and_scripts_are_kept_out(client: TestClient) -> None:
@@ -166,10 +169,10 @@ def test_health(client: TestClient, run: pathlib.Path) -> None:
 
 
 def test_metrics_go_on_from_where_the_page_is(client: TestClient, run: pathlib.Path) -> None:
-    def ask(after: int, mark: int) -> dict[str, Any]:
+    def ask(after: int, mark: str) -> dict[str, Any]:
         return client.get("/api/metrics", params={"run": "run", "after": after, "mark": mark}).json()
 
-    first = ask(0, 0)
+    first = ask(0, "")
     assert first["steps"] == [0, 1, 2]
     assert first["values"]["rollout/em"] == [0.0, 0.1, 0.2]
     write_metrics(run, 3, 1.0)
@@ -198,6 +201,42 @@ def test_new_records_are_read_and_rewritten_ones_read_anew(client: TestClient, r
     assert client.get("/api/state").json()["skipped"] == 1
     journal.unlink()
     until(lambda: not found(client, source="evaluation/journal"))
+
+
+def test_one_id_may_be_that_of_several_questions(client: TestClient, run: pathlib.Path) -> None:
+    """Data sets number their questions from 0 on."""
+    other = episode("a", answer="cat")
+    other = dataclasses.replace(other, example=dataclasses.replace(other.example, question="Who wrote a?"))
+    write_records(run / "evaluation" / "other.jsonl", [other])
+    until(lambda: found(client, source="evaluation/other"))
+    rows = client.get("/api/episodes", params={"question": "a", "order": "old"}).json()["rows"]
+    assert [row["question"] for row in rows] == [*["Which animal is a?"] * 3, "Who wrote a?"]
+    assert one(client, source="evaluation/other")["elsewhere"] == []
+    assert [row["source"] for row in one(client, question="a", source="training")["elsewhere"]] == [
+        "evaluation/trained"
+    ]
+
+
+def test_records_of_a_run_that_went_wrong_are_read(client: TestClient, run: pathlib.Path) -> None:
+    """NaN, as Python's JSON has it; and a line that no index can hold harms no other."""
+    wrong = dataclasses.replace(episode("nan"), rewards={"total": float("nan")})
+    path = run / "episodes" / "step-000003.jsonl"
+    write_records(path, [wrong, dataclasses.replace(wrong, sample=2**40), episode("after")], step=3)
+    until(lambda: found(client, step_min=3) == ["nan:0", "after:0"])
+    assert one(client, question="nan")["record"]["rewards"] == {"total": None}
+    assert client.get("/api/state").json()["skipped"] == 1
+    write_records(run / "episodes" / "step-000004.jsonl", [episode("later")], step=4)
+    until(lambda: found(client, question="later"))
+
+
+def test_a_file_that_is_gone_is_an_answer(client: TestClient, run: pathlib.Path) -> None:
+    key = client.get("/api/episodes", params={"question": "b"}).json()["rows"][0]["key"]
+    client.viewer.follower.stop()  # type: ignore[attr-defined]
+    (run / "episodes" / "step-000001.jsonl").unlink()
+    reply = client.get("/api/episode", params={"key": key})
+    assert reply.status_code == 400
+    assert "can't be read (No such file or directory)" in reply.json()["error"]
+    assert client.get("/api/picture", params={"key": key, "n": 0}).status_code == 404
 
 
 def test_controls_join_when_they_begin(client: TestClient, run: pathlib.Path) -> None:

@@ -8,7 +8,8 @@ export async function get(path, parameters = []) {
   return content;
 }
 
-export const pictureUrl = (key, n) => `/api/picture?${new URLSearchParams({ key, n })}`;
+// The name is in the address for the browser's cache alone: a file that is written anew may have another picture in this place.
+export const pictureUrl = (told, n) => `/api/picture?${new URLSearchParams({ key: told.key, n, name: told.pictures[n] })}`;
 
 const kept = new Map(); // episodes by key and version of the index
 

@@ -21,6 +21,9 @@ const FIRST = [
   { title: "Seconds per step", metrics: ["timing_s/rollout", "timing_s/update", "timing_s/reference"] },
 ];
 
+// How lines of several metrics differ where the colour is the run's. A chart with more metrics becomes one chart for each.
+const STROKES = [{ style: "solid", dash: [] }, { style: "dashed", dash: [6, 4] }, { style: "dotted", dash: [2, 3] }];
+
 export class Charts {
   constructor(root) {
     this.plots = new Map();
@@ -57,9 +60,13 @@ export class Charts {
     for (const chart of wanted) {
       const metrics = chart.metrics.flatMap((name) => (name.endsWith("/") ? known.filter((one) => one.startsWith(name)) : known.filter((one) => one === name)))
         .filter((name) => !chart.not?.includes(name));
-      if (!metrics.length) continue;
-      seen.add(chart.title);
-      this.plot(chart, metrics);
+      const crowded = runs.length > 1 && metrics.length > STROKES.length;
+      for (const some of crowded ? metrics.map((name) => [name]) : [metrics]) {
+        if (!some.length) continue;
+        const title = crowded ? `${chart.title}: ${some[0].slice(below(chart))}` : chart.title;
+        seen.add(title);
+        this.plot({ ...chart, title }, some);
+      }
     }
     for (const [title, plot] of this.plots) if (!seen.has(title)) { plot.uplot.destroy(); plot.box.remove(); this.plots.delete(title); }
   }
@@ -89,11 +96,11 @@ export class Charts {
   // What the lines are, with their values: at the cursor, or else the last ones.
   key(chart, series, metrics) {
     const oneRun = this.runs.length === 1;
-    const below = chart.metrics[0].endsWith("/") ? chart.metrics[0].length : 0;
-    const label = ({ run, metric }) => (oneRun ? metric.slice(below) : metrics.length > 1 ? `${run.name} · ${metric.slice(below)}` : run.name);
+    const short = (metric) => metric.slice(below(chart));
+    const label = ({ run, metric }) => (oneRun ? short(metric) : metrics.length > 1 ? `${run.name} · ${short(metric)}` : run.name);
     const values = series.map(() => h("b", {}));
     const element = h("div", { class: "key" }, series.map((one, i) => h("span", {},
-      h("i", { class: !oneRun && metrics.indexOf(one.metric) > 0 ? "second" : "", style: { color: this.colour(one) } }), label(one), " ", values[i])));
+      h("i", { class: this.stroke(one, metrics).style, style: { color: this.colour(one) } }), label(one), " ", values[i])));
     const tell = (uplot) => uplot.data.slice(1).forEach((column, i) => {
       const at = uplot.cursor.idx ?? null;
       values[i].textContent = number(at === null ? column.findLast((value) => value !== null) : column[at]);
@@ -105,8 +112,11 @@ export class Charts {
     return this.runs.length === 1 ? colour("metric", metric) : colour("run", run.name);
   }
 
+  stroke({ metric }, metrics) {
+    return STROKES[this.runs.length === 1 ? 0 : metrics.indexOf(metric)];
+  }
+
   options(chart, series, metrics, key) {
-    const oneRun = this.runs.length === 1;
     const ink = variable("--faint"), rule = variable("--rule");
     const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1, size: 4 }, font: "11px system-ui" };
     return {
@@ -117,7 +127,7 @@ export class Charts {
       axes: [{ ...axis, size: 28 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => number(tick)) }],
       series: [{}, ...series.map((one) => ({
         stroke: this.colour(one), width: 1.5, spanGaps: true,
-        dash: !oneRun && metrics.indexOf(one.metric) > 0 ? [5, 3] : [],
+        dash: this.stroke(one, metrics).dash,
         points: { show: pointsAreFew(one), size: 5 } }))],
     };
   }
@@ -142,6 +152,9 @@ export class Charts {
     for (const { uplot } of this.plots.values()) uplot.destroy();
   }
 }
+
+// Letters of a metric's name that the chart's title says already.
+const below = (chart) => (chart.metrics[0].endsWith("/") ? chart.metrics[0].length : 0);
 
 const pointsAreFew = ({ run, metric }) => run.values[metric].filter((value) => value !== null).length <= Math.max(run.steps.length / 3, 2);
 

@@ -23,7 +23,7 @@ function written(told, turn, branch, last, raw) {
   const action = turn.action ?? { kind: "written", thought: "" };
   const parts = [];
   if (branch) {
-    parts.push(h("p", { class: "fork", title: "This way was taken for the policy" }, `a fork: ${branch.tool} was chosen for the policy, which gives it ${number(Math.exp(branch.logprob))}`));
+    parts.push(h("p", { class: "fork", title: "This branch was taken for the policy" }, `fork: ${branch.tool} was chosen for the policy, which gives it probability ${number(Math.exp(branch.logprob))}`));
   }
   if (raw || action.kind === "written" || action.kind === "invalid") {
     parts.push(h("pre", {}, turn.forced ? h("span", { class: "forced", title: "fed to force this form" }, turn.forced) : null, turn.text));

@@ -1,7 +1,7 @@
 // The pane of one episode, and its tabs.
 
 import { episode } from "./api.js";
-import { fill, h } from "./dom.js";
+import { byId, fill, h } from "./dom.js";
 import { signed, number } from "./format.js";
 import { conversation } from "./conversation.js";
 import { forkTree } from "./forks.js";
@@ -25,27 +25,30 @@ export class EpisodePane {
     this.root = root;
     this.actions = actions;
     this.raw = false;
+    this.wanted = null; // the key of the episode that is to be shown
+    this.told = null; // what is shown; null: nothing, or why there is nothing
   }
 
   empty() {
-    this.key_ = null;
+    this.wanted = this.told = null;
     fill(this.root, h("p", { class: "empty" }, "no episode is chosen"));
   }
 
-  async open(key, version, tab, marked = []) {
+  async open(key, version, tab) {
     this.tab = tab || "conversation";
     this.version = version;
-    const again = this.key_ === key && this.told;
-    this.key_ = key;
+    this.wanted = key;
     let told;
     try {
       told = await episode(key, version);
     } catch (error) {
-      if (this.key_ === key) fill(this.root, h("p", { class: "empty bad" }, error.message));
+      if (this.wanted !== key) return;
+      this.told = null;
+      fill(this.root, h("p", { class: "empty bad" }, error.message));
       return;
     }
-    if (this.key_ !== key) return; // another was chosen meanwhile
-    const changed = !again || related(told) !== related(this.told) || this.drawn !== this.tab;
+    if (this.wanted !== key) return; // another was chosen meanwhile
+    const changed = this.told?.key !== key || related(told) !== related(this.told) || this.drawn !== this.tab;
     this.told = told;
     if (changed) this.draw();
   }
@@ -55,6 +58,7 @@ export class EpisodePane {
     const tabs = TABS.filter((tab) => !tab.has || tab.has(told));
     const current = tabs.find((tab) => tab.name === this.tab) ?? tabs[0];
     this.drawn = this.tab;
+    byId("tip").hidden = true; // what it was of is taken away
     const { brief } = told;
     fill(this.root,
       h("div", { class: "about" },

@@ -6,9 +6,8 @@ import { fill, h } from "./dom.js";
 import { EpisodePane } from "./episode.js";
 import { drawFilters } from "./filters.js";
 import { FIELDS } from "./keys.js";
-import { drawList } from "./list.js";
+import { PAGE, drawList } from "./list.js";
 
-const PAGE = 100;
 const OWN = ["key", "tab"]; // of the address: what is chosen, and not the filter
 
 export class Explorer {
@@ -51,7 +50,7 @@ export class Explorer {
     const key = one(this.query, "key");
     if (!key && found.rows.length) this.choose(found.rows[0].key);
     else this.drawList();
-    if (key) this.episode.open(key, this.state.version, one(this.query, "tab"), this.marked);
+    if (key) this.episode.open(key, this.state.version, one(this.query, "tab"));
     else if (!found.rows.length) this.episode.empty();
   }
 
@@ -72,7 +71,7 @@ export class Explorer {
     this.query = [...without(this.query, "key"), ["key", key]];
     note("episodes", this.query);
     this.drawList();
-    this.episode.open(key, this.state.version, one(this.query, "tab"), this.marked);
+    this.episode.open(key, this.state.version, one(this.query, "tab"));
   }
 
   tab(tab) {

@@ -20,8 +20,10 @@ export function drawFilters(root, facets, query, change) {
     question ? h("button", { class: "chip", title: "all questions", onclick: () => set("question", []) }, `question ${question} ×`) : null,
     RANGES.map(([name, title]) => range(name, title, query, change)),
     KINDS.map(([name, title]) => {
-      const shown = facets[name].filter(([value, count]) => count || many(query, name).includes(value));
-      if (shown.length < 2 && !many(query, name).length) return null;
+      const chosen = many(query, name), known = facets[name].map(([value]) => value);
+      const all = [...facets[name], ...chosen.filter((value) => !known.includes(value)).map((value) => [value, 0])]; // an address may name others
+      const shown = all.filter(([value, count]) => count || chosen.includes(value));
+      if (shown.length < 2 && !chosen.length) return null;
       return h("fieldset", {}, h("legend", {}, title), choices(name, shown, query, set));
     }),
     any ? h("button", { onclick: () => change(query.filter(([name]) => name === "order")) }, "clear (Esc)") : null);

@@ -20,7 +20,7 @@ export function drawHealth(root, runs) {
 }
 
 function drawVital(vital) {
-  return h("div", { class: `vital ${vital.state}`, title: vital.tells },
+  return h("div", { class: `vital ${vital.state}`, title: vital.meaning },
     h("span", { class: "name" }, h("i", { class: `dot ${vital.state}` }), vital.metric),
     spark(vital.recent),
     h("span", { class: "last" }, number(vital.last)),

@@ -7,14 +7,16 @@ import { number, signed, thousands } from "./format.js";
 const ORDERS = [["new", "newest"], ["old", "oldest"], ["-reward", "best rewarded"], ["reward", "worst rewarded"], ["-advantage", "largest advantage"],
   ["advantage", "smallest advantage"], ["-tokens", "longest"], ["tokens", "shortest"], ["question", "by question"]];
 
+export const PAGE = 100; // episodes at once
+
 export function drawList(root, found, chosen, marked, order, { choose, order: sort, page }) {
   const last = Math.min(found.offset + found.rows.length, found.total);
   const top = root.querySelector(".rows")?.scrollTop ?? 0;
   fill(root,
     h("div", { class: "head" },
       h("span", { class: "num", id: "total", title: `${found.ms} ms` }, found.total ? `${thousands(found.offset + 1)}–${thousands(last)} of ${thousands(found.total)}` : "none"),
-      found.offset ? h("button", { onclick: () => page(Math.max(found.offset - 100, 0)), title: "previous page (p)" }, "‹") : null,
-      last < found.total ? h("button", { onclick: () => page(found.offset + 100), title: "next page (n)" }, "›") : null,
+      found.offset ? h("button", { onclick: () => page(Math.max(found.offset - PAGE, 0)), title: "previous page (p)" }, "‹") : null,
+      last < found.total ? h("button", { onclick: () => page(found.offset + PAGE), title: "next page (n)" }, "›") : null,
       h("select", { "aria-label": "order", onchange: (event) => sort(event.target.value) },
         ORDERS.map(([value, text]) => h("option", { value, selected: value === order }, text)))),
     h("div", { class: "rows" }, found.rows.length ? found.rows.map((row) => item(row, row.key === chosen, marked.includes(row.key), choose))

@@ -22,6 +22,7 @@ function show() {
     view?.close?.();
     view = new kind(byId("view"));
   }
+  byId("tip").hidden = true;
   view.open(query, state);
   drawTop();
 }
@@ -74,6 +75,7 @@ async function poll() {
 addEventListener("hashchange", () => state && show());
 addEventListener("keydown", (event) => {
   if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (byId("help").open && event.key !== "?") return; // Escape closes it; the page behind it is not meant
   if (event.key === "t") theme();
   else if (event.key === "?") showHelp();
   else if (event.key === "g") go("overview");

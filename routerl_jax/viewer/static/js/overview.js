@@ -30,10 +30,11 @@ export class Overview {
     this.busy = true;
     try {
       await Promise.all(state.runs.map((run) => this.fetch(run.name)));
+      if (this.closed) return;
       this.charts.draw(state.runs.filter((run) => run.rows).map((run) => ({ name: run.name, ...this.metrics.get(run.name) })));
       const told = await Promise.all(state.runs.filter((run) => run.rows).map(async (run) => (
         { name: run.name, ...(await get("/api/health", [["run", run.name]])) })));
-      drawHealth(this.health, told);
+      if (!this.closed) drawHealth(this.health, told);
       this.known = now;
     } finally {
       setTimeout(() => { this.busy = false; }, DRAWN);
@@ -41,7 +42,7 @@ export class Overview {
   }
 
   async fetch(name) {
-    const had = this.metrics.get(name) || { mark: 0, count: 0, steps: [], stages: [], values: {} };
+    const had = this.metrics.get(name) || { mark: "", count: 0, steps: [], stages: [], values: {} };
     const more = await get("/api/metrics", [["run", name], ["after", had.count], ["mark", had.mark]]);
     const kept = more.first;
     const steps = had.steps.slice(0, kept).concat(more.steps);
@@ -58,6 +59,7 @@ export class Overview {
   }
 
   close() {
+    this.closed = true; // what is asked for by now comes too late
     this.charts.close();
   }
 }
@@ -66,12 +68,13 @@ function card(run) {
   const done = run.step === null ? 0 : run.step + 1;
   const left = run.state === "running" && run.steps && run.seconds ? (run.steps - done) * run.seconds : null;
   const facts = [run.recipe, run.model && run.model.split("/").filter(Boolean).slice(-2).join("/"), run.seed === null || run.seed === undefined ? "" : `seed ${run.seed}`];
-  const time = run.state === "running" && run.step !== null
-    ? [`${duration(run.silent)} since the last step`, left ? `, about ${duration(left)} left` : ""]
-    : [run.step === null ? "no step yet" : `last step ${duration(run.silent)} ago`];
+  const time = run.state !== "running" ? `last step ${duration(run.silent)} ago`
+    : `${duration(run.silent)} since the last step${left ? `, about ${duration(left)} left` : ""}`;
+  const far = run.step === null ? (run.state === "running" ? "no step yet" : "no metrics")
+    : `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · ${time}`;
   return h("article", { class: "card", title: run.path },
     h("h2", {}, h("i", { class: `dot ${run.state}` }), run.name, h("span", { class: "faint" }, ` ${run.state}`)),
     h("p", {}, facts.filter(Boolean).join(" · ")),
     run.steps ? h("div", { class: "bar" }, h("div", { style: { width: `${Math.min(100 * done / run.steps, 100)}%` } })) : null,
-    h("p", { class: "faint" }, `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · `, time));
+    h("p", { class: "faint" }, far));
 }

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 const BOXES = ["#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf"];
 
 export function thumb(told, n, large = false) {
-  const image = h("img", { class: large ? "thumb large" : "thumb", src: pictureUrl(told.key, n), title: told.pictures[n] ?? "", loading: "lazy", alt: "picture" });
+  const image = h("img", { class: large ? "thumb large" : "thumb", src: pictureUrl(told, n), title: told.pictures[n] ?? "", loading: "lazy", alt: "picture" });
   image.onclick = () => image.classList.toggle("grown");
   image.onerror = () => image.replaceWith(h("span", { class: "missing", title: told.pictures[n] }, "picture is gone"));
   return image;
@@ -14,7 +14,7 @@ export function thumb(told, n, large = false) {
 
 // Boxes are in pixels of the raw picture, so they are placed in shares of its size once that is known.
 export function pageWithBoxes(told, look) {
-  const image = h("img", { src: pictureUrl(told.key, look.image), alt: "page", title: told.pictures[look.image] ?? "" });
+  const image = h("img", { src: pictureUrl(told, look.image), alt: "page", title: told.pictures[look.image] ?? "" });
   const page = h("div", { class: "page" }, image);
   image.onload = () => {
     const { naturalWidth: wide, naturalHeight: high } = image;

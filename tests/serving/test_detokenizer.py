@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from routerl_jax.serving.written import Written
+from routerl_jax.serving.detokenizer import Detokenizer
 from tests import tiny
 
 TEXTS = [
@@ -20,7 +20,7 @@ def pieces(
     tokens: list[int], sizes: random.Random, stops: tuple[str, ...] = (), **options: bool
 ) -> tuple[list[str], int]:
     """What a writer gives of tokens that come a few at a time, and how many of them count."""
-    writer, given, counted, at = Written(tiny.tokenizer(), stops, **options), [], 0, 0
+    writer, given, counted, at = Detokenizer(tiny.tokenizer(), stops, **options), [], 0, 0
     while at < len(tokens) and writer.stop is None:
         size = sizes.randint(1, 5)
         piece, count = writer.add(tokens[at : at + size])

@@ -1,4 +1,4 @@
-"""A policy that writes for many clients at once: requests become conversations of one engine, and pieces of text come back."""
+"""Generation for many clients at once: requests become conversations of one engine, and new text is sent back as it comes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.streams import Generated, PromptTooLong, TopLogprobs
+from routerl_jax.serving.detokenizer import Detokenizer
 from routerl_jax.serving.errors import ApiError, invalid
 from routerl_jax.serving.prompts import Prompt
-from routerl_jax.serving.protocol import Writing
-from routerl_jax.serving.written import Written
+from routerl_jax.serving.protocol import GenerationSettings
 
-_DEVICE_STOPS = 16  # different stop strings that the engine looks for itself
+_DEVICE_STOPS = 16  # most stop strings that the engine looks for itself
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
-    """What has been written of a choice since its last piece; the first one is empty.
+class ChoiceDelta:
+    """What a choice has got since its last delta. The first delta of a choice is empty.
 
     Attributes:
-      index: of the choice.
-      prompt: the prompt's token ids, images expanded; in the first piece only.
-      tokens, logprobs, tops: of the tokens as they were sampled, the end token and a stop string's included.
-      finish: why it is over, in the last piece; "" in others.
-      stop: the stop string that ended it.
+      index: the number of the choice.
+      prompt: the prompt's token ids, images expanded; in the first delta only.
+      tokens: the ids as they were sampled, with the end token and those of a stop string.
+      logprobs, tops: their log-probabilities, and the likeliest tokens in their places.
+      finish: why the choice is over, in its last delta; "" in others.
+      stop: the stop string that ended it; None if none did.
     """
 
     index: int
@@ -44,15 +45,20 @@ class Piece:
     stop: str | None = None
 
 
-class Queue:
-    """How many conversations a server has under way. Used from the thread of HTTP alone."""
+class Admission:
+    """Admission control: how many conversations a server has under way or waiting. Only the HTTP thread uses it.
+
+    Attributes:
+      most: how many there may be.
+      open: how many there are.
+    """
 
     def __init__(self, most: int) -> None:
         self.most, self.open = most, 0
 
     @contextlib.contextmanager
-    def admitted(self, count: int):
-        """While it lasts, so many more are under way. Raises ApiError if that would be too many."""
+    def admit(self, count: int):
+        """A context in which `count` more conversations are under way. Raises ApiError if they would be too many."""
         if count > self.most:
             raise invalid(f"{count} choices in one request; this server writes {self.most} at most", "n")
         if self.open + count > self.most:
@@ -65,26 +71,27 @@ class Queue:
             self.open -= count
 
 
-class Writer:
-    """Goes on with prompts, as an engine does.
+class Generator:
+    """Continues prompts with an engine.
 
-    What is written depends on the prompt, the request's settings and its seed, never on who else asks.
+    The text depends on the prompt, the request's settings and its seed. It never depends on the other requests.
     """
 
-    def __init__(self, loop: EngineLoop, queue: Queue) -> None:
-        self._loop, self._queue = loop, queue
+    def __init__(self, loop: EngineLoop, admission: Admission) -> None:
+        self._loop, self._admission = loop, admission
         self._known: tuple[str, ...] = ()  # stop strings that the engine looks for
 
-    async def pieces(self, prompts: Sequence[Prompt], writing: Writing) -> AsyncIterator[Piece]:
-        """Pieces of all choices as they come: `n` of the first prompt, then of the next. Who stops asking gives the rows back.
+    async def deltas(self, prompts: Sequence[Prompt], generation: GenerationSettings) -> AsyncIterator[ChoiceDelta]:
+        """Deltas of all choices as they come. Choices are numbered prompt by prompt, `n` of each. When the iteration is closed,
+        the conversations end and their rows are free.
 
         Raises:
-          ApiError: a prompt can't be used, or too much waits: before the first piece. Later: the engine failed.
+          ApiError: a prompt can't be used, or too many conversations wait (before the first delta); or the engine failed.
         """
-        events: asyncio.Queue[Piece | BaseException] = asyncio.Queue()
+        events: asyncio.Queue[ChoiceDelta | BaseException] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(event: Piece | BaseException) -> None:
+        def tell(event: ChoiceDelta | BaseException) -> None:
             with contextlib.suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
@@ -92,13 +99,13 @@ class Writer:
             if not future.cancelled() and (error := future.exception()) is not None:
                 tell(error)
 
-        name = f"seed {writing.seed}" if writing.seed is not None else uuid.uuid4().hex
-        with self._queue.admitted(len(prompts) * writing.n):
+        name = f"seed {generation.seed}" if generation.seed is not None else uuid.uuid4().hex
+        with self._admission.admit(len(prompts) * generation.n):
             futures: list[Future[None]] = []
             try:
                 for number, prompt in enumerate(prompts):
-                    for sample in range(writing.n):
-                        work = self._write(number * writing.n + sample, prompt, writing, name, sample, tell)
+                    for sample in range(generation.n):
+                        work = self._generate(number * generation.n + sample, prompt, generation, name, sample, tell)
                         futures.append(self._loop.submit(work))
                         futures[-1].add_done_callback(told_of)
                 left = len(futures)
@@ -112,8 +119,14 @@ class Writer:
                 for future in futures:
                     future.cancel()
 
-    async def _write(
-        self, index: int, prompt: Prompt, writing: Writing, name: str, sample: int, tell: Callable[[Piece], None]
+    async def _generate(
+        self,
+        index: int,
+        prompt: Prompt,
+        generation: GenerationSettings,
+        name: str,
+        sample: int,
+        tell: Callable[[ChoiceDelta], None],
     ) -> None:
         """One choice, on the engine's thread."""
         engine = self._loop.engine
@@ -125,35 +138,35 @@ class Writer:
                 f"this model's maximum context length is {engine.max_length} tokens, one of which is to be written, and the "
                 f"prompt has {len(prompt.ids)}{pictures}"
             )
-            raise ApiError(400, "context_length_exceeded", said, "messages") from error
+            raise ApiError(400, "context_length_exceeded", said, prompt.field) from error
         except ValueError as error:
-            raise invalid(str(error.__cause__ or error), "messages") from error  # the cause does not name the stream
+            raise invalid(str(error.__cause__ or error), prompt.field) from error  # the cause does not name the stream
         try:
             engine.request(
                 stream,
-                stops=self._on_device(writing.stops),
-                max_tokens=writing.max_tokens,
-                sampling=writing.sampling,
-                top=writing.top,
+                stops=self._on_device(generation.stops),
+                max_tokens=generation.max_tokens,
+                sampling=generation.sampling,
+                top=generation.top,
             )
             start = len(stream.ledger)
-            tell(Piece(index=index, prompt=tuple(stream.ledger.tokens)))
-            written = Written(engine.tokenizer, writing.stops, keep_stop=writing.keep_stop)
-            choice = _Choice(index=index, ledger=stream.ledger, start=start, at=start, written=written)
+            tell(ChoiceDelta(index=index, prompt=tuple(stream.ledger.tokens)))
+            detokenizer = Detokenizer(engine.tokenizer, generation.stops, keep_stop=generation.keep_stop)
+            choice = _Choice(index=index, ledger=stream.ledger, start=start, at=start, detokenizer=detokenizer)
 
             def told(generated: Generated | None) -> bool:
                 tops = generated.tops if generated is not None else stream.turn_request.tops
-                piece = choice.piece(generated, tops)
-                tell(piece)
-                return bool(piece.finish)
+                delta = choice.delta(generated, tops)
+                tell(delta)
+                return bool(delta.finish)
 
             await self._loop.turn(stream, told)
         finally:
             engine.close(stream)
 
     def _on_device(self, stops: tuple[str, ...]) -> tuple[str, ...]:
-        """The stop strings, if the engine may look for them itself: its tables take few, and forget none. Others are found in
-        the text, some tokens later."""
+        """The stop strings, if the engine can look for them itself; else none. Its tables are small and forget nothing. Other
+        stop strings are found in the text, some tokens later."""
         known = tuple(dict.fromkeys((*self._known, *stops)))
         if len(known) > _DEVICE_STOPS or sum(len(stop.encode()) for stop in known) >= STATE_BUCKET:
             return ()
@@ -163,32 +176,32 @@ class Writer:
 
 @dataclasses.dataclass(kw_only=True)
 class _Choice:
-    """A choice while it is written."""
+    """A choice while it is generated."""
 
     index: int
     ledger: Ledger
-    start: int  # of its tokens
-    at: int  # where those begin that no piece has had
-    written: Written
+    start: int  # index of its first token in the ledger
+    at: int  # index of the first token that no delta has had
+    detokenizer: Detokenizer
 
-    def piece(self, generated: Generated | None, tops: Sequence[TopLogprobs]) -> Piece:
-        """What is new; `generated`: the turn, if it is over."""
+    def delta(self, generated: Generated | None, tops: Sequence[TopLogprobs]) -> ChoiceDelta:
+        """What is new. `generated` is the turn if it is over."""
         new = self.ledger.tokens[self.at :]
         ended = generated is not None and generated.stop_reason == "eos"
-        text, count = self.written.add(new[:-1] if ended else new)
-        if self.written.stop is None:
+        text, count = self.detokenizer.add(new[:-1] if ended else new)
+        if self.detokenizer.stop is None:
             count = len(new)
             if generated is not None:
-                text += self.written.end()
+                text += self.detokenizer.end()
         first, last = self.at, self.at + count
         self.at = last
         finish: Literal["", "stop", "length"] = ""
-        stop = self.written.stop
+        stop = self.detokenizer.stop
         if stop is not None:
             finish = "stop"
         elif generated is not None:
             finish, stop = ("length" if generated.stop_reason == "length" else "stop"), generated.stop
-        return Piece(
+        return ChoiceDelta(
             index=self.index,
             text=text,
             tokens=tuple(self.ledger.tokens[first:last]),

@@ -1,4 +1,4 @@
-"""The text of a turn while it is being written: whole characters, and nothing that may yet turn out to be a stop string."""
+"""Incremental detokenization: the text of a turn while it is sampled, in whole characters and without stop strings."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from routerl_jax.core.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"  # what is decoded from a part of a character
-_WINDOW, _KEPT = (
-    96,
-    8,
-)  # tokens that are decoded together at most, and those of them that the next ones are decoded with
+_WINDOW = 96  # most tokens that are decoded together
+_KEPT = 8  # tokens that stay when the window is full; the next ones are decoded with them
 
 
-class Written:
-    """Turns tokens into text, piece by piece. The pieces together are the text of all tokens up to the first stop string.
+class Detokenizer:
+    """Turns tokens into text as they come. Its parts together are the text of all tokens up to the first stop string.
+
+    Text that may be the beginning of a stop string is held back until more tokens decide it.
 
     Args:
-      stops: the text ends before the one of these that is complete first.
-      keep_stop: it ends after it.
+      stops: stop strings. The text ends before the one that is complete first.
+      keep_stop: the text ends after the stop string instead.
 
     Attributes:
       stop: the stop string that has ended the text; None if none has.
@@ -27,12 +27,12 @@ class Written:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
         self._tokenizer, self._stops, self._keep_stop = tokenizer, tuple(stops), keep_stop
         self._window: list[int] = []
-        self._given = 0  # letters of the window's text that have been taken
-        self._held = ""  # text that has been taken, and may begin a stop string
+        self._given = 0  # letters of the window's text that have been released or held
+        self._held = ""  # text that is held back, as it may begin a stop string
         self.stop: str | None = None
 
     def add(self, tokens: Sequence[int]) -> tuple[str, int]:
-        """The text that is certain now, and how many of the tokens count: all of them, or those up to a stop string's end."""
+        """The text that is certain now, and how many of the tokens count: all, or those up to the end of a stop string."""
         if self.stop is not None:
             return "", 0
         before = list(self._window), self._given, self._held
@@ -80,5 +80,5 @@ class Written:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Letters at the end of a text that a stop string may begin with."""
+    """How many letters at the end of a text are the beginning of a stop string."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
