@@ -26,11 +26,11 @@ class IRCoT(Baseline):
     The chain ends with a sentence that has "answer is", with an empty one, or after `max_steps`. Then a separate reader answers
     from the collected documents.
 
-    As in the authors' code (StonyBrookNLP/ircot), a sentence that concludes or calculates is not searched for. Instead, the last
-    sentence that states a fact is, or the question if there is none. The same query is not searched for twice in a row. The
-    code differs in three ways: it leaves out the question words of queries, because its retriever is BM25; it shows worked
-    examples with documents for each data set (here there are `shots` examples, without documents); and it lets the model write
-    on and drops everything after the first sentence (here the model stops there).
+    As in the authors' code (StonyBrookNLP/ircot), a sentence that concludes or calculates is not searched for. The last
+    sentence that states a fact is searched for instead, or the question if there is none. The same query is not searched for
+    twice in a row. The code differs in three ways: it leaves out the question words of queries, because its retriever is BM25;
+    it shows worked examples with documents for each data set (here there are `shots` examples, without documents); and it lets
+    the model write on and drops everything after the first sentence (here the model stops there).
 
     R1-Router runs it with k=5, max_steps=3 and reader="none". R1-Searcher (by FlashRAG) also runs it without a reader.
 

@@ -1,4 +1,4 @@
-"""A paper's table with our numbers in it, and what they differ in."""
+"""Lays out a paper's table with our numbers in it, and lists how the settings differ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Table
 from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, Setting, named
 
-Results = Mapping[str, Any]  # of results.json: `benchmarks` and `card`
+Results = Mapping[str, Any]  # content of results.json: `benchmarks` and `card`
 
 
 def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
-    """The table with our numbers above the paper's, blank where something was not run, and what differs.
+    """The table with our numbers above the paper's (blank if not run), and a table of the differences in settings.
 
     Args:
-      results: those of results.json, with the comparisons that it has `beside` it.
+      results: content of results.json, including the comparisons in `beside`.
     """
     headings = ["model", "method", *(column.heading for column in table.columns)]
     comparisons = {"": results, **results.get("beside", {})}
@@ -25,31 +25,31 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
         [row.group, row.method, *(_cell(value, column) for value, column in zip(row.published, table.columns))]
         for row in table.rows
     ]
-    differs = [line for place, one in comparisons.items() for line in _differences(table, one, place)]
-    said = "Our numbers are in the first rows; what was not run is blank. Below is what they differ in."
+    differs = [line for place, compared in comparisons.items() for line in _differences(table, compared, place)]
+    introduction = "Our numbers are in the first rows; what was not run is blank. Below is what they differ in."
     return [
         Heading(f"{table.title} (arXiv {table.paper})"),
-        Paragraph(f"{said} {table.note}".strip()),
+        Paragraph(f"{introduction} {table.note}".strip()),
         Table(headings, rows, texts=2),
         Table(["", "the paper", "here", ""], differs, texts=4),
     ]
 
 
 def _methods(table: PaperTable) -> Iterable[tuple[str, str]]:
-    """A method that the paper has with several models is one of ours."""
+    """(method, agent) pairs, each once, even if the paper has a method with several models."""
     return dict.fromkeys((row.method, row.agent) for row in table.rows)
 
 
 def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
-    """Our rows of a method, or a blank one."""
-    found = [
-        [_label(place, _policies([row], one)), _said(method, agent, name), *cells]
-        for place, one in comparisons.items()
-        for name, row in _ours(agent, one).items()
-        if any(cells := [_value(name, column, one) for column in table.columns])
+    """Our rows of a method, or one blank row."""
+    rows = [
+        [_label(place, _policies([row], compared)), _said(method, agent, name), *cells]
+        for place, compared in comparisons.items()
+        for name, row in _ours(agent, compared).items()
+        if any(cells := [_value(name, column, compared) for column in table.columns])
     ]
     blank = [_label("", _policies(_all_rows(comparisons[""]).values(), comparisons[""])), method]
-    return found or [[*blank, *[""] * len(table.columns)]]
+    return rows or [[*blank, *[""] * len(table.columns)]]
 
 
 def _label(place: str, policies: list[str]) -> str:
@@ -57,21 +57,21 @@ def _label(place: str, policies: list[str]) -> str:
 
 
 def _said(method: str, agent: str, name: str) -> str:
-    """The method, and what does it where that can't be told from the table."""
+    """The method, with the name of our row if the table does not show it."""
     return method if name in (agent, f"{agent}_all") else f"{method}, {name}"
 
 
 def _all_rows(results: Results) -> dict[str, Any]:
-    return {name: row for found in results["benchmarks"].values() for name, row in found["rows"].items()}
+    return {name: row for benchmark in results["benchmarks"].values() for name, row in benchmark["rows"].items()}
 
 
 def _ours(agent: str, results: Results) -> dict[str, Any]:
-    """The rows that do what a method does. One that config.rows names is where it is named, and nowhere else."""
-    rows, given = _all_rows(results), results["card"].get("rows", {})
-    if name := named(agent, given).rstrip("/"):
+    """Our rows for a method. A row that config.rows names stands only where it is named."""
+    rows, assigned = _all_rows(results), results["card"].get("rows", {})
+    if name := named(agent, assigned).rstrip("/"):
         return {name: rows[name]} if name in rows else {}
-    elsewhere = {one.rstrip("/") for one in given.values()}
-    free = {name: row for name, row in rows.items() if name not in elsewhere}
+    taken = {one.rstrip("/") for one in assigned.values()}
+    free = {name: row for name, row in rows.items() if name not in taken}
     if agent.startswith(RECIPE):
         recipe = agent.removeprefix(RECIPE)
         about = {name: row["agent"] for name, row in free.items()}
@@ -84,8 +84,8 @@ def _ours(agent: str, results: Results) -> dict[str, Any]:
 
 
 def _value(name: str, column: Column, results: Results) -> str:
-    """Our number of a row, "" if any benchmark of the column was not run."""
-    found = []
+    """Our number of a row; "" if any benchmark of the column was not run."""
+    values = []
     for benchmark in column.benchmarks:
         row = results["benchmarks"].get(benchmark, {}).get("rows", {}).get(name, {})
         if column.group:
@@ -93,8 +93,8 @@ def _value(name: str, column: Column, results: Results) -> str:
             row = row.get("by", {}).get(key, {}).get(value, {})
         if row.get(column.metric) is None:
             return ""
-        found.append((row[column.metric], row["n"] if column.pooled else 1))
-    mean = sum(value * weight for value, weight in found) / sum(weight for _, weight in found)
+        values.append((row[column.metric], row["n"] if column.pooled else 1))
+    mean = sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
     return _cell(column.unit.scale * mean, column)
 
 
@@ -103,7 +103,7 @@ def _cell(value: float | None, column: Column) -> str:
 
 
 def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
-    """Names of the policies of rows; a run with the model that it began with."""
+    """Names of the policies of rows. A run is shown with the model that it started from."""
     known = results["card"]["policies"]
     return list(dict.fromkeys(_policy(known[row["policy"]]) for row in rows))
 
@@ -115,15 +115,14 @@ def _policy(about: Mapping[str, Any]) -> str:
 
 
 def _differences(table: PaperTable, results: Results, place: str) -> list[list[str]]:
-    """Lines of what the paper has, what is here, and whether that differs."""
+    """Lines with a setting, the paper's value, our value, and whether they differ."""
     card = results["card"]
     ran = {name: card["benchmarks"][name] for name in table.benchmarks if name in card["benchmarks"]}
     bases = [base for found in ran.values() for base in found["knowledge"].values()]
     corpora = [f"{base['source']} ({base.get('passages', '?')} passages)" for base in bases if base["source"]]
     retrievers = [base.get("encoder", base["kind"]) for base in bases if base["kind"] != "hybrid"]
-    models = [
-        about.get("model") or _policy(about) for about in card["policies"].values()
-    ]  # of a run, the one that it began with
+    # for a run, the model that it started from
+    models = [about.get("model") or _policy(about) for about in card["policies"].values()]
     any_of = [one.matches for one in table.policies]
     lines = [
         _line(
@@ -155,7 +154,7 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
 
 
 def _line(name: str, paper: str, here: list[str], same: Callable[[str], bool]) -> list[str]:
-    """All that is here must be what the paper has."""
+    """A line of the differences. All our values must match the paper's."""
     return [name, paper, ", ".join(dict.fromkeys(here)), "" if here and all(map(same, here)) else "differs"]
 
 
@@ -167,6 +166,6 @@ def _judged(judge: Setting, card: Mapping[str, Any]) -> list[str]:
 
 def _missing(table: PaperTable, ran: Mapping[str, Any]) -> str:
     missing = [name for name in table.benchmarks if name not in ran]
-    there = [name for name in missing if name in BENCHMARKS]
-    said = {"not run": there, "no benchmark here yet": [name for name in missing if name not in there]}
-    return "; ".join(f"{what}: {', '.join(names)}" for what, names in said.items() if names)
+    known = [name for name in missing if name in BENCHMARKS]
+    groups = {"not run": known, "no benchmark here yet": [name for name in missing if name not in known]}
+    return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
