@@ -57,7 +57,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def at_once(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:
-    """The results of `work` for all items, in order, at most `most` at a time. The first failure is raised and ends the rest."""
+    """The results of `work` for all items, in order, at most `most` at once. The first failure is raised and ends the rest."""
     slots = asyncio.Semaphore(most)
 
     async def one(item: S) -> T:

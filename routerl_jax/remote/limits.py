@@ -24,7 +24,7 @@ class RateLimiter(abc.ABC):
 
     @abc.abstractmethod
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        """Reserves n tokens and returns the seconds until they may be used. None, and reserves none, if that is over `timeout`."""
+        """Reserves n tokens and returns the seconds until they may be used. Over `timeout`: reserves none, returns None."""
 
     def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
         """Waits for n tokens. Returns False at once if they are not available within `timeout` seconds."""
