@@ -45,16 +45,16 @@ class SelectiveContext(VanillaRAG):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results = await self.search(tools, example.question)
-        scored = [[await surprise(llm, one) for one in sentences(passage, llm)] for passage in results.passages]
+        scored = [[await surprise(llm, item) for item in sentences(passage, llm)] for passage in results.passages]
         if self.unit == "sentence":
-            scored = [[[(" ".join(word for word, _ in one), mean_of(one))] for one in passage] for passage in scored]
+            scored = [[[(" ".join(word for word, _ in item), mean_of(item))] for item in passage] for passage in scored]
         units = [value for passage in scored for sentence in passage for _, value in sentence]
         least = float(np.quantile(units, self.drop)) if units else 0.0
         shorter = [
-            dataclasses.replace(passage, text=" ".join(text for one in kept for text, value in one if value >= least))
+            dataclasses.replace(passage, text=" ".join(text for item in kept for text, value in item if value >= least))
             for passage, kept in zip(results.passages, scored, strict=True)
         ]
-        return await self.read(example, llm, together(results, [one for one in shorter if one.text.strip()]))
+        return await self.read(example, llm, together(results, [item for item in shorter if item.text.strip()]))
 
 
 @baseline(

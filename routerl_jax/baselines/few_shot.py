@@ -34,15 +34,17 @@ class FewShot(SearchAgent):
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        shown = [(one.question, self.worked(one)) for one in WORKED[: self.shots]]
+        worked_pairs = [
+            (worked_question.question, self.worked(worked_question)) for worked_question in WORKED[: self.shots]
+        ]
         if self.instruct and tokenizer.has_chat_template:
             chat = [Message(role="system", content=self.grammar.instructions())]
-            for asked, written in shown:
-                chat += [Message(role="user", content=asked), Message(role="assistant", content=written)]
+            for worked_text, written in worked_pairs:
+                chat += [Message(role="user", content=worked_text), Message(role="assistant", content=written)]
             chat.append(Message(role="user", content=question))
             return [*tokenizer.chat(chat), *tokenizer.encode(self.prompt_suffix)]
         task = f"{self.grammar.instructions()}\n\n" if self.instruct else ""
-        text = "".join(f"Question: {asked}\n{written}\n\n" for asked, written in shown)
+        text = "".join(f"Question: {worked_text}\n{written}\n\n" for worked_text, written in worked_pairs)
         return tokenizer.encode_prompt(f"{task}{text}Question: {question}\n{self.prompt_suffix}")
 
     def worked(self, one: Worked) -> str:

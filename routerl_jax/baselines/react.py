@@ -69,8 +69,10 @@ class ReAct(Baseline):
                 matches = [sentence for sentence in sentences if argument.lower() in sentence.lower()]
                 shown = looked.get(argument, 0)
                 looked[argument] = shown + 1
-                more = shown < len(matches)
-                observation = f"({shown + 1} of {len(matches)}) {matches[shown]}" if more else "There is no more of it."
+                has_match = shown < len(matches)
+                observation = (
+                    f"({shown + 1} of {len(matches)}) {matches[shown]}" if has_match else "There is no more of it."
+                )
             else:
                 answered(turn, None, INVALID)
                 observation = INVALID

@@ -99,7 +99,10 @@ def finished_attempts(
         for episode, verdict in zip(unjudged, judge(unjudged) if unjudged else [], strict=True):
             episode.verdict = verdict
         verdicts = [dataclasses.asdict(episode.verdict) for episode in episodes if episode.verdict is not None]
-        records = [row | {"verdict": one, "judge": judged_by} for row, one in zip(records, verdicts, strict=True)]
+        records = [
+            row | {"verdict": verdict_fields, "judge": judged_by}
+            for row, verdict_fields in zip(records, verdicts, strict=True)
+        ]
     if list(read_records(path)) != records:
         write_json_lines(path, records)
     return episodes, records

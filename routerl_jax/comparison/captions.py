@@ -46,8 +46,8 @@ def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: s
         return list(examples)
     model = CachedModel(chat_model(config), progress=progress)
     try:
-        asked = [[Message(role="user", content=TASK, images=(image,))] for _, image in pictures]
-        replies = model.complete(asked, max_tokens=config.max_tokens)
+        requests = [[Message(role="user", content=TASK, images=(image,))] for _, image in pictures]
+        replies = model.complete(requests, max_tokens=config.max_tokens)
     finally:
         model.close()
     errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]

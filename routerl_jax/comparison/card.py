@@ -31,7 +31,7 @@ def digest(value: Any) -> str:
 
 def questions_digest(examples: Iterable[Example]) -> str:
     """A digest of questions with their ids and answers, in order."""
-    return digest([[one.id, one.question, list(one.answers)] for one in examples])
+    return digest([[example.id, example.question, list(example.answers)] for example in examples])
 
 
 def prompts_digest(records: Iterable[Mapping[str, Any]]) -> str:

@@ -87,7 +87,7 @@ class ComparisonConfig:
                 raise ValueError(
                     f"config.rows: no table of a paper has a row {key!r} that is to be named; there are {known}"
                 )
-        return tuple(dict.fromkeys([*self.agents, *(one for table in tables for one in table.added(self.rows))]))
+        return tuple(dict.fromkeys([*self.agents, *(agent for table in tables for agent in table.added(self.rows))]))
 
     def of_paper(self, name: str) -> ComparisonConfig:
         """This configuration with the agents, benchmarks, knowledge bases and metrics of a paper's table that exist here.

@@ -70,19 +70,19 @@ def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
     for name in card["papers"]:
         blocks += paper_blocks(PAPER_TABLES.get(name), results)
     blocks += [Heading("Quality and cost"), Picture(picture, "Quality against searches and tokens of a question")]
-    for name, found in benchmarks.items():
-        blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(found["rows"])]
+    for name, result in benchmarks.items():
+        blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(result["rows"])]
     blocks += [Paragraph(_COST)]
     blocks += [Heading("Which is better"), Paragraph(_tests_about(card))]
-    for name, found in benchmarks.items():
+    for name, result in benchmarks.items():
         for metric in card["metrics"]:
-            blocks += _tests(name, metric, [test for test in found["tests"] if test["metric"] == metric])
+            blocks += _tests(name, metric, [test for test in result["tests"] if test["metric"] == metric])
     blocks += [
         Heading("How they worked"),
         Paragraph("Percent of questions; invalid turns of turns, failed searches of searches."),
     ]
-    for name, found in benchmarks.items():
-        blocks += [Heading(name, 3), behaviour_table(found["rows"])]
+    for name, result in benchmarks.items():
+        blocks += [Heading(name, 3), behaviour_table(result["rows"])]
     blocks += _left_out(card) + _trouble(benchmarks)
     return [*blocks, *_card(results)]
 
@@ -92,20 +92,20 @@ def metric_table(benchmarks: Mapping[str, Any], metric: str) -> Table:
 
     With several benchmarks there is a column with the mean over them, for rows that are on all of them.
     """
-    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    agents = list(dict.fromkeys(name for result in benchmarks.values() for name in result["rows"]))
     several = len(benchmarks) > 1
     headings = [
         "agent",
-        *(f"{name} (n={found['n']})" for name, found in benchmarks.items()),
+        *(f"{name} (n={result['n']})" for name, result in benchmarks.items()),
         *(["mean"] if several else []),
     ]
-    values = {agent: [found["rows"].get(agent, {}).get(metric) for found in benchmarks.values()] for agent in agents}
+    values = {agent: [result["rows"].get(agent, {}).get(metric) for result in benchmarks.values()] for agent in agents}
     if several:
         values = {agent: [*row, None if None in row else sum(row) / len(row)] for agent, row in values.items()}
     best = [max((value for value in column if value is not None), default=None) for column in zip(*values.values())]
     rows, bold = [], set()
     for i, agent in enumerate(agents):
-        intervals = [found["rows"].get(agent, {}).get(f"{metric}_interval") for found in benchmarks.values()]
+        intervals = [result["rows"].get(agent, {}).get(f"{metric}_interval") for result in benchmarks.values()]
         rows.append(
             [agent, *(_with_interval(value, interval) for value, interval in zip(values[agent], [*intervals, None]))]
         )
@@ -170,7 +170,7 @@ _COST = (
 
 
 def _introduction(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> str:
-    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    agents = list(dict.fromkeys(name for values in benchmarks.values() for name in values["rows"]))
     temperature = card["decoding"]["temperature"]
     decoding = f"at temperature {temperature:g}, seed {card['decoding']['seed']}" if temperature else "greedily"
     return (
@@ -236,15 +236,15 @@ def _left_out(card: Mapping[str, Any]) -> list[Block]:
 def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
     """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here."""
     lines = []
-    for name, found in benchmarks.items():
-        for agent, row in found["rows"].items():
+    for name, values in benchmarks.items():
+        for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
             counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
             counts["cut short by a limit"] = row["truncated_rate"]
             counts["no answer, these included"] = 1 - row["answered_rate"]
             counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
-            numbers = {said: round(share * row["n"]) for said, share in counts.items()}
-            lines += [[name, agent, said, str(number)] for said, number in numbers.items() if number]
+            numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
+            lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
     if not lines:
         return [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
@@ -258,9 +258,9 @@ def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
 def _card(results: Mapping[str, Any]) -> list[Block]:
     card = results["card"]
     blocks: list[Block] = [Heading("Card")]
-    for name, found in card["benchmarks"].items():
-        facts = {key: value for key, value in found.items() if key != "knowledge" and value not in ("", None)}
-        facts |= {f"knowledge base {kb}": value for kb, value in found["knowledge"].items()}
+    for name, values in card["benchmarks"].items():
+        facts = {key: value for key, value in values.items() if key != "knowledge" and value not in ("", None)}
+        facts |= {f"knowledge base {kb}": value for kb, value in values["knowledge"].items()}
         blocks += [Heading(f"Benchmark {name}", 3), _facts(facts)]
     agents = [
         [
@@ -269,8 +269,8 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
             row["prompts"],
             _said({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
         ]
-        for name, found in results["benchmarks"].items()
-        for agent, row in found["rows"].items()
+        for name, values in results["benchmarks"].items()
+        for agent, row in values["rows"].items()
     ]
     about = "Digests are of what the policy was first asked at each question: task, worked examples, documents."
     blocks += [

@@ -190,8 +190,8 @@ class Teacher:
         for call in calls:
             if call.error is not None:
                 raise GivenUp("search failed", f"{call.tool}: {call.error}")
-        most = self.config.max_document
-        return tuple(document_of(call.tool, passage, most) for call in calls for passage in call.passages)
+        max_chars = self.config.max_document
+        return tuple(document_of(call.tool, passage, max_chars) for call in calls for passage in call.passages)
 
     def _query(self, action: Action, example: Example) -> Query:
         return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query

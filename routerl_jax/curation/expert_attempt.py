@@ -147,8 +147,8 @@ class _RunningAttempt:
     async def run(self) -> None:
         """Adds rounds up to the answer. Raises GivenUp if the attempt ends without one."""
         self._begin()
-        for left in reversed(range(self._agent.max_turns)):
-            step = await self._plan(last=not left)
+        for turns_left in reversed(range(self._agent.max_turns)):
+            step = await self._plan(last=not turns_left)
             if step.kind == "answer":
                 if all(done.kind != "search" for done in self._done):
                     raise GivenUp("answer before a search", step.content)
@@ -156,7 +156,7 @@ class _RunningAttempt:
                 action = Action(kind="answer", answer=step.content)
                 self._book(step, protocol.answer(step.thought, step.content), action)
                 return
-            if not left:
+            if not turns_left:
                 break
             self._tell(await self._search(step) if step.kind == "search" else await self._look(step))
         raise GivenUp("no answer", f"in {self._agent.max_turns} turns")

@@ -203,8 +203,8 @@ def _write(
     seconds: float,
 ) -> ExpertsReport:
     """Writes the balanced rows, in the order in which their questions are tried, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[question.example.id] for question in questions if question.example.id in last]
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
     written = balanced([record for record in tried if record["row"] is not None], config)
     write_json_lines(workdir / "demonstrations.jsonl", (record["row"] for record in written))
     report = make_report(config, records, tried, written, seconds)

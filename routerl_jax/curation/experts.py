@@ -105,11 +105,11 @@ def read_step(reply: str) -> Step:
     text = without_thinking(reply)
     if not text:
         raise GivenUp("empty reply", "there is nothing in it")
-    rest = text.partition("</thought>")[2] or text
-    actions: list[Kind] = [kind for kind in KINDS for _ in range(rest.count(f"<{kind}>"))]
+    after_thought = text.partition("</thought>")[2] or text
+    actions: list[Kind] = [kind for kind in KINDS for _ in range(after_thought.count(f"<{kind}>"))]
     if len(actions) > 1:
         raise GivenUp("several actions", f"there are {len(actions)} actions in it; write one")
-    content = between(rest, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
+    content = between(after_thought, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
     if not content:
         raise GivenUp("no action", "there is neither a complete search, look nor answer in it")
     return Step(kind=actions[0], thought=_thought(text), content=" ".join(content.split()))

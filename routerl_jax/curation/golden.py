@@ -204,17 +204,17 @@ def _write(
     seconds: float,
 ) -> ConstructReport:
     """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""
-    place = Place(workdir / _MADE[0], "line", 0)
-    last = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
+    position = Place(workdir / _MADE[0], "line", 0)
+    last_records = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
     accepted = []
     for question in questions:
-        number, record = last.get(question.example.id, (0, None))
+        number, record = last_records.get(question.example.id, (0, None))
         if record is not None and record["trajectory"] is not None:
-            accepted.append((question.dataset, trajectory_of(record["trajectory"], place._replace(number=number))))
+            accepted.append((question.dataset, trajectory_of(record["trajectory"], position._replace(number=number))))
     parts = {name: split(items, config.amount.validation) for name, items in balanced(accepted, config.amount).items()}
     for index, name in enumerate(("train", "validation")):
         lists = [part[index] for part in parts.values()]
-        items = [lists[dataset][place] for dataset, place in in_turns([*map(len, lists)])]
+        items = [lists[dataset][position] for dataset, position in in_turns([*map(len, lists)])]
         write_trajectories(workdir / f"{name}.jsonl", items)
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)

@@ -113,7 +113,7 @@ def make_report(
 
 def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], validation: list[Trajectory]) -> DatasetRow:
     accepted, failed = outcomes.count("accepted"), sum(outcome in FAILED for outcome in outcomes)
-    kept = [*train, *validation]
+    trajectories = [*train, *validation]
     return DatasetRow(
         questions=questions,
         tried=len(outcomes),
@@ -123,9 +123,9 @@ def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], valid
         train=len(train),
         validation=len(validation),
         reasons=_counted(outcome for outcome in outcomes if outcome != "accepted"),
-        steps=_counted(len(trajectory.steps) for trajectory in kept),
-        retrievers=dict(summarize_trajectories(kept).retrievers),
-        patterns=_counted(map(pattern_of, kept)),
+        steps=_counted(len(trajectory.steps) for trajectory in trajectories),
+        retrievers=dict(summarize_trajectories(trajectories).retrievers),
+        patterns=_counted(map(pattern_of, trajectories)),
     )
 
 

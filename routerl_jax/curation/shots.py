@@ -74,24 +74,27 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
         return _messages(
             [
                 (
-                    protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in found]),
-                    protocol.write_answer(thought, said),
+                    protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in documents]),
+                    protocol.write_answer(thought, answer),
                 )
-                for sub, kb, found, thought, said in _ANSWERS[:most]
+                for sub, kb, documents, thought, answer in _ANSWERS[:most]
                 if kb in known
             ]
         )
     return _messages(
-        [(protocol.final(q, done), protocol.write_answer(thought, said)) for q, done, thought, said in _FINALS[:most]]
+        [
+            (protocol.final(q, done), protocol.write_answer(thought, answer))
+            for q, done, thought, answer in _FINALS[:most]
+        ]
     )
 
 
 def _messages(worked: Sequence[tuple[Said, str]]) -> list[Message]:
     return [
         message
-        for said, reply in worked
+        for prompt, reply in worked
         for message in (
-            Message(role="user", content=said.user.rstrip("\n")),
+            Message(role="user", content=prompt.user.rstrip("\n")),
             Message(role="assistant", content=reply),
         )
     ]

@@ -409,17 +409,17 @@ def _write(
     seconds: float,
 ) -> TeachingReport:
     """Writes the episodes, in the order in which their questions are tried, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[question.example.id] for question in questions if question.example.id in last]
-    kept = [record for record in tried if record["episode"] is not None]
-    write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in kept))
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
+    accepted = [record for record in tried if record["episode"] is not None]
+    write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in accepted))
     attempts = [attempt for record in records for attempt in record["attempts"]]
     report = TeachingReport(
         model=config.llm.model,
         tried=dict(collections.Counter(record["dataset"] for record in tried)),
-        accepted=dict(collections.Counter(record["dataset"] for record in kept)),
+        accepted=dict(collections.Counter(record["dataset"] for record in accepted)),
         reasons=dict(collections.Counter(r["outcome"] for r in tried if r["episode"] is None).most_common()),
-        ways=dict(collections.Counter(_searches_of(record["episode"]) for record in kept).most_common()),
+        ways=dict(collections.Counter(_searches_of(record["episode"]) for record in accepted).most_common()),
         use=ModelUse.counted(attempts, config.read_price, config.write_price),
         searches=sum(attempt["searches"] for attempt in attempts),
         seconds=round(seconds, 1),

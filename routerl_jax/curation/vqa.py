@@ -246,21 +246,21 @@ class _Maker:
     images: pathlib.Path
 
     async def record(self, concept: Concept) -> dict[str, Any]:
-        made, broken = Attempt(), []
+        attempt, broken = Attempt(), []
         row = None
         try:
             page = await self._page(concept)
-            asked = await self._question(concept, page, made, broken)
-            row = self._row(concept, page, asked, await self._kind(asked, made, broken))
+            question = await self._question(concept, page, attempt, broken)
+            row = self._row(concept, page, question, await self._kind(question, attempt, broken))
             broken.append("accepted")
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
         return {
             "id": concept.name,
-            "outcome": made.outcome,
-            "detail": made.detail,
+            "outcome": attempt.outcome,
+            "detail": attempt.detail,
             "broken": broken,
-            "made": made.record(),
+            "made": attempt.record(),
             "row": row,
         }
 
@@ -338,8 +338,8 @@ def _write(
     started: float,
 ) -> VqaReport:
     """Writes all questions, the sample, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[concept.name] for concept in concepts if concept.name in last]
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[concept.name] for concept in concepts if concept.name in last_records]
     rows = [record["row"] for record in tried if record["row"] is not None]
     train, test = balanced(rows, config.sample, config.test, config.seed)
     for name, part_rows in (("questions", rows), ("train", train), ("test", test)):
@@ -386,14 +386,14 @@ def balanced(
 def alike(there: Mapping[str, int], wanted: int) -> dict[str, int]:
     """How many of each kind to take to get `wanted` in all: equally many, as far as there are enough. The first kinds get the
     remainder."""
-    taken = dict.fromkeys(there, 0)
+    counts = dict.fromkeys(there, 0)
     remaining = min(wanted, sum(there.values()))
     while remaining:
-        for name in [name for name in there if taken[name] < there[name]]:
+        for name in [name for name in there if counts[name] < there[name]]:
             if remaining:
-                taken[name] += 1
+                counts[name] += 1
                 remaining -= 1
-    return taken
+    return counts
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def question_prompt(concept: str, title: str, page: str) -> str:
 
 def kind_prompt(question: str, answer: str) -> str:
     """The prompt that asks for the kind of knowledge."""
-    kinds = "\n".join(f"{name}: {what}" for name, what in TAXONOMY.items())
+    kinds = "\n".join(f"{name}: {description}" for name, description in TAXONOMY.items())
     return (
         "Which kind of knowledge does this question about a picture ask for?\n\n"
         f"{kinds}\n\nQuestion: {question}\nAnswer: {answer}\n\nWrite one name inside <kind> and </kind>."
@@ -89,8 +89,8 @@ def read_question(reply: str, names: tuple[str, ...]) -> Asked:
         raise GivenUp("answer without the concept", f"the answer {answer!r} does not name {names[0]!r}")
     if not re.match(rf"({'|'.join(QUESTION_WORDS)})\b", question, re.IGNORECASE):
         raise GivenUp("no question word", f"the question begins with {question.split()[0]!r}")
-    if given := _given_away(question, (*names, answer)):
-        raise GivenUp("given away", f"the question says {given!r}")
+    if leaked := _given_away(question, (*names, answer)):
+        raise GivenUp("given away", f"the question says {leaked!r}")
     if not question.endswith("?") or "?" in question[:-1] or len(question.split()) > _MOST_WORDS:
         raise GivenUp("not as one would ask", f"it must be one question of at most {_MOST_WORDS} words")
     if match := _SOURCE.search(question):
@@ -100,10 +100,10 @@ def read_question(reply: str, names: tuple[str, ...]) -> Asked:
 
 def read_kind(reply: str) -> str:
     """The kind of knowledge in a reply. Raises GivenUp if it is not in the taxonomy."""
-    said = (between(reply, "<kind>", "</kind>") or "").strip().lower()
-    kind = next((name for name in TAXONOMY if name.lower() == said), "")
+    reply_kind = (between(reply, "<kind>", "</kind>") or "").strip().lower()
+    kind = next((name for name in TAXONOMY if name.lower() == reply_kind), "")
     if not kind:
-        raise GivenUp("unknown kind", f"{said or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
+        raise GivenUp("unknown kind", f"{reply_kind or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
     return kind
 
 
@@ -119,9 +119,9 @@ def _holds(text: str, name: str) -> bool:
 
 def _given_away(question: str, names: tuple[str, ...]) -> str:
     """A name, or a word of a name, that a question contains; "" if there is none."""
-    said = set(_words(question))
+    question_words = set(_words(question))
     for name in names:
         for word in _words(name):
-            if word in said and len(word) >= _SHORTEST and word not in _COMMON:
+            if word in question_words and len(word) >= _SHORTEST and word not in _COMMON:
                 return word
     return next((name for name in names if _holds(question, name)), "")

@@ -65,8 +65,8 @@ class CachedModel:
             except ValueError as error:  # a picture that can't be read
                 keys.append(f"unreadable {number}")
                 answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
-        kept = self._cache.get_many([key for key in keys if key not in answers])
-        answers |= {key: _read(value) for key, value in kept.items()}
+        cached = self._cache.get_many([key for key in keys if key not in answers])
+        answers |= {key: _read(value) for key, value in cached.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         new_keys = list(missing)
         with Bar(total=len(new_keys), desc=self._progress, unit="answer", disable=not self._progress) as bar:

@@ -223,5 +223,5 @@ def _message(said: _Said, strip: bool = False) -> Message:
     if strip:
         start = len(text) - len(text.lstrip())
         text = text.strip()
-        places = [min(max(place - start, 0), len(text)) for place in places]
+        places = [min(max(offset - start, 0), len(text)) for offset in places]
     return Message(role=said.role, content=text, images=tuple(said.images), places=tuple(places))

@@ -425,8 +425,8 @@ def connect_redis(url: str, timeout: float) -> Any:
 
 def redis_place(url: str) -> str:
     """The URL without user and password, for messages."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    scheme, _, address = url.partition("://")
+    return f"{scheme}://{address.rpartition('@')[2]}"
 
 
 def _expiry(ttl: float | None) -> float | None:

@@ -127,8 +127,8 @@ class HttpClient:
             self._session = None
 
     async def _wait_pause(self) -> None:
-        while (left := self._paused_until - time.monotonic()) > 0:
-            await asyncio.sleep(left * random.uniform(1.0, 1.1))
+        while (seconds_left := self._paused_until - time.monotonic()) > 0:
+            await asyncio.sleep(seconds_left * random.uniform(1.0, 1.1))
 
     async def _attempt(self, method: str, url: str, headers: Any, params: Any, body: Any) -> Reply | _Failed:
         aiohttp = import_aiohttp()

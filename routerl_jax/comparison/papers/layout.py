@@ -25,7 +25,7 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
         [row.group, row.method, *(_cell(value, column) for value, column in zip(row.published, table.columns))]
         for row in table.rows
     ]
-    differs = [line for place, compared in comparisons.items() for line in _differences(table, compared, place)]
+    differs = [line for directory, compared in comparisons.items() for line in _differences(table, compared, directory)]
     introduction = "Our numbers are in the first rows; what was not run is blank. Below is what they differ in."
     return [
         Heading(f"{table.title} (arXiv {table.paper})"),
@@ -43,8 +43,8 @@ def _methods(table: PaperTable) -> Iterable[tuple[str, str]]:
 def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
     """Our rows of a method, or one blank row."""
     rows = [
-        [_label(place, _policies([row], compared)), _said(method, agent, name), *cells]
-        for place, compared in comparisons.items()
+        [_label(directory, _policies([row], compared)), _said(method, agent, name), *cells]
+        for directory, compared in comparisons.items()
         for name, row in _ours(agent, compared).items()
         if any(cells := [_value(name, column, compared) for column in table.columns])
     ]
@@ -70,17 +70,19 @@ def _ours(agent: str, results: Results) -> dict[str, Any]:
     rows, assigned = _all_rows(results), results["card"].get("rows", {})
     if name := named(agent, assigned).rstrip("/"):
         return {name: rows[name]} if name in rows else {}
-    taken = {one.rstrip("/") for one in assigned.values()}
-    free = {name: row for name, row in rows.items() if name not in taken}
+    named_elsewhere = {value.rstrip("/") for value in assigned.values()}
+    free = {name: row for name, row in rows.items() if name not in named_elsewhere}
     if agent.startswith(RECIPE):
         recipe = agent.removeprefix(RECIPE)
         about = {name: row["agent"] for name, row in free.items()}
         return {
-            name: free[name] for name, one in about.items() if one.get("recipe") == recipe and not one.get("routing")
+            name: free[name]
+            for name, value in about.items()
+            if value.get("recipe") == recipe and not value.get("routing")
         }
     if not agent or agent.startswith(NAMED):
         return {}
-    return {name: free[name] for name in [one for one in (agent, f"{agent}_all") if one in free][:1]}
+    return {name: free[name] for name in [value for value in (agent, f"{agent}_all") if value in free][:1]}
 
 
 def _value(name: str, column: Column, results: Results) -> str:
@@ -118,30 +120,33 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
     """Lines with a setting, the paper's value, our value, and whether they differ."""
     card = results["card"]
     ran = {name: card["benchmarks"][name] for name in table.benchmarks if name in card["benchmarks"]}
-    bases = [base for found in ran.values() for base in found["knowledge"].values()]
+    bases = [base for benchmark_card in ran.values() for base in benchmark_card["knowledge"].values()]
     corpora = [f"{base['source']} ({base.get('passages', '?')} passages)" for base in bases if base["source"]]
     retrievers = [base.get("encoder", base["kind"]) for base in bases if base["kind"] != "hybrid"]
     # for a run, the model that it started from
     models = [about.get("model") or _policy(about) for about in card["policies"].values()]
-    any_of = [one.matches for one in table.policies]
+    any_of = [setting.matches for setting in table.policies]
     lines = [
         _line(
-            "policy", ", ".join(one.said for one in table.policies), models, lambda name: any(f(name) for f in any_of)
+            "policy",
+            ", ".join(setting.said for setting in table.policies),
+            models,
+            lambda name: any(f(name) for f in any_of),
         ),
         _line("corpus", table.corpus.said, corpora, table.corpus.matches),
         _line("retriever", table.retriever.said, retrievers, table.retriever.matches),
         [
             "questions",
             table.questions,
-            ", ".join(f"{name} {found['n']}" for name, found in ran.items()),
+            ", ".join(f"{name} {benchmark_card['n']}" for name, benchmark_card in ran.items()),
             _missing(table, ran),
         ],
     ]
-    for said, number, ours in (
+    for label, number, ours in (
         ("documents of a search", table.k, card["k"]),
         ("searches of a question", table.searches, card["searches"]),
     ):
-        lines += [_line(said, str(number), [str(ours)], str(number).__eq__)] if number else []
+        lines += [_line(label, str(number), [str(ours)], str(number).__eq__)] if number else []
     if table.judge:
         lines.append(_judged(table.judge, card))
     lines.append(["prompts", "its own", "in our own words (docs/baselines.md)", "differs"])
@@ -150,7 +155,7 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
         for benchmark, agents in card.get("left out", {}).items()
         for agent, why in agents.items()
     ]
-    return [[f"{place}: {name}" if place else name, *rest] for name, *rest in lines]
+    return [[f"{place}: {name}" if place else name, *cells] for name, *cells in lines]
 
 
 def _line(name: str, paper: str, here: list[str], same: Callable[[str], bool]) -> list[str]:
@@ -168,4 +173,4 @@ def _missing(table: PaperTable, ran: Mapping[str, Any]) -> str:
     missing = [name for name in table.benchmarks if name not in ran]
     known = [name for name in missing if name in BENCHMARKS]
     groups = {"not run": known, "no benchmark here yet": [name for name in missing if name not in known]}
-    return "; ".join(f"{what}: {', '.join(names)}" for what, names in groups.items() if names)
+    return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items() if names)

@@ -171,8 +171,8 @@ def columns(
       of: the only metric with a mean; "": all metrics have one.
     """
     single = (
-        Column(f"{said} {heading}".strip(), (benchmark,), metric, unit)
-        for said, benchmark in benchmarks.items()
+        Column(f"{benchmark_heading} {heading}".strip(), (benchmark,), metric, unit)
+        for benchmark_heading, benchmark in benchmarks.items()
         for heading, metric in metrics.items()
     )
     means = (
