@@ -1,4 +1,4 @@
-"""What baselines share: questions put to a policy in chats of their own, searches, documents in prompts."""
+"""The base class of baselines: chats with a policy, searches, and documents in prompts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ ANSWER_ALONE = "Now write the answer alone, in a few words."
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a policy is asked.
+    """A prompt for a policy.
 
     Attributes:
-      task: what to do, for models that must be told (`Baseline.instruct`).
+      task: the instructions, for models that need them (`Baseline.instruct`).
       text: documents and question.
-      cue: what stands before the reply where it is plain text, such as `Answer:`; a chat template has marks of its own.
-      begun: the beginning of the reply, written in the policy's place in either form.
+      cue: text before the reply in a plain-text prompt, such as `Answer:`. A chat template has its own marks.
+      begun: the beginning of the reply, forced in the policy's place. Both kinds of prompts use it.
     """
 
     task: str
@@ -34,19 +34,19 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What the knowledge bases have found for a query: best first, by turns from each."""
+    """The results of a query from all knowledge bases that were asked."""
 
     calls: tuple[Call, ...] = ()
 
     @property
     def passages(self) -> list[Passage]:
-        """The first of each knowledge base, then the second of each, and so on."""
+        """The passages: the first of each knowledge base, then the second of each, and so on."""
         longest = max((len(call.passages) for call in self.calls), default=0)
         return [call.passages[rank] for rank in range(longest) for call in self.calls if rank < len(call.passages)]
 
     @property
     def trouble(self) -> str:
-        """Why there are no passages; "" where there are some."""
+        """The reason why there are no passages; "" if there are some."""
         notes = [note for call in self.calls if (note := unshown(call, call.passages))]
         return "" if self.passages or not notes else notes[0]
 
@@ -56,10 +56,10 @@ class Baseline(Agent):
     """An agent that asks the policy in one or several chats.
 
     Attributes:
-      tools: knowledge bases, of which every search asks each for k documents (not a fusion to k); (): all there are.
+      tools: knowledge bases. Every search asks each of them for k documents, and the results are not cut to k. (): all.
       k: documents per search and knowledge base.
-      instruct: say how to work, in the model's chat template if it has one; without, plain text in the bare form, for small
-        policies that know it.
+      instruct: True: give instructions, in the model's chat template if it has one. False: plain text without instructions,
+        for small policies that know the form.
       max_turn_tokens: most tokens of a turn.
       answer_tokens: most tokens of a short answer.
     """
@@ -70,21 +70,21 @@ class Baseline(Agent):
     max_turn_tokens: int = 512
     answer_tokens: int = 64
 
-    # --- what the policy is asked ---
+    # --- prompts ---
 
     def chats(self, llm: LLM) -> bool:
         """Whether prompts are chats."""
         return self.instruct and llm.tokenizer.has_chat_template
 
     def prompt(self, llm: LLM, asked: Asked) -> Prompt:
-        """Messages, or plain text; `begun` apart."""
+        """The prompt as messages or plain text, without `begun`."""
         if self.chats(llm):
             return [Message(role="system", content=asked.task), Message(role="user", content=asked.text)]
         task = f"{asked.task}\n\n" if self.instruct and asked.task else ""
         return f"{task}{asked.text}\n{asked.cue}"
 
     def begin(self, example: Example, llm: LLM, asked: Asked) -> Conversation:
-        """A chat of its own."""
+        """Opens a new chat with a prompt and the question's pictures."""
         chat = llm.conversation(self.prompt(llm, asked), example.images)
         if asked.begun:
             chat.force(f" {asked.begun}" if asked.cue and not self.chats(llm) else asked.begun)
@@ -93,41 +93,41 @@ class Baseline(Agent):
     async def ask(
         self, example: Example, llm: LLM, asked: Asked, *, stop: Sequence[str] = (), max_tokens: int = 0
     ) -> tuple[Conversation, Turn, str]:
-        """A chat of one turn: the chat, the turn, and what it says (`said`)."""
+        """Opens a new chat for a single turn. Returns the chat, the turn, and the turn's text (`said`)."""
         chat = self.begin(example, llm, asked)
         turn = await self.generate(chat, stop, max_tokens)
         chat.close()
         return chat, turn, said(turn, llm)
 
     def ends(self, llm: LLM) -> tuple[str, ...]:
-        """What ends a chain of thought: a policy that is given plain text may go on with a question of its own."""
+        """Stop strings of a chain of thought. After a plain-text prompt, a policy may go on with a new question."""
         return () if self.chats(llm) else ("\nQuestion:",)
 
     async def generate(
         self, chat: Conversation, stop: Sequence[str] = (), max_tokens: int = 0, opening: str = ""
     ) -> Turn:
-        """A turn of at most so many tokens, `max_turn_tokens` by default.
+        """Samples a turn of at most `max_tokens` tokens, by default `max_turn_tokens`.
 
         Args:
-          opening: of an answer that may be begun afterwards: room is kept for both.
+          opening: beginning of an answer that may be forced after the turn. Room is kept for it and the answer.
         """
-        kept = self.answer_tokens + chat.tokens_of(opening) if opening else 0
+        reserve = self.answer_tokens + chat.tokens_of(opening) if opening else 0
         return await chat.generate(
-            stop=stop, max_tokens=max(1, min(max_tokens or self.max_turn_tokens, chat.room - kept))
+            stop=stop, max_tokens=max(1, min(max_tokens or self.max_turn_tokens, chat.room - reserve))
         )
 
     def question(self, example: Example, llm: LLM) -> str:
-        """The question, after its pictures, without marks of turns in it."""
+        """The question after its pictures. Chat marks in its text are made plain text."""
         return llm.image_marker * len(example.images) + llm.tokenizer.plain(example.question)
 
     # --- documents ---
 
     async def search(self, tools: Tools, query: str, k: int = 0) -> Found:
-        """Asks each of its knowledge bases."""
+        """Sends a query to each of its knowledge bases."""
         return Found(tuple([await tools[name].search(query, k or self.k) for name in self.tools or tuple(tools)]))
 
     def searching(self, query: str, thought: str = "") -> Action:
-        """The action of a turn that leads to a search; it names a knowledge base where there is just one."""
+        """The action of a turn that leads to a search. It names the knowledge base if there is only one."""
         return Action(kind="search", tool=self.tools[0] if len(self.tools) == 1 else "", query=query, thought=thought)
 
     def fitted(
@@ -139,29 +139,31 @@ class Baseline(Agent):
         trouble: str = "",
         tokens: int = 0,
     ) -> Asked:
-        """What is asked with as many documents, best first, as leave room for a turn (half of the room, if that is less).
+        """A prompt with as many documents, best first, as leave room for a turn (or for half of the room, if that is less).
 
         Args:
-          asking: of the documents' text.
-          trouble: what stands in the place of documents where none was found.
-          tokens: of the turn, `max_turn_tokens` by default.
+          asking: makes the prompt from the documents' text.
+          trouble: text in place of documents if none was found.
+          tokens: length of the turn, by default `max_turn_tokens`.
         """
 
         def asked(some: Sequence[Passage]) -> Asked:
             return asking(documents(some, llm) if some else trouble or (TOO_LONG if found else "Nothing was found."))
 
         def room(some: Sequence[Passage]) -> int:
-            made = asked(some)
-            return llm.room(self.prompt(llm, made), example.images) - len(llm.tokenizer.encode(made.begun))
+            prompt = asked(some)
+            return llm.room(self.prompt(llm, prompt), example.images) - len(llm.tokenizer.encode(prompt.begun))
 
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
         return asked(fitting(found, lambda some: room(some) >= least))
 
-    # --- what it says in a growing chat ---
+    # --- chats of several turns ---
 
     def tell(self, chat: Conversation, llm: LLM, turn: Turn, text: str) -> bool:
-        """Says something after a turn: as a user's message where the policy has ended its turn in a chat, else in its text.
-        False where there is no room for it beside a short answer."""
+        """Adds a text after a turn: as a user's message if the policy has ended its turn in a chat, else within its turn.
+
+        Returns False, and adds nothing, if the text leaves no room for a short answer.
+        """
         as_message = self.chats(llm) and turn.stop_reason == "eos"
         size = chat.reply_tokens(text) if as_message else chat.tokens_of(text)
         if size + self.answer_tokens > chat.room:
@@ -173,15 +175,15 @@ class Baseline(Agent):
         return True
 
     async def answer(self, example: Example, llm: LLM, asked: Asked) -> Episode:
-        """The end of an episode: a chat of its own whose one turn is a short answer; of plain text its first line."""
+        """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
         stop = () if self.chats(llm) else ("\n",)
         chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
         return chat.episode(answer=answered(turn, concluded(text) or short(text)))
 
     async def think(self, chat: Conversation, llm: LLM) -> Episode:
-        """The end of a chat: a chain of thought with its conclusion (`concluded`), or, where it has none, `conclude`.
+        """Ends a chat with a chain of thought and its conclusion (`concluded`). Without a conclusion, `conclude` asks for one.
 
-        Plain text ends with the line of the conclusion, or where a policy goes on with a question of its own.
+        A chain in plain text ends where the policy goes on with a new question.
         """
         turn = await self.generate(chat, self.ends(llm), opening=f"\n{CONCLUSION}")
         text = said(turn, llm).split("\nQuestion:")[0]
@@ -193,12 +195,14 @@ class Baseline(Agent):
     async def conclude(
         self, chat: Conversation, llm: LLM, turn: Turn, *, opening: str = f"\n{CONCLUSION}", closing: str = "\n"
     ) -> Episode:
-        """The end of a chat in which the policy has given no answer: it is asked for one where it has ended its turn in a chat,
-        else one is begun for it. Without room for that the episode is truncated, without an answer.
+        """Ends a chat in which the policy has given no answer.
+
+        If the policy has ended its turn in a chat, it is asked for the answer. Else the answer is begun for it. If there is no
+        room for either, the episode is truncated and has no answer.
 
         Args:
-          turn: the last one.
-          opening, closing: of an answer that is begun.
+          turn: the last turn.
+          opening, closing: beginning and end of an answer that is begun for the policy.
         """
         if turn.action is None and not turn.observation:
             answered(turn, None)
@@ -212,13 +216,13 @@ class Baseline(Agent):
             chat.force(opening)
         last = await self.generate(chat, () if as_message else (closing,), self.answer_tokens)
         text, mark = said(last, llm), opening.strip().splitlines()[-1]
-        if closing.strip() and (mark in text or not as_message):  # it may write the opening itself
+        if closing.strip() and (mark in text or not as_message):  # the policy may write the opening itself
             text = text.split(mark)[-1].split(closing)[0]
         return chat.episode(answer=answered(last, concluded(text) or short(text)))
 
 
 def documents(passages: Sequence[Passage], llm: LLM) -> str:
-    """Documents as prompts show them: numbered, with their titles, one line each."""
+    """Documents in the form of prompts: numbered, with their titles, one line each."""
     lines = [
         f"[{number}] {' '.join(f'{passage.title}: {passage.text}'.removeprefix(': ').split())}"
         for number, passage in enumerate(passages, 1)
@@ -227,18 +231,18 @@ def documents(passages: Sequence[Passage], llm: LLM) -> str:
 
 
 def said(turn: Turn, llm: LLM) -> str:
-    """What a turn says, without the mark that ends it and what a reasoning model thought before."""
+    """The text of a turn, without its end mark and without a reasoning model's thoughts."""
     return without_thinking(turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text)
 
 
 def end_mark(turn: Turn, llm: LLM) -> str:
-    """The mark with which a turn ends; "" for none."""
-    marks = (llm.tokenizer.decode([one]) for one in llm.tokenizer.eos_ids)
+    """The mark at the end of a turn; "" if there is none."""
+    marks = (llm.tokenizer.decode([token]) for token in llm.tokenizer.eos_ids)
     return next((mark for mark in marks if turn.text.endswith(mark)), "")
 
 
 def answered(turn: Turn, answer: str | None, error: str = "there is no answer in it") -> str | None:
-    """Notes on a turn that it was to answer, and returns the answer."""
+    """Marks a turn as an answer, or as invalid if `answer` is None, and returns the answer."""
     turn.well_formed = answer is not None
     turn.action = Action(kind="invalid", error=error) if answer is None else Action(kind="answer", answer=answer)
     return answer

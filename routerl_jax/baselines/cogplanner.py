@@ -1,4 +1,4 @@
-"""CogPlanner: a query, a knowledge base, and so on until nothing is missing (Yu et al., arXiv 2501.15470)."""
+"""CogPlanner: plans queries and their knowledge bases until nothing is missing (Yu et al., arXiv 2501.15470)."""
 
 from __future__ import annotations
 
@@ -38,17 +38,19 @@ BOTH = (
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CogPlanner(VanillaRAG):
-    """A round writes the next query and chooses a knowledge base for it, or decides that nothing is missing; what is found
-    joins the documents of the rounds before. Then the question is answered from all documents.
+    """Plans a search per round, then answers from all documents.
 
-    Sequential modelling asks for the query first and for the knowledge base in a second chat with this query; parallel
-    modelling asks for both at once (the paper has both). A choice that can't be read is invalid and ends the planning. The
-    paper's strategies are image search, text search and none; here they are the run's knowledge bases. Its code was not had
-    when this was written: the flow is that of its abstract and of R1-Router's description (appendix A.5).
+    In a round the policy writes the next query and chooses a knowledge base for it, or decides that nothing is missing. The
+    documents found join those of the earlier rounds. A choice that can't be read is invalid and ends the planning.
+
+    Sequential modelling asks for the query first, and for the knowledge base in a second chat with this query. Parallel
+    modelling asks for both at once. The paper has both. Its strategies are image search, text search and none; here they are
+    the run's knowledge bases. The paper's code was not available when this was written: the flow follows its abstract and
+    R1-Router's description (appendix A.5).
 
     Attributes:
-      rounds: most of them; 3, R1-Router's number for such loops (the paper leaves it to the model).
-      about: what is in the knowledge bases, by name.
+      rounds: most rounds. The default 3 is R1-Router's number for such loops; the paper leaves it to the model.
+      about: contents of the knowledge bases, by name.
     """
 
     modelling: Literal["sequential", "parallel"] = "sequential"
@@ -69,10 +71,10 @@ class CogPlanner(VanillaRAG):
         return await self.read(example, llm, Found(tuple(calls)))
 
     async def sequential(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
-        """The next search: a query, then its knowledge base; None: there is none."""
-        asked = self.planning(example, llm, found, QUERY, "Query:")
+        """The next search, planned in two chats: the query, then its knowledge base. None: no further search."""
+        request = self.planning(example, llm, found, QUERY, "Query:")
         stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         query = short(text, "Query:")
         if query is None:
             answered(turn, None, "there is no query in it")
@@ -91,14 +93,14 @@ class CogPlanner(VanillaRAG):
         return self.decided(turn, query, chosen(text, names), names)
 
     async def parallel(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
-        """The next search, query and knowledge base in one reply; None: there is none."""
-        asked = self.planning(example, llm, found, BOTH.format(names=described(names, self.about)), "")
-        _, turn, text = await self.ask(example, llm, asked, max_tokens=2 * self.answer_tokens)
+        """The next search, planned in one reply with query and knowledge base. None: no further search."""
+        request = self.planning(example, llm, found, BOTH.format(names=described(names, self.about)), "")
+        _, turn, text = await self.ask(example, llm, request, max_tokens=2 * self.answer_tokens)
         query, name = last_line(text, "Query:") or "", chosen(last_line(text, "Knowledge base:") or "", names)
         return self.decided(turn, query, name if query or name == NO_TOOL else None, names)
 
     def decided(self, turn: Turn, query: str, name: str | None, names: Sequence[str]) -> Action | None:
-        """Notes a choice on its turn; the search that it asks for, if it does."""
+        """Marks a turn with its choice. Returns the search that it asks for, or None."""
         turn.asked = "route"
         if name is None:
             answered(turn, None, f"there is no query, or it names none of {', '.join(names)} and {NO_TOOL}")
@@ -107,7 +109,7 @@ class CogPlanner(VanillaRAG):
         return None if name == NO_TOOL else turn.action
 
     def planning(self, example: Example, llm: LLM, found: Found, task: str, cue: str) -> Asked:
-        """What is asked about the next search."""
+        """The prompt that asks for the next search."""
         question = f"Question: {self.question(example, llm)}"
 
         def asking(shown: str) -> Asked:
@@ -119,5 +121,5 @@ class CogPlanner(VanillaRAG):
 
     @property
     def search_budget(self) -> int:
-        """One a round."""
+        """One search per round."""
         return self.rounds

@@ -1,4 +1,4 @@
-"""Documents shortened by the policy's own scores: Selective Context (arXiv 2310.06201) and LongLLMLingua (2310.06839)."""
+"""Shortens documents by the policy's own scores: Selective Context (arXiv 2310.06201) and LongLLMLingua (2310.06839)."""
 
 from __future__ import annotations
 
@@ -26,33 +26,35 @@ HELD = "The answer to this question stands in the text above."
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectiveContext(VanillaRAG):
-    """Searches for the question and scores every sentence of the documents by itself; the share `drop` of the units that carry
-    least information (mean of -log p over a unit's tokens; a percentile over all documents together) is left out, and vanilla
-    RAG reads the rest.
+    """Searches for the question, drops the words or sentences with the least information, and reads the rest as vanilla RAG.
 
-    The paper's units are tokens, noun phrases (by spaCy, the code's default) and sentences, scored by a model of its own; here
-    they are words or sentences, scored by the policy. It needs an engine: an endpoint tells no log-probabilities.
+    Each sentence of the documents is scored by itself. The information of a unit is the mean of -log p over its tokens. The
+    share `drop` of the units with the least information is left out (a percentile over all documents together).
+
+    The paper's units are tokens, noun phrases (by spaCy, the code's default) and sentences, and a separate model scores them.
+    Here units are words or sentences, and the policy scores them. It needs an engine, because an endpoint gives no
+    log-probabilities.
 
     Attributes:
-      drop: share of units: 0.5 in the code.
-      unit: what is kept or dropped whole.
+      drop: share of units that is dropped; 0.5 in the code.
+      unit: the unit that is kept or dropped as a whole.
     """
 
     drop: float = 0.5
     unit: Literal["word", "sentence"] = "word"
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found = await self.search(tools, example.question)
-        scored = [[await surprise(llm, one) for one in sentences(passage, llm)] for passage in found.passages]
+        results = await self.search(tools, example.question)
+        scored = [[await surprise(llm, item) for item in sentences(passage, llm)] for passage in results.passages]
         if self.unit == "sentence":
-            scored = [[[(" ".join(word for word, _ in one), mean_of(one))] for one in passage] for passage in scored]
+            scored = [[[(" ".join(word for word, _ in item), mean_of(item))] for item in passage] for passage in scored]
         units = [value for passage in scored for sentence in passage for _, value in sentence]
         least = float(np.quantile(units, self.drop)) if units else 0.0
         shorter = [
-            dataclasses.replace(passage, text=" ".join(text for one in kept for text, value in one if value >= least))
-            for passage, kept in zip(found.passages, scored, strict=True)
+            dataclasses.replace(passage, text=" ".join(text for item in kept for text, value in item if value >= least))
+            for passage, kept in zip(results.passages, scored, strict=True)
         ]
-        return await self.read(example, llm, together(found, [one for one in shorter if one.text.strip()]))
+        return await self.read(example, llm, together(results, [item for item in shorter if item.text.strip()]))
 
 
 @baseline(
@@ -63,62 +65,64 @@ class SelectiveContext(VanillaRAG):
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LongLLMLingua(VanillaRAG):
-    """Searches for the question; ranks the documents by the mean log-probability of the question, and of a sentence that says
-    it can be answered, after each, and puts the best first; then keeps of each the words whose log-probability rises most when
-    the question stands before it (contrastive perplexity): the share `rate`, and `spread` more for the first document, down to
-    `spread` less (`share`). Vanilla RAG reads the rest.
+    """Searches for the question, ranks and shortens the documents, and reads the rest as vanilla RAG.
 
-    The paper compresses token by token in segments that see what was kept before, with a small model of its own, under a
-    budget of tokens that may leave documents out, and mends names in the answer afterwards. Here words are scored once, in
-    whole documents, by the policy, and every document keeps its share. It needs an engine.
+    Documents are ranked, best first, by the mean log-probability of two texts after each document: the question, and a sentence
+    that says that it can be answered. Then each document keeps the words whose log-probability rises most when the question
+    stands before the document (contrastive perplexity). The share of words that it keeps is `rate`, plus `spread` for the first
+    document, falling towards minus `spread` for the last (`share`).
+
+    The paper compresses token by token, in segments that see what was kept before, with a small separate model, under a budget
+    of tokens that may leave documents out. Afterwards it repairs names in the answer. Here the policy scores the words once, in
+    whole documents, and every document keeps its share. It needs an engine.
 
     Attributes:
-      rate: share of words that are kept: 0.55 in FlashRAG.
-      spread: of the shares: 0.3 in FlashRAG.
+      rate: share of words that is kept; 0.55 in FlashRAG.
+      spread: how far the shares differ; 0.3 in FlashRAG.
     """
 
     rate: float = 0.55
     spread: float = 0.3
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found, question = await self.search(tools, example.question), self.question(example, llm)
-        asked = [f"\n\nQuestion: {question}", f"\n{HELD}"]
+        results, question = await self.search(tools, example.question), self.question(example, llm)
+        questions = [f"\n\nQuestion: {question}", f"\n{HELD}"]
         ranked = []
-        for passage in found.passages:
+        for passage in results.passages:
             text = llm.tokenizer.plain(f"{passage.title}\n{passage.text}")
-            scores = await score(llm, text, asked)
-            ranked.append((sum(scores) / sum(len(llm.tokenizer.encode(one)) for one in asked), passage))
+            scores = await score(llm, text, questions)
+            ranked.append((sum(scores) / sum(len(llm.tokenizer.encode(one)) for one in questions), passage))
         ranked.sort(key=lambda item: -item[0])
         shorter = []
-        for place, (_, passage) in enumerate(ranked):
+        for index, (_, passage) in enumerate(ranked):
             words = re.findall(r"\s*\S+", llm.tokenizer.plain(passage.text))
-            before, after = await score(llm, "\n", words), await score(llm, f"Question: {question}\n", words)
-            count = round(len(words) * share(place, len(ranked), self.rate, self.spread))
-            gains = np.subtract(after, before)
+            alone, conditioned = await score(llm, "\n", words), await score(llm, f"Question: {question}\n", words)
+            count = round(len(words) * share(index, len(ranked), self.rate, self.spread))
+            gains = np.subtract(conditioned, alone)
             kept = sorted(np.argsort(-gains, kind="stable")[: max(1, count)].tolist())
-            shorter.append(dataclasses.replace(passage, text="".join(words[place] for place in kept).strip()))
-        return await self.read(example, llm, together(found, shorter))
+            shorter.append(dataclasses.replace(passage, text="".join(words[index] for index in kept).strip()))
+        return await self.read(example, llm, together(results, shorter))
 
 
 def share(place: int, count: int, rate: float, spread: float) -> float:
-    """Of the words of the document at this place (0 is the best) of so many, what is kept, in [0, 1]."""
+    """Share of words, in [0, 1], that the document of rank `place` (0 is the best) keeps of `count` documents."""
     return min(1.0, max(0.0, rate + (1 - 2 * place / count) * spread))
 
 
 def together(found: Found, passages: Sequence[Passage]) -> Found:
-    """What was found, with these passages, in their order, in the place of its own."""
+    """The results with these passages, in their order, instead of their own."""
     if not found.passages:
         return found
     return Found((dataclasses.replace(found.calls[0], passages=tuple(passages), error=None),))
 
 
 def sentences(passage: Passage, llm: LLM) -> list[str]:
-    """A passage's sentences."""
-    return [one for one in re.split(r"(?<=[.?!])\s+", llm.tokenizer.plain(passage.text).strip()) if one]
+    """The sentences of a passage."""
+    return [sentence for sentence in re.split(r"(?<=[.?!])\s+", llm.tokenizer.plain(passage.text).strip()) if sentence]
 
 
 async def score(llm: LLM, prompt: str, texts: Sequence[str]) -> list[float]:
-    """Log-probability of each text after a prompt, in a conversation of its own."""
+    """Log-probability of each text after a prompt, in a new conversation."""
     chat = llm.conversation(prompt)
     scores = await chat.score(texts)
     chat.close()

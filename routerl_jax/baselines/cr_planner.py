@@ -1,4 +1,4 @@
-"""CR-Planner: proposals for every step, and a critic that chooses among them (Li et al., arXiv 2410.01428)."""
+"""CR-Planner: proposes candidates for every step, and a critic chooses (Li et al., arXiv 2410.01428)."""
 
 from __future__ import annotations
 
@@ -41,22 +41,26 @@ _NUMBERED = re.compile(r"^[ \t]*\d+[.)][ \t]*(.+)$", re.MULTILINE)
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CRPlanner(Baseline):
-    """A step is a thought, or a query with one of the documents that it finds. Which of the two comes next is a choice of its
-    own (the sub-goal critic's); then candidates are proposed for it, and one is taken (the execution critic's): among thoughts,
-    among queries, and among the k documents of the query that was taken. It ends with a thought that gives the answer, or is
-    asked for one when steps are spent; when searches are, only thoughts come.
+    """Plans step by step. A step is a thought, or a query with one of the documents that it finds.
 
-    Every choice and every list is a chat of its own over the steps so far, the latest of them where not all have room. The
-    paper's critics are reward models, trained on values that a Monte Carlo tree search estimates; here the policy chooses
-    itself, which needs no log-probabilities, and its candidates are one list, where the paper samples each. A single candidate
-    is taken without a choice; a choice that can't be read is invalid and takes the first; a plan that can't be read is a
-    thought. Neither the paper's full text nor its code was at hand: details may differ.
+    First the sub-goal critic chooses between a thought and a search. Then candidates are proposed, and the execution critic
+    takes one: among thoughts, among queries, and among the k documents of the chosen query. The episode ends with a thought
+    that gives the answer. When no steps are left, the policy is asked for the answer. When no searches are left, all further
+    steps are thoughts.
+
+    Every choice and every list of candidates is a new chat over the steps so far, or over the latest ones that have room. A
+    single candidate is taken without a choice. If a choice can't be read, it is invalid, and the first candidate is taken. If a
+    plan can't be read, the step is a thought.
+
+    The paper's critics are reward models, trained on values that a Monte Carlo tree search estimates. Here the policy chooses
+    itself, which needs no log-probabilities. Its candidates come in one list; the paper samples each. Neither the paper's full
+    text nor its code was at hand, so details may differ.
 
     Attributes:
-      k: documents that a query finds, of which one is kept.
-      candidates: thoughts, or queries, that are proposed.
-      max_steps: thoughts and searches together, at most.
-      max_searches: of them searches, at most.
+      k: documents that a query finds; one of them is kept.
+      candidates: number of thoughts or queries that are proposed.
+      max_steps: most thoughts and searches together.
+      max_searches: most searches among these steps.
     """
 
     searches_field: ClassVar[str] = "max_searches"
@@ -78,13 +82,13 @@ class CRPlanner(Baseline):
             if answer := concluded(thought):
                 return chat.episode(answer=answered(turn, answer))
             steps.append(f"Thought: {thought}")
-        asked = self.over(example, llm, steps, ANSWER, "", "Answer:", self.answer_tokens)
-        return await self.answer(example, llm, asked)
+        request = self.over(example, llm, steps, ANSWER, "", "Answer:", self.answer_tokens)
+        return await self.answer(example, llm, request)
 
     async def goal(self, example: Example, llm: LLM, steps: Sequence[str]) -> str:
-        """Whether a thought or a search comes next."""
-        asked = self.over(example, llm, steps, PLAN, "", "Next:", self.answer_tokens)
-        _, turn, text = await self.ask(example, llm, asked, stop=self.line(llm), max_tokens=self.answer_tokens)
+        """Chooses whether a thought or a search comes next."""
+        request = self.over(example, llm, steps, PLAN, "", "Next:", self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, request, stop=self.line(llm), max_tokens=self.answer_tokens)
         goal = chosen(text, (REASON, SEARCH))
         if goal not in (REASON, SEARCH):
             answered(turn, None, f"it says neither {REASON} nor {SEARCH}")
@@ -93,14 +97,14 @@ class CRPlanner(Baseline):
         return goal
 
     async def searched(self, example: Example, llm: LLM, tools: Tools, steps: Sequence[str]) -> list[str]:
-        """A query and the document of what it found that was taken, as steps."""
+        """Chooses a query and one of the documents that it finds. Returns both as steps."""
         tokens = self.answer_tokens * self.candidates
         _, turn, query = await self.taken(example, llm, steps, QUERIES, "Queries", tokens)
         turn.action = self.searching(query)
         step = f"Query: {llm.tokenizer.plain(query)}"
-        found = await self.search(tools, query)
-        if not found.passages:
-            return [step, f"Document: {found.trouble or 'Nothing was found.'}"]
+        results = await self.search(tools, query)
+        if not results.passages:
+            return [step, f"Document: {results.trouble or 'Nothing was found.'}"]
         shown = 0
 
         def asking(text: str) -> Asked:
@@ -108,16 +112,16 @@ class CRPlanner(Baseline):
             shown = text.count("\n") + 1
             return self.over(example, llm, [*steps, step], DOCUMENT, f"Found:\n{text}", "Number:", self.answer_tokens)
 
-        asked = self.fitted(example, llm, found.passages, asking, tokens=self.answer_tokens)
-        number = await self.choice(example, llm, asked, min(shown, len(found.passages)))
-        return [step, f"Document: {documents([found.passages[number]], llm).removeprefix('[1] ')}"]
+        request = self.fitted(example, llm, results.passages, asking, tokens=self.answer_tokens)
+        number = await self.choice(example, llm, request, min(shown, len(results.passages)))
+        return [step, f"Document: {documents([results.passages[number]], llm).removeprefix('[1] ')}"]
 
     async def taken(
         self, example: Example, llm: LLM, steps: Sequence[str], task: str, name: str, tokens: int
     ) -> tuple[Conversation, Turn, str]:
-        """The candidate that is taken of those that are proposed, with the chat and the turn that proposed it."""
-        asked = self.over(example, llm, steps, task.format(count=self.candidates), "", f"{name}:\n1.", tokens)
-        chat, turn, text = await self.ask(example, llm, asked, stop=self.ends(llm), max_tokens=tokens)
+        """Has candidates proposed and takes one. Returns the chat and the turn of the proposals, and the candidate."""
+        request = self.over(example, llm, steps, task.format(count=self.candidates), "", f"{name}:\n1.", tokens)
+        chat, turn, text = await self.ask(example, llm, request, stop=self.ends(llm), max_tokens=tokens)
         text = text if self.chats(llm) else f"1.{text}".split("\nQuestion:")[0]
         plain = " ".join(text.removeprefix("1.").split())
         proposed = list(dict.fromkeys(filter(None, map(tidied, _NUMBERED.findall(text)))))[: self.candidates]
@@ -125,13 +129,13 @@ class CRPlanner(Baseline):
         if not proposed:
             answered(turn, None, "there is no list 1. .., 2. .. in it")
             return chat, turn, example.question if task == QUERIES else plain
-        listed = "\n".join(f"[{number}] {one}" for number, one in enumerate(proposed, 1))
-        rest = f"Proposals:\n{llm.tokenizer.plain(listed)}"
-        asked = self.over(example, llm, steps, CHOOSE, rest, "Number:", self.answer_tokens)
-        return chat, turn, proposed[await self.choice(example, llm, asked, len(proposed))]
+        listed = "\n".join(f"[{number}] {candidate}" for number, candidate in enumerate(proposed, 1))
+        proposals = f"Proposals:\n{llm.tokenizer.plain(listed)}"
+        request = self.over(example, llm, steps, CHOOSE, proposals, "Number:", self.answer_tokens)
+        return chat, turn, proposed[await self.choice(example, llm, request, len(proposed))]
 
     async def choice(self, example: Example, llm: LLM, asked: Asked, count: int) -> int:
-        """What the critic takes of so many, from 0."""
+        """The index (from 0) of the critic's choice among `count` candidates."""
         if count <= 1:
             return 0
         _, turn, text = await self.ask(example, llm, asked, stop=self.line(llm), max_tokens=self.answer_tokens)
@@ -143,14 +147,16 @@ class CRPlanner(Baseline):
         return int(number[0]) - 1
 
     def line(self, llm: LLM) -> tuple[str, ...]:
-        """What ends a reply of one line."""
+        """Stop strings of a reply of one line."""
         return () if self.chats(llm) else ("\n",)
 
     def over(
         self, example: Example, llm: LLM, steps: Sequence[str], task: str, rest: str, cue: str, tokens: int
     ) -> Asked:
-        """What is asked about the steps so far, as many of the latest as leave room for a turn (half of the room, if that is
-        less), and about what comes after them."""
+        """A prompt with the steps so far, and `rest` after them.
+
+        It has as many of the latest steps as leave room for a turn (or for half of the room, if that is less).
+        """
 
         def asking(some: Sequence[str]) -> Asked:
             parts = [f"Question: {self.question(example, llm)}", *(["\n".join(some)] if some else []), rest]
@@ -165,5 +171,5 @@ class CRPlanner(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """`max_searches`, of each knowledge base."""
+        """`max_searches` for each knowledge base."""
         return self.max_searches * max(1, len(self.tools))

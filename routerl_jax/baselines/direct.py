@@ -1,4 +1,4 @@
-"""A direct answer, without a search, and chain of thought (arXiv 2201.11903; zero-shot 2205.11916)."""
+"""Baselines without a search: a direct answer, and chain of thought (arXiv 2201.11903; zero-shot 2205.11916)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ THINK = (
 @baseline("direct", paper="", about="answers at once, without a search", searches="nothing")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Direct(Baseline):
-    """One turn: the answer."""
+    """Answers in one turn."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        asked = Asked(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        return await self.answer(example, llm, asked)
+        request = Asked(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        return await self.answer(example, llm, request)
 
     @property
     def search_budget(self) -> int:
-        """None."""
+        """0: it never searches."""
         return 0
 
 
 @baseline("cot", paper="2201.11903", about="thinks step by step, then answers, without a search", searches="nothing")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChainOfThought(Baseline):
-    """Thinks, and ends with "So the answer is:"; a policy that does not is asked once more, as in the second stage of
-    zero-shot chain of thought (2205.11916), whose prompts have no worked questions (`shots=0`).
+    """Thinks step by step, and ends with "So the answer is:".
+
+    If the policy does not end so, it is asked once more, as in the second stage of zero-shot chain of thought (2205.11916).
+    That method has no worked questions in its prompts (`shots=0`).
 
     Attributes:
-      shots: worked questions in the task, of at most 8 (`worked`).
+      shots: number of worked questions in the task, at most 8 (`worked`).
     """
 
     shots: int = 4
@@ -52,5 +54,5 @@ class ChainOfThought(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """None."""
+        """0: it never searches."""
         return 0

@@ -22,28 +22,29 @@ TASK = (
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HippoRAGReader(Baseline):
-    """Searches for the question and reads with a thought and an answer (the reader of OSU-NLP-Group/HippoRAG, whose one worked
-    example has documents). Over a knowledge base of kind "graph" it is HippoRAG 2, over a dense one its baseline.
+    """Searches for the question, then writes a thought and an answer.
 
-    A reply without "Answer:" is taken whole in the code; here the answer is asked for, or begun.
+    This is the reader of OSU-NLP-Group/HippoRAG, which has one worked example with documents. With a knowledge base of kind
+    "graph" it is HippoRAG 2, with a dense one it is that paper's baseline. The code takes a reply without "Answer:" as a whole;
+    here the policy is asked for the answer, or the answer is begun for it.
 
     Attributes:
       k: 5 in the paper.
-      shots: worked questions with documents in the task, of at most 8.
+      shots: number of worked questions with documents in the task, at most 8.
     """
 
     shots: int = 1
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found, question = await self.search(tools, example.question), self.question(example, llm)
+        results, question = await self.search(tools, example.question), self.question(example, llm)
         task = TASK + examples([worked(number) for number in range(min(self.shots, len(WORKED)))])
 
         def asking(documents: str) -> Asked:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return Asked(task=task, text=text, begun="Thought:")
 
-        asked = self.fitted(example, llm, found.passages, asking, found.trouble)
-        chat = self.begin(example, llm, asked)
+        request = self.fitted(example, llm, results.passages, asking, results.trouble)
+        chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
         text = said(turn, llm).split("\nQuestion:")[0]
         if answer := tidied(last_line(text, "Answer:") or ""):
@@ -52,13 +53,13 @@ class HippoRAGReader(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """One of each knowledge base."""
+        """One search of each knowledge base."""
         return max(1, len(self.tools))
 
 
 def worked(number: int) -> str:
-    """A worked question with its documents."""
-    one = WORKED[number]
-    pages = "\n".join(f"[{at}] {hop.title}: {hop.text}" for at, hop in enumerate(one.hops, 1))
-    thought = " ".join(hop.fact for hop in one.hops)
-    return f"Documents:\n{pages}\n\nQuestion: {one.question}\nThought: {thought}\nAnswer: {one.answer}"
+    """A worked question with its documents, as text."""
+    question = WORKED[number]
+    documents = "\n".join(f"[{rank}] {hop.title}: {hop.text}" for rank, hop in enumerate(question.hops, 1))
+    thought = " ".join(hop.fact for hop in question.hops)
+    return f"Documents:\n{documents}\n\nQuestion: {question.question}\nThought: {thought}\nAnswer: {question.answer}"

@@ -1,4 +1,4 @@
-"""IRCoT: retrieval and chain of thought in turn (Trivedi et al., arXiv 2212.10509)."""
+"""IRCoT: alternates between retrieval and chain of thought (Trivedi et al., arXiv 2212.10509)."""
 
 from __future__ import annotations
 
@@ -20,24 +20,27 @@ TASK = f"Answer the question from the documents and what you know. {THINK}"
 @baseline("ircot", paper="2212.10509", about="a search for each sentence of a chain of thought, then a reader")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IRCoT(Baseline):
-    """Searches for the question; then, in turn, writes one sentence of a chain of thought with all documents so far in the
-    prompt, and searches for this sentence. It ends with a sentence that has "answer is" or is empty, or after `max_steps`; then
-    a reader of its own answers from the documents that were collected.
+    """Searches for the question. Then it alternates: it writes one sentence of a chain of thought, with all documents so far in
+    the prompt, and searches for this sentence.
 
-    As in the authors' code (StonyBrookNLP/ircot) a sentence that concludes or calculates is not searched for: the last one that
-    states a fact is, or the question; what was just searched for is not searched for again. The code leaves out the question
-    words of queries, as its retriever is BM25, shows worked examples with documents for each data set (here `shots` without),
-    and lets the model write on and drops all but the first sentence (here it stops there).
+    The chain ends with a sentence that has "answer is", with an empty one, or after `max_steps`. Then a separate reader answers
+    from the collected documents.
 
-    R1-Router runs it with k=5, max_steps=3 and reader="none", R1-Searcher (by FlashRAG) likewise without a reader.
+    As in the authors' code (StonyBrookNLP/ircot), a sentence that concludes or calculates is not searched for. The last
+    sentence that states a fact is searched for instead, or the question if there is none. The same query is not searched for
+    twice in a row. The code differs in three ways: it leaves out the question words of queries, because its retriever is BM25;
+    it shows worked examples with documents for each data set (here there are `shots` examples, without documents); and it lets
+    the model write on and drops everything after the first sentence (here the model stops there).
+
+    R1-Router runs it with k=5, max_steps=3 and reader="none". R1-Searcher (by FlashRAG) also runs it without a reader.
 
     Attributes:
-      max_steps: most sentences: 8 in the paper.
-      max_documents: most documents that are collected: 15 in the paper.
-      reader: how the answer is made at the end: by a chain of thought, directly (the paper has both), or not: then it is the
-        chain's own conclusion, or its last sentence.
+      max_steps: most sentences; 8 in the paper.
+      max_documents: most documents that are collected; 15 in the paper.
+      reader: how the reader answers. cot: by a chain of thought; direct: directly (the paper has both); none: there is no
+        reader, and the answer is the conclusion of the chain, or its last sentence.
       sentence_tokens: most tokens of a sentence.
-      shots: worked questions in the task, of at most 8.
+      shots: number of worked questions in the task, at most 8.
     """
 
     searches_field: ClassVar[str] = "max_steps"
@@ -54,28 +57,30 @@ class IRCoT(Baseline):
         query, searched, trouble = example.question, "", ""
         for step in range(1, self.max_steps + 1):
             if query != searched:
-                found = await self.search(tools, query)
-                searched, trouble = query, found.trouble
-                fresh = {(one.id, one.text): one for one in found.passages if (one.id, one.text) not in known}
+                results = await self.search(tools, query)
+                searched, trouble = query, results.trouble
+                fresh = {(item.id, item.text): item for item in results.passages if (item.id, item.text) not in known}
                 known |= dict(list(fresh.items())[: self.max_documents - len(known)])
             tokens = self.sentence_tokens
-            asked = self.asking(example, llm, list(known.values()), trouble, " ".join(sentences), tokens=tokens)
-            chat, turn, text = await self.ask(example, llm, asked, stop=SENTENCE_ENDS, max_tokens=tokens)
+            request = self.asking(example, llm, list(known.values()), trouble, " ".join(sentences), tokens=tokens)
+            chat, turn, text = await self.ask(example, llm, request, stop=SENTENCE_ENDS, max_tokens=tokens)
             sentence = first_sentence(text)
             if sentence:
                 sentences.append(sentence)
             if not sentence or concluded(sentence) or step == self.max_steps:
                 break
-            facts = [one for one in sentences if not is_reasoning(one)]
+            facts = [item for item in sentences if not is_reasoning(item)]
             query = facts[-1] if facts else example.question
             turn.action, turn.well_formed = self.searching(query, thought=sentence), True
         if self.reader == "none":
             answer = concluded(sentences[-1]) or short(sentences[-1]) if sentences else None
             return chat.episode(answer=answered(turn, answer))
-        asked = self.asking(example, llm, list(known.values()), trouble, task=READ if self.reader == "direct" else TASK)
+        request = self.asking(
+            example, llm, list(known.values()), trouble, task=READ if self.reader == "direct" else TASK
+        )
         if self.reader == "cot":
-            return await self.think(self.begin(example, llm, asked), llm)
-        return await self.answer(example, llm, asked)
+            return await self.think(self.begin(example, llm, request), llm)
+        return await self.answer(example, llm, request)
 
     def asking(
         self,
@@ -87,7 +92,7 @@ class IRCoT(Baseline):
         task: str = TASK,
         tokens: int = 0,
     ) -> Asked:
-        """The question with documents, in which a chain of thought has begun."""
+        """The prompt with documents, the question, and the chain of thought so far."""
         question = self.question(example, llm)
         task = task if task == READ else f"{task}{chains(self.shots)}"
 
@@ -99,5 +104,5 @@ class IRCoT(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """One search a sentence, of each knowledge base."""
+        """One search per sentence, of each knowledge base."""
         return self.max_steps * max(1, len(self.tools))

@@ -1,4 +1,4 @@
-"""Iter-RetGen: each answer helps the next search (Shao et al., arXiv 2305.15294)."""
+"""Iter-RetGen: the reply of each round is part of the next query (Shao et al., arXiv 2305.15294)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from routerl_jax.core.types import Episode, Example
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IterRetGen(Baseline):
-    """A round searches and writes a whole chain of thought from what was found in this round alone. The first query is the
-    question, each later one the chain of the round before and the question (section 3.2). The last chain's conclusion is the
-    answer.
+    """Searches and writes a chain of thought in rounds.
 
-    FlashRAG has the question before the chain, and 3 rounds. R1-Router's row is another method under this name: it asks
-    for sub-questions until "None", answers each, and answers from these.
+    A round searches, and writes a whole chain of thought from the documents of this round only. The first query is the
+    question. Each later query is the chain of the previous round, followed by the question (section 3.2). The conclusion of
+    the last chain is the answer.
+
+    FlashRAG puts the question before the chain, and has 3 rounds. R1-Router's row with this name is another method: it asks for
+    sub-questions until "None", answers each, and answers the question from these.
 
     Attributes:
-      rounds: 2 is what the paper recommends; it goes up to 7.
-      shots: worked questions in the task, of at most 8.
+      rounds: number of rounds. The paper recommends 2, and goes up to 7.
+      shots: number of worked questions in the task, at most 8.
     """
 
     searches_field: ClassVar[str] = "rounds"
@@ -43,17 +45,17 @@ class IterRetGen(Baseline):
             return Asked(task=f"{TASK}{chains(self.shots)}", text=text, cue="Answer:")
 
         for _ in range(self.rounds - 1):
-            found = await self.search(tools, query)
-            asked = self.fitted(example, llm, found.passages, asking, found.trouble)
-            _, turn, text = await self.ask(example, llm, asked, stop=self.ends(llm))
+            results = await self.search(tools, query)
+            request = self.fitted(example, llm, results.passages, asking, results.trouble)
+            _, turn, text = await self.ask(example, llm, request, stop=self.ends(llm))
             chain = " ".join(text.split("\nQuestion:")[0].split())
             query = f"{chain} {example.question}".strip()
             turn.action, turn.well_formed = self.searching(query, thought=chain), bool(chain)
-        found = await self.search(tools, query)
-        asked = self.fitted(example, llm, found.passages, asking, found.trouble)
-        return await self.think(self.begin(example, llm, asked), llm)
+        results = await self.search(tools, query)
+        request = self.fitted(example, llm, results.passages, asking, results.trouble)
+        return await self.think(self.begin(example, llm, request), llm)
 
     @property
     def search_budget(self) -> int:
-        """One search a round, of each knowledge base."""
+        """One search per round, of each knowledge base."""
         return self.rounds * max(1, len(self.tools))

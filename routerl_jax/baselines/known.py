@@ -1,4 +1,4 @@
-"""All baselines that come with the package; importing this registers them."""
+"""All baselines of the package. Importing this module registers them."""
 
 from __future__ import annotations
 

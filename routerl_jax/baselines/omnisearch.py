@@ -1,4 +1,4 @@
-"""OmniSearch: a planner that asks sub-questions and names a retriever for each (Li et al., arXiv 2411.02937)."""
+"""OmniSearch: a planner asks sub-questions and names a retriever for each (Li et al., arXiv 2411.02937)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ TASK = (
 @baseline("omnisearch", paper="2411.02937", about="plans sub-questions and a retriever for each", searches="chosen")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OmniSearch(Baseline):
-    """In one growing text the policy writes a thought, a sub-question and a retriever with a query; what is found follows, and
-    it goes on from there, until it writes a final answer. "none" as retriever has it answer the sub-question itself. A turn
-    without either is invalid and costs a step; after the last step the answer is begun.
+    """Plans sub-questions in one conversation.
 
-    The paper's retrievers are a web search by text, by text for pictures, and by the question's picture; here they are the
-    run's knowledge bases, of which those in `sees` are asked with the picture too. What is found comes as text. The paper's
-    model is fine-tuned for its form; any policy runs here.
+    In each step the policy writes a thought, a sub-question, and a retriever with a query. The search results follow as text.
+    With "none" as the retriever, the policy answers the sub-question itself. The conversation ends when the policy writes a
+    final answer. A turn with neither a retriever nor a final answer is invalid and costs a step. After the last step the answer
+    is begun for the policy.
+
+    The paper's retrievers are a web search by text, a web search by text for pictures, and a search by the question's picture.
+    Here they are the run's knowledge bases; those in `sees` also get the picture. The paper's model is fine-tuned for this
+    form; here any policy runs.
 
     Attributes:
-      max_steps: most turns; the paper leaves it to the model, R1-Router has a limit and does not say which.
-      about: what is in the knowledge bases, by name.
-      sees: those that are asked with the question's picture beside the query.
+      max_steps: most turns. The paper leaves it to the model; R1-Router has a limit, but does not give it.
+      about: contents of the knowledge bases, by name.
+      sees: knowledge bases that get the question's picture with the query.
     """
 
     searches_field: ClassVar[str] = "max_steps"
@@ -59,29 +62,31 @@ class OmniSearch(Baseline):
             turn.action = action = parse(text, names)
             turn.well_formed = action.kind == "search" and "Thought:" in text and "Sub-question:" in text
             if action.kind == "invalid":
-                told = f"That step can't be done: {action.error}."
+                observation = f"That step can't be done: {action.error}."
             elif action.tool == NO_TOOL:
-                told = "Nothing was searched for."
+                observation = "Nothing was searched for."
             else:
                 query: Query = action.query
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
-                found = Found((await tools[action.tool].search(query, self.k),))
-                told = found.trouble or " ".join(f"({n}) {p.title}: {p.text}" for n, p in enumerate(found.passages, 1))
+                results = Found((await tools[action.tool].search(query, self.k),))
+                observation = results.trouble or " ".join(
+                    f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
+                )
             mark = " " if text.endswith("Found:") else "\nFound: "
-            if not self.tell(chat, llm, turn, f"{mark}{one_line(told, ())}\n"):
+            if not self.tell(chat, llm, turn, f"{mark}{one_line(observation, ())}\n"):
                 break
         assert turn is not None
         return await self.conclude(chat, llm, turn, opening="Final answer:")
 
     @property
     def search_budget(self) -> int:
-        """One a step."""
+        """One search per step."""
         return self.max_steps
 
 
 def parse(text: str, names: tuple[str, ...]) -> Action:
-    """The search that a step asks for; its query is what stands behind the name, or else the sub-question."""
+    """The search of a step. Its query is the text after the retriever's name, or else the sub-question."""
     where = last_line(text, "Search:")
     name = None if where is None else chosen(where, names)
     if where is None or name is None:

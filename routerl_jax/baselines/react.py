@@ -1,4 +1,4 @@
-"""ReAct: thoughts, actions and observations in turn (Yao et al., arXiv 2210.03629)."""
+"""ReAct: alternating thoughts, actions and observations (Yao et al., arXiv 2210.03629)."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ INVALID = "That is no action. Write search[query], lookup[words] or finish[answe
 @baseline("react", paper="2210.03629", about="thinks, searches or looks up, and observes, step by step")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReAct(Baseline):
-    """In one growing text the policy writes a thought and an action, and an observation follows: search[query], lookup[words]
-    (the next sentence with these words among what the last search found) or finish[answer]. A turn without an action is
-    observed as invalid and costs a step (the authors' code asks once more for the action alone).
+    """Thinks and acts step by step in one conversation.
 
-    The paper's search opens the Wikipedia page of a name and shows its first five sentences, or names five similar pages; here
-    it shows the k best documents of each knowledge base. Without finish[] in its steps the paper ends without an answer, or
-    falls back on chain of thought; here one is begun for the policy.
+    In each step the policy writes a thought and an action, and an observation follows. The actions are search[query],
+    lookup[words] (shows the next sentence with these words in the results of the last search) and finish[answer]. The
+    observation after a turn without an action says that it is invalid, and the turn costs a step. (The authors' code asks once
+    more for the action alone.)
+
+    The paper's search opens the Wikipedia page of a name and shows its first five sentences, or names five similar pages. Here
+    it shows the k best documents of each knowledge base. If no step has finish[], the paper ends without an answer or falls
+    back on chain of thought. Here an answer is begun for the policy.
 
     Attributes:
-      max_steps: 7 for HotpotQA in the paper.
-      shots: worked questions in the task: 6 in the paper.
+      max_steps: most steps; 7 for HotpotQA in the paper.
+      shots: number of worked questions in the task; 6 in the paper.
     """
 
     searches_field: ClassVar[str] = "max_steps"
@@ -46,10 +49,10 @@ class ReAct(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
+        task = TASK + examples([worked(sentence) for sentence in WORKED[: self.shots]])
         chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
-        sentences: list[str] = []  # of what the last search found
-        looked: dict[str, int] = {}  # sentences with these words that have been shown
+        sentences: list[str] = []  # sentences in the results of the last search
+        looked: dict[str, int] = {}  # number of sentences shown so far, by the words looked up
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"), opening=LAST)
@@ -58,16 +61,18 @@ class ReAct(Baseline):
                 return chat.episode(answer=answered(turn, tidied(argument) or None, "finish[] has nothing in it"))
             if kind == "search":
                 turn.action, turn.well_formed = self.searching(argument), True
-                found = await self.search(tools, argument)
-                sentences, looked = sentences_of(found), {}
-                observation = found_text(found)
+                results = await self.search(tools, argument)
+                sentences, looked = sentences_of(results), {}
+                observation = found_text(results)
             elif kind == "lookup":
                 turn.well_formed = True
-                matches = [one for one in sentences if argument.lower() in one.lower()]
+                matches = [sentence for sentence in sentences if argument.lower() in sentence.lower()]
                 shown = looked.get(argument, 0)
                 looked[argument] = shown + 1
-                more = shown < len(matches)
-                observation = f"({shown + 1} of {len(matches)}) {matches[shown]}" if more else "There is no more of it."
+                has_match = shown < len(matches)
+                observation = (
+                    f"({shown + 1} of {len(matches)}) {matches[shown]}" if has_match else "There is no more of it."
+                )
             else:
                 answered(turn, None, INVALID)
                 observation = INVALID
@@ -80,27 +85,32 @@ class ReAct(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """A search a step, of each knowledge base."""
+        """One search per step, of each knowledge base."""
         return self.max_steps * max(1, len(self.tools))
 
 
 def parse(text: str) -> tuple[str, str]:
-    """(action, argument) of the first action; ("", "") without one, or where nothing stands in it."""
-    found = _ACTION.search(text)
-    kind, argument = (found[1].lower(), " ".join(found[2].split())) if found else ("", "")
+    """(action, argument) of the first action; ("", "") if there is none or it has no argument. finish[] may be empty."""
+    match = _ACTION.search(text)
+    kind, argument = (match[1].lower(), " ".join(match[2].split())) if match else ("", "")
     return (kind, argument) if argument or kind == "finish" else ("", "")
 
 
 def sentences_of(found: Found) -> list[str]:
-    """The sentences of what was found, in order."""
-    return [one for passage in found.passages for one in re.split(r"(?<=[.?!])\s+", passage.text.strip()) if one]
+    """The sentences of the results, in order."""
+    return [
+        sentence
+        for passage in found.passages
+        for sentence in re.split(r"(?<=[.?!])\s+", passage.text.strip())
+        if sentence
+    ]
 
 
 def found_text(found: Found) -> str:
-    """What a search is observed as."""
+    """The observation after a search."""
     if not found.passages:
         return found.trouble or "Nothing was found."
-    return " ".join(f"({number}) {one.title}: {one.text}" for number, one in enumerate(found.passages, 1))
+    return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(found.passages, 1))
 
 
 def worked(one: Worked) -> str:

@@ -1,4 +1,4 @@
-"""RECOMP: documents become a summary, or nothing, before they are read (Xu et al., arXiv 2310.04408)."""
+"""RECOMP: summarises documents before they are read (Xu et al., arXiv 2310.04408)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TASK = (
 @baseline("recomp", paper="2310.04408", about="summarises the documents for the question, and reads the summary alone")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RECOMP(VanillaRAG):
-    """Searches for the question, has the documents summarised for it in a chat of its own, and answers from the summary, or
-    directly where that is empty or "none" (selective augmentation).
+    """Searches for the question, summarises the documents for it in a separate chat, and answers from the summary.
 
-    The paper trains its compressors: an extractive encoder, and a T5 on the summaries of a large model that was asked for
-    them. Here the policy is asked for them itself, which is that large model's part.
+    If the summary is empty or "none", it answers directly (selective augmentation). The paper trains its compressors: an
+    extractive encoder, and a T5 on summaries that a large model was asked for. Here the policy itself is asked for the summary,
+    in the role of that large model.
 
     Attributes:
       summary_tokens: most tokens of a summary.
@@ -34,16 +34,16 @@ class RECOMP(VanillaRAG):
     summary_tokens: int = 128
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
+        results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
         summary = ""
-        if found.passages:
+        if results.passages:
 
             def asking(documents: str) -> Asked:
                 return Asked(task=TASK, text=f"Documents:\n{documents}\n\n{question}", cue="Summary:")
 
-            asked = self.fitted(example, llm, found.passages, asking, tokens=self.summary_tokens)
+            request = self.fitted(example, llm, results.passages, asking, tokens=self.summary_tokens)
             stop = () if self.chats(llm) else ("\n",)
-            _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.summary_tokens)
+            _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.summary_tokens)
             turn.asked, turn.well_formed = "summary", True
             summary = llm.tokenizer.plain(" ".join(text.split()))
         if summary.strip("\"'. ").lower() in ("", NO_TOOL):

@@ -1,4 +1,4 @@
-"""Baselines by name: what each is, where it comes from, and the agents that it makes for some knowledge bases."""
+"""The registry of baselines: their descriptions and papers, and the agents that they make for given knowledge bases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import override
 from routerl_jax.core.registry import Registry
 
-# nothing: it never searches. each: every search goes to all knowledge bases that it is given. chosen: the policy names one.
+# nothing: the baseline never searches. each: every search goes to all its knowledge bases. chosen: the policy names one.
 Searches = Literal["nothing", "each", "chosen"]
 Made = TypeVar("Made", bound=Callable[..., Agent])
 
@@ -21,11 +21,11 @@ class Entry:
     """A registered baseline.
 
     Attributes:
-      paper: its arXiv number, "" for what needs none.
-      about: a line.
+      paper: its arXiv number; "" if there is none.
+      about: a description in one line.
       searches: which knowledge bases it asks.
-      scores: it asks for log-probabilities, which an engine tells and an endpoint does not.
-      make: makes the agent; with `tools`, their names, where it searches.
+      scores: it needs log-probabilities, which an engine gives and an endpoint does not.
+      make: makes the agent. If the agent searches, it takes `tools`, the names of its knowledge bases.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def needs(self) -> str:
-        """The tools that it needs, in words."""
+        """What the baseline needs, in words."""
         tools = {"nothing": "none", "each": "a knowledge base", "chosen": "knowledge bases"}[self.searches]
         return f"{tools}, an engine" if self.scores else tools
 
@@ -62,29 +62,29 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
     """The agents of a baseline, by the name of their row in a table.
 
     Args:
-      name: as registered, or `package.module:attribute`, which is searched as `each` is.
-      tools: names of the knowledge bases. A baseline that asks each of those it is given is made for every one of several,
-        as NAME_KB, and for all of them together, as NAME_all.
-      settings: other values of the agent's fields, and arguments of the function that makes it.
+      name: the registered name, or `package.module:attribute`, whose searches count as `each`.
+      tools: names of the knowledge bases. If there are several, a baseline whose `searches` is "each" is made for every single
+        one, as NAME_KB, and for all together, as NAME_all.
+      settings: values of the agent's fields, and arguments of the function that makes it.
 
     Raises:
-      ValueError: there is no such baseline or field, or there is no knowledge base where one is needed.
+      ValueError: there is no such baseline or field, or no knowledge base although one is needed.
     """
-    found: Any = BASELINES.get(name)
-    entry = found if isinstance(found, Entry) else _unregistered(name, found)
+    registered: Any = BASELINES.get(name)
+    entry = registered if isinstance(registered, Entry) else _unregistered(name, registered)
     settings = dict(settings or {})
-    taken = () if isinstance(entry.make, type) else inspect.signature(entry.make).parameters
-    own = {key: settings.pop(key) for key in list(settings) if key in taken}
+    parameters = () if isinstance(entry.make, type) else inspect.signature(entry.make).parameters
+    arguments = {key: settings.pop(key) for key in list(settings) if key in parameters}
     if entry.searches == "nothing":
-        made = {name: entry.make(**own)}
+        agents = {name: entry.make(**arguments)}
     elif not tools:
         raise ValueError(f"baseline {name!r} needs {entry.needs}, and there is none (config.knowledge)")
     elif entry.searches == "chosen" or len(tools) == 1:
-        made = {name: entry.make(tools=tuple(tools), **own)}
+        agents = {name: entry.make(tools=tuple(tools), **arguments)}
     else:
-        made = {f"{name}_{tool}": entry.make(tools=(tool,), **own) for tool in tools}
-        made[f"{name}_all"] = entry.make(tools=tuple(tools), **own)
-    return {row: override(agent, settings, f"baseline {name!r}") for row, agent in made.items()}
+        agents = {f"{name}_{tool}": entry.make(tools=(tool,), **arguments) for tool in tools}
+        agents[f"{name}_all"] = entry.make(tools=tuple(tools), **arguments)
+    return {row: override(agent, settings, f"baseline {name!r}") for row, agent in agents.items()}
 
 
 def _unregistered(name: str, make: Callable[..., Agent]) -> Entry:
@@ -92,6 +92,6 @@ def _unregistered(name: str, make: Callable[..., Agent]) -> Entry:
 
 
 def listing() -> list[tuple[str, str, str, str]]:
-    """(name, paper, tools that it needs, a line) of every baseline, sorted by name."""
+    """(name, paper, what it needs, description) of every baseline, sorted by name."""
     entries = [BASELINES.get(name) for name in BASELINES]
     return [(entry.name, entry.paper, entry.needs, entry.about) for entry in entries]

@@ -1,4 +1,4 @@
-"""REPLUG: one document per prompt, and the answers' probabilities averaged (Shi et al., arXiv 2301.12652)."""
+"""REPLUG: one document per prompt, and a mixture of the answers' probabilities (Shi et al., arXiv 2301.12652)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from routerl_jax.core.types import Episode, Example, Passage, Turn
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class REPLUG(VanillaRAG):
-    """Searches for the question and reads each document in a chat of its own. The answer is the one that is most probable in
-    the mixture of these chats, weighted with the softmax of the retriever's scores.
+    """Searches for the question and reads each document in a separate chat.
 
-    The paper mixes the distributions of every next token while it decodes, which takes a policy that gives these. Here each
-    chat writes its answer, each of these answers, with its end, is scored in every chat, and the mixture decides between them:
-    the mixture's probabilities, of fewer answers. It needs an engine: an endpoint tells no log-probabilities. Scores of
-    different knowledge bases are compared as they are.
+    The answer is the most probable one in the mixture of these chats. The weights are the softmax of the retriever's scores;
+    scores of different knowledge bases are compared as they are.
+
+    The paper mixes the distributions of every next token during decoding, for which a policy must give these. Here each chat
+    writes an answer, and each of these answers, with its end, is scored in every chat. The mixture then decides between them:
+    the probabilities are the paper's, but of fewer answers. It needs an engine, because an endpoint gives no log-probabilities.
 
     Attributes:
       k: 10 in the paper.
@@ -38,14 +39,14 @@ class REPLUG(VanillaRAG):
     k: int = 10
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found = await self.search(tools, example.question)
-        if not found.passages:
-            return await self.read(example, llm, found)
-        chats = [self.one(example, llm, passage) for passage in found.passages]
+        results = await self.search(tools, example.question)
+        if not results.passages:
+            return await self.read(example, llm, results)
+        chats = [self.one(example, llm, passage) for passage in results.passages]
         stop = () if self.chats(llm) else ("\n",)
         turns: list[Turn] = []
-        for asked in chats:
-            chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        for request in chats:
+            chat, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
             answered(turn, concluded(text) or short(text))
             turns.append(turn)
         end = "\n" if not self.chats(llm) else next(filter(None, (end_mark(turn, llm) for turn in turns)), "")
@@ -53,18 +54,18 @@ class REPLUG(VanillaRAG):
         if not answers:
             return chat.episode(answer=None)
         scores = np.empty((len(chats), len(answers)))
-        for row, asked in enumerate(chats):
+        for row, request in enumerate(chats):
             for column, answer in enumerate(answers):
-                chat = self.begin(example, llm, asked)
+                chat = self.begin(example, llm, request)
                 written = llm.tokenizer.plain(answer if self.chats(llm) else f" {answer}") + end
                 scores[row, column] = (
                     sum(await chat.score([written])) if chat.tokens_of(written) <= chat.room else -np.inf
                 )
                 chat.close()
-        return chat.episode(answer=answers[mixed(scores, [passage.score for passage in found.passages])])
+        return chat.episode(answer=answers[mixed(scores, [passage.score for passage in results.passages])])
 
     def one(self, example: Example, llm: LLM, passage: Passage) -> Asked:
-        """The question with one document."""
+        """The prompt with one document."""
         question = self.question(example, llm)
 
         def asking(documents: str) -> Asked:

@@ -1,4 +1,4 @@
-"""Search-o1: a reasoning model that searches while it thinks, and reads in a chat of its own (arXiv 2501.05366)."""
+"""Search-o1: a reasoning model searches while it thinks, and reads documents in separate chats (arXiv 2501.05366)."""
 
 from __future__ import annotations
 
@@ -38,20 +38,23 @@ READ = (
 @baseline("search_o1", paper="2501.05366", about="searches while it reasons; a chat of its own reads what was found")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchO1(Baseline):
-    """In one growing text the policy reasons and writes queries between marks. What a search finds is read in another chat
-    (reason-in-documents), with the reasoning before it and the query; what that chat ends with stands between the result marks.
-    A query that was searched for before, or beyond the limit, is told so and costs a turn. A turn without a query is the last.
+    """Reasons in one conversation, and writes queries between marks.
 
-    As in the released code (RUC-NLPIR/Search-o1, read in copies of it) the reading chat sees the reasoning line by line: all of
-    up to five lines, else the first, the last four, and those with marks, with "..." for each other one; without its closing
-    mark, the reading counts as nothing found. The code reads web pages around their snippets, of 3000 letters at most, and
-    also where nothing was found (here that is said without a reading). An answer that was not boxed is begun for the policy
-    (the paper takes the direct answer of another run). R1-Router runs it with k=5 and max_searches=3.
+    The results of a search are read in another chat (reason-in-documents), which also gets the query and the reasoning so far.
+    What that chat writes at its end is put between the result marks. A repeated query, or one beyond the limit, is not searched
+    for; the policy is told so, and it costs a turn. A turn without a query is the last one.
+
+    As in the released code (RUC-NLPIR/Search-o1, read in copies of it), the reading chat sees the reasoning line by line: all
+    lines if there are at most five, else the first, the last four and those with marks, with "..." for the others. If the
+    reading lacks the mark before its result, nothing counts as found. The code reads web pages around their snippets, at most
+    3000 letters. It also reads when nothing was found; here that is said without a reading. If an answer is not boxed, it is
+    begun for the policy; the paper takes the direct answer of another run instead. R1-Router runs it with k=5 and
+    max_searches=3.
 
     Attributes:
-      k: documents per search: 10 in the paper.
-      max_searches: 10 of questions that take several hops in the code, 5 of others.
-      max_turns: 15 in the code.
+      k: documents per search; 10 in the paper.
+      max_searches: most searches; in the code 10 for multi-hop questions, 5 for others.
+      max_turns: most turns; 15 in the code.
       reading_tokens: most tokens of a reading.
     """
 
@@ -82,10 +85,10 @@ class SearchO1(Baseline):
             else:
                 result = await self.look_up(query, reasoning, example, llm, tools)
                 queries.append(query)
-            told = f"\n\n{BEGIN_RESULT}{result}{END_RESULT}\n\n"
-            if not self.tell(chat, llm, turn, told):
+            observation = f"\n\n{BEGIN_RESULT}{result}{END_RESULT}\n\n"
+            if not self.tell(chat, llm, turn, observation):
                 break
-            reasoning += told
+            reasoning += observation
         assert turn is not None
         if answer := boxed(turn.text):
             return chat.episode(answer=answered(turn, answer))
@@ -94,18 +97,18 @@ class SearchO1(Baseline):
         return await self.conclude(chat, llm, turn, opening=BOXED, closing="}")
 
     async def look_up(self, query: str, reasoning: str, example: Example, llm: LLM, tools: Tools) -> str:
-        """What a search gives the reasoning."""
-        found = await self.search(tools, query)
-        if not found.passages:
-            return f"{NOTHING} {found.trouble}" if any(call.error for call in found.calls) else NOTHING
+        """Searches and reads. Returns the text that goes into the reasoning."""
+        results = await self.search(tools, query)
+        if not results.passages:
+            return f"{NOTHING} {results.trouble}" if any(call.error for call in results.calls) else NOTHING
 
         def asking(documents: str) -> Asked:
             before = llm.tokenizer.plain(shortened(reasoning))
             text = f"Reasoning so far:\n{before}\n\nQuery: {llm.tokenizer.plain(query)}\n\nDocuments:\n{documents}"
             return Asked(task=READ, text=text, cue=INFORMATION)
 
-        asked = self.fitted(example, llm, found.passages, asking, tokens=self.reading_tokens)
-        _, turn, text = await self.ask(example, llm, asked, max_tokens=self.reading_tokens)
+        request = self.fitted(example, llm, results.passages, asking, tokens=self.reading_tokens)
+        _, turn, text = await self.ask(example, llm, request, max_tokens=self.reading_tokens)
         turn.asked = "read"
         if self.chats(llm):
             _, mark, text = text.replace("*", "").rpartition(INFORMATION)
@@ -119,12 +122,12 @@ class SearchO1(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """`max_searches`, of each knowledge base."""
+        """`max_searches` for each knowledge base."""
         return self.max_searches * max(1, len(self.tools))
 
 
 def shortened(reasoning: str) -> str:
-    """Reasoning, numbered by lines, as the reading chat sees it."""
+    """The reasoning as the reading chat sees it, with numbered lines."""
     lines = [line for line in reasoning.split("\n") if line.strip()]
     kept = []
     for number, line in enumerate(lines, 1):
@@ -136,7 +139,7 @@ def shortened(reasoning: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last \boxed{}, braces within it included; None without one."""
+    r"""The content of the last \boxed{}, which may contain braces; None if there is none."""
     begin = text.rfind("\\boxed{")
     if begin < 0:
         return None

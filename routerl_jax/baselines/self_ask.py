@@ -12,7 +12,7 @@ from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, Worked, examples
 from routerl_jax.core.types import Episode, Example
 
-# The paper's marks, which its loop stops at and looks for.
+# The paper's marks. Its loop stops at them and parses them.
 NEEDED = "Are follow up questions needed here:"
 FOLLOW_UP = "Follow up:"
 INTERMEDIATE = "Intermediate answer:"
@@ -28,21 +28,22 @@ TASK = (
 @baseline("self_ask", paper="2210.03350", about="asks itself follow-up questions, which a search answers")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelfAsk(Baseline):
-    """In one growing text the policy writes follow-up questions; each is searched for, and what is found stands as its
-    intermediate answer. Where nothing is found, or the search fails, the policy writes the intermediate answer itself, as in
-    the authors' code. A turn without a follow-up question and without a final answer has the final answer begun for it, so has
-    the end of the budget.
+    """Writes follow-up questions in one conversation. Each is searched for, and the results are its intermediate answer.
 
-    The paper's search engine gives a short answer (Google's answer box or snippet); a knowledge base gives passages, so the k
-    best of each, on one line, stand in its place. The paper has no limit of follow-up questions, FlashRAG 5. FlashRAG
-    (and so R1-Searcher) shows passages above the question, those of the latest follow-up alone, and lets the model write all
-    intermediate answers: `above=True`.
+    If nothing is found, or the search fails, the policy writes the intermediate answer itself, as in the authors' code. If a
+    turn has neither a follow-up question nor a final answer, the final answer is begun for the policy. This also happens when
+    the budget is used up.
+
+    The paper's search engine gives a short answer (Google's answer box or snippet). A knowledge base gives passages, so here
+    the k best of each, on one line, replace it. The paper has no limit on follow-up questions; FlashRAG's is 5. FlashRAG (and
+    so R1-Searcher) shows passages above the question, only those of the latest follow-up question, and lets the model write
+    all intermediate answers: `above=True`.
 
     Attributes:
       k: passages per follow-up question.
-      max_follow_ups: most of them.
-      above: FlashRAG's form.
-      shots: worked questions in the task: 4 in the paper.
+      max_follow_ups: most follow-up questions.
+      above: use FlashRAG's form.
+      shots: number of worked questions in the task; 4 in the paper.
     """
 
     k: int = 1
@@ -53,8 +54,8 @@ class SelfAsk(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found = await self.search(tools, example.question) if self.above else Found()
-        chat, written, turn = self.begin(example, llm, self.asking(example, llm, found, "")), "", None
+        results = await self.search(tools, example.question) if self.above else Found()
+        chat, written, turn = self.begin(example, llm, self.asking(example, llm, results, "")), "", None
         for follow_up in range(self.max_follow_ups + 1):
             turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
             text = said(turn, llm).split("\nQuestion:")[0]
@@ -64,12 +65,12 @@ class SelfAsk(Baseline):
             if not query or follow_up == self.max_follow_ups:
                 break
             turn.action, turn.well_formed = self.searching(query), text.endswith(INTERMEDIATE)
-            found = await self.search(tools, query)
+            results = await self.search(tools, query)
             if self.above:
                 written += text.removesuffix(INTERMEDIATE).rstrip() + f"\n{INTERMEDIATE}"
                 chat.close()
-                chat = self.begin(example, llm, self.asking(example, llm, found, written))
-            elif (told := self.intermediate(text, found)) and not self.tell(chat, llm, turn, told):
+                chat = self.begin(example, llm, self.asking(example, llm, results, written))
+            elif (observation := self.intermediate(text, results)) and not self.tell(chat, llm, turn, observation):
                 break
         assert turn is not None
         if turn.action is None:
@@ -77,13 +78,13 @@ class SelfAsk(Baseline):
         return await self.conclude(chat, llm, turn, opening=f"\n{FINAL}")
 
     def intermediate(self, text: str, found: Found) -> str:
-        """What follows a follow-up question: what was found, or nothing but the mark, after which the policy goes on."""
+        """The text after a follow-up question: the mark and the passages, or only the mark, for the policy to go on."""
         mark = "" if text.endswith(INTERMEDIATE) else f"\n{INTERMEDIATE}"
         passages = " ".join(" ".join(passage.text.split()) for passage in found.passages)
         return f"{mark} {passages}\n" if passages else mark
 
     def asking(self, example: Example, llm: LLM, found: Found, written: str) -> Asked:
-        """The question, below the passages found where they stand above it, and what has been written."""
+        """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
         question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
         if not self.above:
@@ -96,7 +97,7 @@ class SelfAsk(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """One search a follow-up question, of each knowledge base; the form with passages above searches for the question."""
+        """One search per follow-up question, of each knowledge base. With `above`, there is one more, for the question."""
         return (self.max_follow_ups + self.above) * max(1, len(self.tools))
 
 

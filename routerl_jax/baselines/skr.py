@@ -1,4 +1,4 @@
-"""SKR: the policy says itself whether it must search (Wang et al., arXiv 2310.05002)."""
+"""SKR: the policy says whether it needs a search (Wang et al., arXiv 2310.05002)."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ NEEDED = "Is more information needed to answer this?"
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SKR(VanillaRAG):
-    """The paper's direct prompting (section 3.2): asked whether it needs more information, the policy says yes, and vanilla RAG
-    follows, or no, and it answers directly. A reply that is neither is invalid and counts as yes.
+    """The paper's direct prompting (section 3.2). The policy is asked whether it needs more information.
 
-    The paper's best variant, which R1-Searcher's row is (by FlashRAG), decides by the nearest training questions of which it is
-    known whether a search helped; that takes a training set, and is not here.
+    After yes, vanilla RAG follows; after no, the policy answers directly. A reply that is neither is invalid and counts as yes.
+
+    The paper's best variant, which is also R1-Searcher's row (by FlashRAG), decides by the nearest training questions for which
+    it is known whether a search helped. That takes a training set, and is not implemented here.
     """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         question = self.question(example, llm)
-        asked = Asked(task=TASK, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
+        request = Asked(task=TASK, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
         stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         turn.asked = "route"
-        said = re.search(r"\b(yes|no)\b", text, re.IGNORECASE)
-        if said is None:
+        match = re.search(r"\b(yes|no)\b", text, re.IGNORECASE)
+        if match is None:
             answered(turn, None, "it says neither Yes nor No")
-        elif said[1].lower() == "no":
+        elif match[1].lower() == "no":
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
             return await self.answer(example, llm, Asked(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
         else:

@@ -1,4 +1,4 @@
-"""SuRe: candidates, a summary in favour of each, and a vote between summaries (Kim et al., arXiv 2404.13081)."""
+"""SuRe: candidate answers, a summary in favour of each, and a vote between summaries (Kim et al., arXiv 2404.13081)."""
 
 from __future__ import annotations
 
@@ -27,49 +27,55 @@ BETTER = "Two passages are given. Which of them tells more that answers the ques
 @baseline("sure", paper="2404.13081", about="candidate answers; a summary for each; the best supported wins")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SuRe(Baseline):
-    """Searches for the question and then asks, in chats of their own: for candidates, with all documents; for each candidate a
-    summary of the documents in its favour; whether each summary is valid (1 or 0); and for each ordered pair of summaries which
-    is the better (a point to the first if it is, half a point where that can't be read). The candidate with the largest sum of
-    validity and points wins, the earlier one of equals.
+    """Searches for the question, then asks in separate chats:
 
-    A reply in which no candidate can be read ends the episode without an answer, as in FlashRAG, which this follows.
+    1. for candidate answers, with all documents,
+    2. for each candidate, for a summary of the documents in its favour,
+    3. for each summary, whether it is valid (1 or 0),
+    4. for each ordered pair of summaries, which one is better. The first gets a point if it is, and half a point if the reply
+       can't be read.
+
+    The candidate with the largest sum of validity and points wins, or the earliest of several. If no candidate can be read, the
+    episode ends without an answer, as in FlashRAG, which this follows.
 
     Attributes:
-      k: 10 in the paper.
-      candidates: 2 in the paper.
+      k: documents per search; 10 in the paper.
+      candidates: number of candidates; 2 in the paper.
     """
 
     k: int = 10
     candidates: int = 2
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
-        asked = self.reading(example, llm, found, CANDIDATES.format(count=self.candidates), question, "Answers: (a)")
-        chat, turn, text = await self.ask(example, llm, asked, max_tokens=self.answer_tokens * self.candidates)
+        results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
+        request = self.reading(
+            example, llm, results, CANDIDATES.format(count=self.candidates), question, "Answers: (a)"
+        )
+        chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens * self.candidates)
         names = listed(text if self.chats(llm) else f"(a){text}")[: self.candidates]
         if not names:
             return chat.episode(answer=answered(turn, None, "no answer of a list (a) .., (b) .. can be read"))
         turn.well_formed = True
         summaries, scores = [], []
         for name in names:
-            given = f"{question}\nGiven answer: {llm.tokenizer.plain(name)}"
-            asked = self.reading(example, llm, found, SUMMARY, given, "Passage:")
-            chat, _, text = await self.ask(example, llm, asked, stop=() if self.chats(llm) else ("\n",))
+            question_and_answer = f"{question}\nGiven answer: {llm.tokenizer.plain(name)}"
+            request = self.reading(example, llm, results, SUMMARY, question_and_answer, "Passage:")
+            chat, _, text = await self.ask(example, llm, request, stop=() if self.chats(llm) else ("\n",))
             summaries.append(llm.tokenizer.plain(text.strip()))
-            asked = Asked(task=VALID, text=f"{given}\nPassage: {summaries[-1]}", cue="True or False:")
-            chat, turn, text = await self.ask(example, llm, asked, max_tokens=self.answer_tokens)
+            request = Asked(task=VALID, text=f"{question_and_answer}\nPassage: {summaries[-1]}", cue="True or False:")
+            chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
             scores.append(float("true" in text.lower()))
         for first, second in itertools.permutations(range(len(names)), 2):
             text = f"Passage 1: {summaries[first]}\nPassage 2: {summaries[second]}\n{question}"
-            asked = Asked(task=BETTER, text=text, cue="Better: Passage")
-            chat, turn, text = await self.ask(example, llm, asked, max_tokens=self.answer_tokens)
-            said = re.search(r"[12]", text)
-            scores[first] += {"1": 1.0, "2": 0.0}[said[0]] if said else 0.5
+            request = Asked(task=BETTER, text=text, cue="Better: Passage")
+            chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
+            match = re.search(r"[12]", text)
+            scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))
 
     def reading(self, example: Example, llm: LLM, found: Found, task: str, asked: str, cue: str) -> Asked:
-        """What is asked of the documents."""
+        """A prompt with documents, for the given task."""
 
         def asking(documents: str) -> Asked:
             return Asked(task=task, text=f"Documents:\n{documents}\n\n{asked}", cue=cue)
@@ -78,11 +84,11 @@ class SuRe(Baseline):
 
     @property
     def search_budget(self) -> int:
-        """One of each knowledge base."""
+        """One search of each knowledge base."""
         return max(1, len(self.tools))
 
 
 def listed(text: str) -> list[str]:
-    """The entries of a list (a) .., (b) .., each once."""
-    found = [tidied(one.strip().rstrip(",;")) for one in re.findall(r"\([a-z]\)[ \t]*([^()\n]+)", text)]
-    return list(dict.fromkeys(one for one in found if one))
+    """The entries of a list (a) .., (b) .., without duplicates."""
+    entries = [tidied(entry.strip().rstrip(",;")) for entry in re.findall(r"\([a-z]\)[ \t]*([^()\n]+)", text)]
+    return list(dict.fromkeys(entry for entry in entries if entry))

@@ -1,4 +1,4 @@
-"""UniversalRAG: the knowledge base is chosen first, or none (Yeo et al., arXiv 2504.20734)."""
+"""UniversalRAG: first chooses a knowledge base, or none (Yeo et al., arXiv 2504.20734)."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ TASK = (
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UniversalRAG(VanillaRAG):
-    """One turn routes the question to a knowledge base or to none; then vanilla RAG over this one with the question as its
-    query, or a direct answer. A reply that names none is invalid, and the first knowledge base is asked.
+    """Routes the question in one turn to a knowledge base or to none.
 
-    This is the paper's router without training; its trained routers, and the examples of its prompt, are not here (R1-Router's
-    row has 8 examples).
+    Vanilla RAG over this knowledge base follows, with the question as the query; or a direct answer. If a reply names neither a
+    knowledge base nor "none", it is invalid, and the first knowledge base is asked.
+
+    This is the paper's router without training. Its trained routers and the examples in its prompt are not implemented here
+    (R1-Router's row has 8 examples).
 
     Attributes:
-      about: what is in the knowledge bases, by name, for the task; a name alone where it says nothing.
+      about: contents of the knowledge bases, by name, for the task. Those without an entry are listed by name only.
     """
 
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         names, question = self.tools or tuple(tools), f"Question: {self.question(example, llm)}"
-        asked = Asked(task=TASK.format(names=described(names, self.about)), text=question, cue="Knowledge base:")
+        request = Asked(task=TASK.format(names=described(names, self.about)), text=question, cue="Knowledge base:")
         stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         turn.asked = "route"
         name = chosen(text, names)
         if name is None:
@@ -55,17 +57,17 @@ class UniversalRAG(VanillaRAG):
 
     @property
     def search_budget(self) -> int:
-        """One."""
+        """One search."""
         return 1
 
 
 def described(names: Sequence[str], about: Mapping[str, str]) -> str:
-    """Knowledge bases as a list, with what is in them."""
+    """Knowledge bases as a list, with their contents."""
     return "\n".join(f"- {name}: {about[name]}" if about.get(name) else f"- {name}" for name in names)
 
 
 def chosen(text: str, names: Sequence[str]) -> str | None:
-    """The knowledge base, or "none", that is named first in a text; the longest where several begin there."""
+    """The knowledge base, or "none", that a text names first; the longest if several match there. None if it names none."""
     pattern = "|".join(re.escape(name) for name in sorted((*names, NO_TOOL), key=len, reverse=True))
-    found = re.search(rf"(?<!\w)({pattern})(?!\w)", text, re.IGNORECASE)
-    return None if found is None else next(name for name in (*names, NO_TOOL) if name.lower() == found[1].lower())
+    match = re.search(rf"(?<!\w)({pattern})(?!\w)", text, re.IGNORECASE)
+    return None if match is None else next(name for name in (*names, NO_TOOL) if name.lower() == match[1].lower())

@@ -18,24 +18,27 @@ READ = (
 @baseline("vanilla_rag", paper="2005.11401", about="one search, for the question itself; reads and answers")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VanillaRAG(Baseline):
-    """Searches for the question and answers with the k documents of each knowledge base in the prompt: over several, k of
-    each, put together as R1-Router does (five of each), by turns and not knowledge base by knowledge base."""
+    """Searches for the question, and answers with the documents in the prompt.
+
+    With several knowledge bases there are k documents of each, as in R1-Router (five of each). They alternate between the
+    knowledge bases.
+    """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        found = await self.search(tools, example.question)
-        return await self.read(example, llm, found)
+        results = await self.search(tools, example.question)
+        return await self.read(example, llm, results)
 
     async def read(self, example: Example, llm: LLM, found: Found) -> Episode:
-        """Answers from documents, in a chat of its own."""
+        """Answers from documents in a new chat."""
         question = self.question(example, llm)
 
         def asking(documents: str) -> Asked:
             return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
-        asked = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
-        return await self.answer(example, llm, asked)
+        request = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
+        return await self.answer(example, llm, request)
 
     @property
     def search_budget(self) -> int:
-        """One of each knowledge base."""
+        """One search of each knowledge base."""
         return max(1, len(self.tools))

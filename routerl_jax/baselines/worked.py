@@ -1,6 +1,6 @@
-"""Worked questions that baselines show a model before the one that counts: ours, the same for all of them.
+"""Worked questions that baselines put into their prompts. They are ours, and the same for all baselines.
 
-The papers have their own, by data set: IRCoT up to 20 per data set, Self-Ask 4, ReAct 6, chain of thought 8.
+The papers have other ones for each data set: IRCoT up to 20, Self-Ask 4, ReAct 6, chain of thought 8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from routerl_jax.baselines.forms import CONCLUSION
 
 @dataclasses.dataclass(frozen=True)
 class Hop:
-    """A step: what is asked, a sentence that answers it, the answer alone, and a page (title, text) that says so."""
+    """A step: a question, a sentence that answers it, the answer alone, and a page (title, text) that says so."""
 
     question: str
     fact: str
@@ -32,7 +32,7 @@ class Worked:
 
     @property
     def chain(self) -> str:
-        """Its chain of thought."""
+        """The chain of thought."""
         return " ".join([*(hop.fact for hop in self.hops), f"{CONCLUSION} {self.answer}."])
 
 
@@ -155,10 +155,10 @@ WORKED = (
 
 
 def chains(count: int) -> str:
-    """So many worked questions with their chains of thought, as text; "" for none."""
-    return examples([f"Question: {one.question}\nAnswer: {one.chain}" for one in WORKED[:count]])
+    """The first `count` worked questions with their chains of thought, as text; "" for none."""
+    return examples([f"Question: {worked.question}\nAnswer: {worked.chain}" for worked in WORKED[:count]])
 
 
 def examples(texts: Sequence[str]) -> str:
-    """Worked examples as a task ends with them; "" for none."""
+    """Worked examples in the form in which they end a task; "" for none."""
     return "\n\nExamples:\n\n" + "\n\n".join(texts) if texts else ""

@@ -1,4 +1,4 @@
-"""Agents by name: the rows that a name of config.agents has on a benchmark."""
+"""Resolves a name of config.agents to the agents that are run on a benchmark."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _PAPERS = {
 
 
 class Unfit(ValueError):
-    """An agent can't be asked a benchmark: it takes what the benchmark or the policy lacks."""
+    """An agent can't be run on a benchmark: it needs something that the benchmark or the policy lacks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entrant:
-    """A row: an agent that is to be asked a benchmark's questions.
+    """A row of the report: an agent that is run on a benchmark.
 
     Attributes:
-      name: of the row.
-      run: the directory of the run whose policy it is; "" for the configuration's.
-      about: what it is made of, JSON-serialisable; two of which that are equal work alike.
-      tools: names of the benchmark's knowledge bases that there are for it: of a run's policy those that it was trained with.
+      name: name of the row.
+      run: directory of the run whose policy it uses; "" for the policy of the configuration.
+      about: what defines the agent, JSON-serialisable. Two agents with equal values work alike.
+      tools: names of the benchmark's knowledge bases that it may use. A run's policy uses those that it was trained with.
     """
 
     name: str
@@ -53,9 +53,9 @@ class Entrant:
 
 
 def listing() -> list[tuple[str, str, str, str]]:
-    """(name, paper, tools that it needs, a line) of whatever config.agents may name."""
-    said = "the agent of this recipe, prompted"
-    recipes = [(name, _PAPERS.get(name, ""), "knowledge bases", said) for name in RECIPES]
+    """(name, paper, what it needs, description) of everything that config.agents may name."""
+    about = "the agent of this recipe, prompted"
+    recipes = [(name, _PAPERS.get(name, ""), "knowledge bases", about) for name in RECIPES]
     run = (
         "DIRECTORY",
         "",
@@ -72,34 +72,38 @@ def listing() -> list[tuple[str, str, str, str]]:
 
 
 def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmark: str) -> list[Entrant]:
-    """The rows of one of config.agents on a benchmark.
+    """The rows of one name of config.agents on a benchmark.
 
     Args:
-      name: a baseline (one that asks each knowledge base has a row for each of several, NAME_KB, and NAME_all), one of its
-        rows, a recipe, the directory of a run, `RECIPE:ROUTING` or `DIRECTORY:ROUTING` (Agent.baselines and Agent.vanilla_rag),
-        or `package.module:attribute` of a baseline.
+      name: one of these:
+        - a baseline. If there are several knowledge bases, one whose `searches` is "each" has a row for every single one,
+          NAME_KB, and one for all, NAME_all.
+        - a single row of a baseline,
+        - a recipe, or the directory of a run,
+        - `RECIPE:ROUTING` or `DIRECTORY:ROUTING` (Agent.baselines and Agent.vanilla_rag),
+        - `package.module:attribute` of a baseline.
       tools: names of the benchmark's knowledge bases.
 
     Raises:
-      Unfit: it takes what the benchmark or the policy lacks.
+      Unfit: the agent needs something that the benchmark or the policy lacks.
       ValueError: there is no such agent.
     """
-    whole, _, routing = name.partition(":")
-    if (pathlib.Path(whole).expanduser() / "config.json").is_file():
-        return [_run(name, whole, routing, tools, config, benchmark)]
-    if whole in RECIPES:
-        return [_recipe(name, whole, routing, tools, config)]
+    base, _, routing = name.partition(":")
+    if (pathlib.Path(base).expanduser() / "config.json").is_file():
+        return [_run(name, base, routing, tools, config, benchmark)]
+    if base in RECIPES:
+        return [_recipe(name, base, routing, tools, config)]
     if name in BASELINES or (":" in name and "/" not in name):
         return _baselines(name, "", tools, config)
-    if one := max((one for one in BASELINES if name.startswith(f"{one}_")), key=len, default=""):
-        if (kb := name.removeprefix(f"{one}_")) not in (*tools, "all"):
+    if known := max((known for known in BASELINES if name.startswith(f"{known}_")), key=len, default=""):
+        if (kb := name.removeprefix(f"{known}_")) not in (*tools, "all"):
             raise Unfit(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
-        return _baselines(one, name, tools, config)
+        return _baselines(known, name, tools, config)
     raise _unknown(name)
 
 
 def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConfig) -> list[Entrant]:
-    """The rows of a baseline, or the one that is called `row`."""
+    """The rows of a baseline, or only the one with the name `row`."""
     settings = dict(config.settings.get(name, {}))
     entry = BASELINES.get(name)
     if isinstance(entry, Entry) and entry.scores and config.chat_model.model:
@@ -107,27 +111,27 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
             f"agent {name!r} asks for log-probabilities, which no endpoint tells (config.chat_model.model="
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
         )
-    made = baseline_agents(name, tools, settings)
-    if row and len(tools) == 1 and name in made:
-        made = {row: made[name]}
-    elif row and row not in made:
-        raise Unfit(f"agent {row!r}: of {name!r} there is {', '.join(made)}")
+    agents = baseline_agents(name, tools, settings)
+    if row and len(tools) == 1 and name in agents:
+        agents = {row: agents[name]}
+    elif row and row not in agents:
+        raise Unfit(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
     elif row:
-        made = {row: made[row]}
-    found = []
-    for key, agent in made.items():
+        agents = {row: agents[row]}
+    rows = []
+    for key, agent in agents.items():
         agent = in_common(agent, config, settings)
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
         about = {"baseline": name, "settings": settings, **_plain(agent)}
-        found.append(Entrant(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
-    return found
+        rows.append(Entrant(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
+    return rows
 
 
 def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: ComparisonConfig) -> Entrant:
     settings, path = dict(config.settings.get(recipe, {})), f"config.settings.{recipe}"
-    usual = AgentConfig(instruct=config.instruct, max_turn_tokens=512, answer_tokens=64)  # as baselines have them
-    section = override(usual, settings, path)
+    default = AgentConfig(instruct=config.instruct, max_turn_tokens=512, answer_tokens=64)  # the defaults of baselines
+    section = override(default, settings, path)
     try:
         agent = RECIPES.get(recipe)(section, {}, tuple(tools), config.normalizer).agent
     except ValueError as error:
@@ -150,16 +154,16 @@ def _run(
     agent = in_common(build_recipe(run).agent, config, {})
     bases = list(run.knowledge)
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
-    made = _routed(agent, name, routing, bases)
+    routed = _routed(agent, name, routing, bases)
     about |= _plain(agent)
-    return Entrant(name=name.rstrip("/"), agent=made, run=directory, about=about, tools=tuple(bases))
+    return Entrant(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
 
 
 def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) -> Agent:
-    """The agent with what all agents of a comparison have in common, but for its `own` settings.
+    """The agent with the common settings of a comparison. Its `own` settings take precedence.
 
     Raises:
-      ValueError: it has no number of documents to set.
+      ValueError: the number of documents of this agent can't be set.
     """
     agent = agent if "k" in own else agent.with_passages(config.k)
     agent = agent if agent.searches_field in own else agent.with_searches(config.searches)
@@ -173,15 +177,15 @@ def _fields(agent: Agent) -> set[str]:
 
 
 def _plain(agent: Agent) -> dict[str, Any]:
-    """The class of an agent, and those of its fields that are numbers, texts or lists of them."""
+    """The class of an agent, and its fields that are numbers, texts or lists."""
     values = {name: getattr(agent, name) for name in sorted(_fields(agent))}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-    kept = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
-    return {"agent": type(agent).__name__, "fields": kept}
+    fields = {name: value for name, value in plain.items() if isinstance(value, bool | int | float | str | list)}
+    return {"agent": type(agent).__name__, "fields": fields}
 
 
 def check_settings(config: ComparisonConfig) -> None:
-    """Raises ValueError for settings of an agent that there is not."""
+    """Raises ValueError if config.settings names an agent that does not exist."""
     for name in config.settings:
         if name not in BASELINES and name not in RECIPES and ":" not in name:
             raise ValueError(f"config.settings.{name}: no agent is called so; {_near(name, (*BASELINES, *RECIPES))}")
@@ -190,10 +194,10 @@ def check_settings(config: ComparisonConfig) -> None:
 def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
     if not routing:
         return agent
-    ways = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
-    if routing not in ways:
-        raise Unfit(f"agent {name!r}: there is no {routing!r}; {_near(routing, ways)}")
-    return ways[routing]
+    routings = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
+    if routing not in routings:
+        raise Unfit(f"agent {name!r}: there is no {routing!r}; {_near(routing, routings)}")
+    return routings[routing]
 
 
 def _unknown(name: str) -> ValueError:
@@ -211,5 +215,5 @@ def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def file_name(name: str) -> str:
-    """A name as that of a file."""
+    """A name in the form of a file name."""
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "agent"

@@ -1,4 +1,4 @@
-"""An agent's attempts at a benchmark's questions, kept as they end, so that whoever was killed goes on with what is missing."""
+"""An agent's attempts at the questions of a benchmark. Each is saved as it ends, so that a killed process can go on."""
 
 from __future__ import annotations
 
@@ -35,17 +35,19 @@ def attempt_all(
     tool_timeout: float,
     progress: str = "",
 ) -> None:
-    """Runs an agent once on every example that `path` has no episode of, and appends each episode as it ends.
+    """Runs an agent once on every example without an episode in `path`, and appends each episode as it ends.
 
-    An episode whose policy failed in a way that says nothing of the question (faults.PASSING) is tried again; the last one of
-    an id counts. Each record has `took`: `seconds`, its share of the time (from when the one before it ended, of all that ran
-    side by side), and the tokens that were `read` and `written`: as an endpoint counts them, or each token that the engine was
-    fed, and sampled, once.
+    If the policy failed in a way that says nothing about the question (faults.PASSING), the question is tried again. The last
+    episode of an id counts. Each record has `took`:
+
+    - `seconds`: the time since the previous episode ended, of all episodes that ran side by side.
+    - `read` and `written`: tokens as an endpoint counts them. For the engine, every token that it was fed, and every token that
+      it sampled, counts once.
     """
     journal = Journal(path)
     try:
-        kept = {record["id"] for record in journal.read() if not _passing(record)}
-        left = [example for example in examples if example.id not in kept]
+        done = {record["id"] for record in journal.read() if not _passing(record)}
+        remaining = [example for example in examples if example.id not in done]
         pictures, last = PictureFiles(path.parent), time.perf_counter()
 
         def finished(episode: Episode) -> None:
@@ -55,10 +57,10 @@ def attempt_all(
             journal.append(episode_record(episode, pictures, took=took))
             last = now
 
-        if left:
+        if remaining:
             run(
                 agent,
-                left,
+                remaining,
                 engine,
                 tools,
                 seed=seed,
@@ -74,14 +76,15 @@ def attempt_all(
 def finished_attempts(
     path: pathlib.Path, examples: Sequence[Example], judge: Judge | None = None, judged_by: str = ""
 ) -> tuple[list[Episode], list[Record]]:
-    """Episodes and records of all examples, in their order; with a `judge`, those without its verdict get one. The file is put
-    in this order, once.
+    """Episodes and records of all examples, in order. Rewrites the file in this order if it differs.
+
+    With a `judge`, episodes without its verdict get one.
 
     Args:
-      judged_by: tells this judge from others, whose verdicts do not count.
+      judged_by: identifies this judge. Verdicts of other judges do not count.
 
     Raises:
-      ValueError: an example has no episode, or a row is none.
+      ValueError: an example has no episode, or a row is no episode.
     """
     rows = {record["id"]: record for record in read_records(path)}
     if missing := [example.id for example in examples if example.id not in rows]:
@@ -92,18 +95,21 @@ def finished_attempts(
         if judge is None or record.get("judge") != judged_by:
             episode.verdict = None
     if judge is not None:
-        asked = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
-        for episode, verdict in zip(asked, judge(asked) if asked else [], strict=True):
+        unjudged = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
+        for episode, verdict in zip(unjudged, judge(unjudged) if unjudged else [], strict=True):
             episode.verdict = verdict
         verdicts = [dataclasses.asdict(episode.verdict) for episode in episodes if episode.verdict is not None]
-        records = [row | {"verdict": one, "judge": judged_by} for row, one in zip(records, verdicts, strict=True)]
+        records = [
+            row | {"verdict": verdict_fields, "judge": judged_by}
+            for row, verdict_fields in zip(records, verdicts, strict=True)
+        ]
     if list(read_records(path)) != records:
         write_json_lines(path, records)
     return episodes, records
 
 
 def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
-    """The record's, of the example as the benchmark has it: records keep little of its metadata."""
+    """The episode of a record, with the benchmark's example, because records keep little of the metadata."""
     episode = episode_of(record, Place(path, "line", index + 1))
     episode.example = example
     return episode

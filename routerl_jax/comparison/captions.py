@@ -1,4 +1,4 @@
-"""Pictures of questions as words, for policies that see none: a captioning step of its own."""
+"""Replaces the pictures of questions by captions, for policies that see no pictures."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ TASK = (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CaptionConfig(ChatModelConfig):
-    """A model that sees, and describes the questions' pictures. Without a `model` pictures stay pictures."""
+    """A vision model that describes the questions' pictures. With an empty `model`, pictures are not replaced."""
 
-    max_tokens: Size = 256  # of a caption
+    max_tokens: Size = 256  # most tokens of a caption
 
 
 def settings_that_count(config: CaptionConfig) -> Mapping[str, Any]:
-    """What captions depend on."""
+    """The settings that captions depend on."""
     names = ("kind", "model", "extra", "max_tokens")
     return {**{name: getattr(config, name) for name in names}, "task": TASK}
 
 
 def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: str = "") -> list[Example]:
-    """Examples with a caption in the place of each picture, before the question: `Picture: ..`. Captions are kept, so each
-    picture is described once.
+    """Examples with a caption instead of each picture, before the question: `Picture: ..`.
+
+    Captions are cached, so each picture is described once.
 
     Raises:
-      ValueError: the model can't be reached as the configuration says, or a picture has no caption; names the first.
+      ValueError: the model can't be reached as the configuration says, or a picture has no caption. The message names the
+        first one.
     """
     pictures = [(example, image) for example in examples for image in example.images]
     if not pictures:
         return list(examples)
     model = CachedModel(chat_model(config), progress=progress)
     try:
-        asked = [[Message(role="user", content=TASK, images=(image,))] for _, image in pictures]
-        replies = model.complete(asked, max_tokens=config.max_tokens)
+        requests = [[Message(role="user", content=TASK, images=(image,))] for _, image in pictures]
+        replies = model.complete(requests, max_tokens=config.max_tokens)
     finally:
         model.close()
     errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]

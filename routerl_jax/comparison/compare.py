@@ -1,4 +1,4 @@
-"""Runs agents on benchmarks and reports what they came to; started again, it goes on where it was."""
+"""Runs agents on benchmarks and writes a report. Started again, it goes on where it was."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ _REMEDY = "go on with the same ones, or give another --output"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
-    """A benchmark that is ready: its files are there, its questions are read, and it is known who is asked.
+    """A benchmark that is ready to run: its files are found, its questions are read, and its agents are known.
 
     Attributes:
-      benchmark: with files in the place of patterns.
-      left_out: agents that can't be asked it, and why.
+      benchmark: the benchmark with files instead of patterns.
+      rows: the agents that are run on it.
+      left_out: agents that can't be run on it, with the reason.
     """
 
     name: str
@@ -52,27 +53,27 @@ class Field:
 
     @property
     def knowledge(self) -> Mapping[str, KnowledgeConfig]:
-        """Its knowledge bases."""
+        """The knowledge bases of the benchmark."""
         return self.benchmark.knowledge
 
     def path(self, row: Entrant, output: pathlib.Path) -> pathlib.Path:
-        """The file of a row's episodes."""
+        """The file with the episodes of a row."""
         return output / "episodes" / file_name(self.name) / f"{file_name(row.name)}.jsonl"
 
 
 def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = True) -> dict[str, Any]:
-    """Asks every agent every benchmark's questions, as far as `output` lacks their episodes, and writes the report.
+    """Runs every agent on every benchmark, except for episodes that `output` has already, and writes the report.
 
-    Files: `episodes/BENCHMARK/AGENT.jsonl` (evaluation.records, with `took`) and `.json` (what it was made with),
+    Files: `episodes/BENCHMARK/AGENT.jsonl` (evaluation.records, with `took`) and `.json` (the settings of these episodes),
     `policies/NAME.json`, `results.json`, `report.md`, `report.html` (pictures inside), `figures/`.
 
     Returns:
-      What results.json holds: `benchmarks` (for each its `rows` (results.row_results), `tests` (results.paired_tests) and `n`),
-      `card`, and `beside`, the same of config.beside by directory.
+      The content of results.json: `benchmarks` (for each its `rows` (results.row_results), `tests` (results.paired_tests) and
+      `n`), `card`, and `beside`: `benchmarks` and `card` of the comparisons in config.beside, by directory.
 
     Raises:
-      ValueError: an agent or a benchmark is unknown, or lacks what it needs; what is in `output` was made with other
-        settings, or another process works there.
+      ValueError: an agent or a benchmark is unknown, or lacks something that it needs; or `output` was made with other
+        settings, or another process uses it.
     """
     beside, fields = _beside(config.beside), prepared(config)
     with alone(output):
@@ -92,20 +93,20 @@ def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Pat
     tools: dict[str, Mapping[str, SearchTool]] = {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in dict.fromkeys(row.run for field in fields for row in field.rows):
-            called = _policy(run)
-            known[called] = _attempted(run, called, fields, config, output, tools, progress)
+            name = _policy(run)
+            known[name] = _attempted(run, name, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
     return {"benchmarks": benchmarks, "card": _card(fields, config, known)}
 
 
 def _policy(run: str) -> str:
-    """What the policy of a run is called, or with "" that of the configuration."""
+    """The name of a run's policy, or, for "", of the policy of the configuration."""
     return f"run-{file_name(run)}" if run else "policy"
 
 
 def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
-    """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError where there is none."""
-    found = {}
+    """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError if a directory has no comparison."""
+    comparisons = {}
     for directory in directories:
         path = pathlib.Path(directory).expanduser() / "results.json"
         if not path.is_file():
@@ -113,8 +114,8 @@ def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
         other = read_json(path, "run that comparison again")
         if "left out" not in other.get("card", {}):
             raise ValueError(f"config.beside: {path} is no comparison's; name the --output of one (configs/eval)")
-        found[directory] = {key: other[key] for key in ("benchmarks", "card")}
-    return found
+        comparisons[directory] = {key: other[key] for key in ("benchmarks", "card")}
+    return comparisons
 
 
 def _attempted(
@@ -126,38 +127,38 @@ def _attempted(
     tools: dict[str, Mapping[str, SearchTool]],
     progress: bool,
 ) -> dict[str, Any]:
-    """All attempts of the agents with one policy; what there is to say of it. A policy goes before the next one comes.
+    """Makes all attempts of the agents that use one policy. Returns a description of the policy, which is then closed.
 
     Args:
-      tools: knowledge bases that are open, by what they are made of; of benchmarks with the same ones, once.
+      tools: open knowledge bases by a digest of their settings. Benchmarks with the same ones share them.
     """
-    with policies.opened(run, config) as (engine, about):
-        weights = {key: value for key, value in about.items() if key not in ("name", "model")}
+    with policies.opened(run, config) as (engine, description):
+        weights = {key: value for key, value in description.items() if key not in ("name", "model")}
         check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
         for field in fields:
-            made_of = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
+            settings_digest = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
             for row in (row for row in field.rows if row.run == run):
-                if made_of not in tools:
+                if settings_digest not in tools:
                     with naming(f"benchmark {field.name!r}"):
-                        tools[made_of] = open_knowledge_bases(field.knowledge, progress=progress)
+                        tools[settings_digest] = open_knowledge_bases(field.knowledge, progress=progress)
                 attempt_all(
                     row.agent,
                     field.examples,
                     engine,
-                    {name: tools[made_of][name] for name in row.tools},
+                    {name: tools[settings_digest][name] for name in row.tools},
                     field.path(row, output),
                     sampling=Sampling(temperature=config.temperature),
                     seed=config.seed,
                     tool_timeout=config.tool_timeout,
                     progress=f"{field.name}: {row.name}" if progress else "",
                 )
-    return about
+    return description
 
 
 def prepared(config: ComparisonConfig) -> list[Field]:
-    """The benchmarks with their questions and rows. Raises ValueError as `compare`, before anything takes long."""
+    """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
     check_settings(config)
-    asked = config.asked
+    agents = config.asked
     fields = []
     for name in config.benchmarks:
         benchmark = located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
@@ -169,16 +170,16 @@ def prepared(config: ComparisonConfig) -> list[Field]:
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"
             )
-        rows, left_out = _entrants(asked, tuple(knowledge), config, name)
+        rows, left_out = _entrants(agents, tuple(knowledge), config, name)
         names = [file_name(row.name) for row in rows]
-        if again := next((row.name for row in rows if names.count(file_name(row.name)) > 1), None):
-            raise ValueError(f"benchmark {name!r}: two agents would be called {again!r}; leave one of them out")
+        if duplicate := next((row.name for row in rows if names.count(file_name(row.name)) > 1), None):
+            raise ValueError(f"benchmark {name!r}: two agents would be called {duplicate!r}; leave one of them out")
         benchmark = dataclasses.replace(benchmark, knowledge=knowledge)
         fields.append(Field(name=name, benchmark=benchmark, examples=examples, rows=rows, left_out=left_out))
-    every = {row.name for field in fields for row in field.rows}
-    if config.reference and config.reference not in every:
+    row_names = {row.name for field in fields for row in field.rows}
+    if config.reference and config.reference not in row_names:
         raise ValueError(
-            f"config.reference={config.reference!r} is no agent of this comparison: {', '.join(sorted(every))}"
+            f"config.reference={config.reference!r} is no agent of this comparison: {', '.join(sorted(row_names))}"
         )
     if any(not row.run for field in fields for row in field.rows):
         policies.check(config)
@@ -206,18 +207,18 @@ def _entrants(
 def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
     if name in config.own:
         return config.own[name]
-    found = BENCHMARKS.get(name)
-    if not isinstance(found, Benchmark):
+    benchmark = BENCHMARKS.get(name)
+    if not isinstance(benchmark, Benchmark):
         raise ValueError(
-            f"benchmark {name!r} is a {type(found).__name__}; name a comparison.benchmarks.benchmark.Benchmark"
+            f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.benchmark.Benchmark"
         )
-    return found
+    return benchmark
 
 
 def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
-    """With what the configuration puts in the place of the benchmark's own."""
-    takes = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
-    changes = {key: value for key in takes.get(spec.kind, ()) if (value := getattr(config, key))}
+    """The section of a knowledge base, with the changes that the configuration makes to it."""
+    replaceable = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
+    changes = {key: value for key in replaceable.get(spec.kind, ()) if (value := getattr(config, key))}
     if config.picture_encoder and spec.kind in _SEEING and not spec.directory:
         changes["encoder"] = config.picture_encoder
     if config.retriever and spec.kind == "dense_text":
@@ -226,8 +227,8 @@ def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig
 
 
 def _captioned(field: Field, config: ComparisonConfig, progress: bool) -> Field:
-    said = f"{field.name}: captions" if progress else ""
-    return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=said))
+    label = f"{field.name}: captions" if progress else ""
+    return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=label))
 
 
 def _captions_card(config: ComparisonConfig) -> dict[str, Any]:
@@ -240,14 +241,14 @@ def _judge(config: ComparisonConfig) -> ModelJudge | None:
 
 
 def _check_settings(fields: list[Field], config: ComparisonConfig, output: pathlib.Path) -> None:
-    """Raises ValueError that names the first setting in which episodes that are there were made otherwise."""
+    """Raises ValueError if existing episodes were made with other settings. The message names the first one that differs."""
     common = {"temperature": config.temperature, "seed": config.seed, **_captions_card(config)}
     for field in fields:
         knowledge = {name: card.knowledge_settings(name, spec) for name, spec in field.knowledge.items()}
-        asked = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
+        questions = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
         for row in field.rows:
-            path, made_of = field.path(row, output), {**common, "agent": row.about, **asked, "knowledge": knowledge}
-            if not path.is_file():  # nothing was asked yet
+            path, made_of = field.path(row, output), {**common, "agent": row.about, **questions, "knowledge": knowledge}
+            if not path.is_file():  # no question was asked yet
                 path.with_suffix(".json").unlink(missing_ok=True)
             check_same(made_of, path.with_suffix(".json"), _REMEDY)
 
@@ -266,7 +267,7 @@ def _results(field: Field, config: ComparisonConfig, output: pathlib.Path, judge
 
 
 def _card(fields: list[Field], config: ComparisonConfig, known: Mapping[str, Any]) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Everything that the numbers depend on."""
     return {
         "benchmarks": {
             field.name: {

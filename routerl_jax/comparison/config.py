@@ -1,4 +1,4 @@
-"""The configuration of a comparison: which agents, on which benchmarks, with what in common."""
+"""The configuration of a comparison: the agents, the benchmarks, and the common settings."""
 
 from __future__ import annotations
 
@@ -28,59 +28,55 @@ from routerl_jax.training.config import (
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ComparisonConfig:
-    """Agents on benchmarks. What is set here is the same for all of them."""
+    """A comparison of agents on benchmarks. All settings are common to all agents."""
 
-    # baselines, recipes and run directories (comparison.agents); --agents of launch.evaluate stands in their place
+    # baselines, recipes and run directories (comparison.agents); --agents of launch.evaluate replaces them
     agents: tuple[str, ...] = ("direct", "vanilla_rag")
-    benchmarks: tuple[str, ...] = (
-        "atlas",
-    )  # comparison.benchmarks, or names of `own`; --benchmarks stands in their place
-    questions: Count = 200  # first questions of each benchmark that are asked; 0: all
-    k: Size = 3  # documents that a search shows, of each knowledge base that it asks
-    searches: Size = 3  # rounds of searching on a question, at most
-    turn_tokens: Count = 0  # most tokens of a turn; 0: each agent's own number
-    instruct: bool = True  # agents say how to work, for policies that were not trained to work as they do
+    # comparison.benchmarks, or names of `own`; --benchmarks of launch.evaluate replaces them
+    benchmarks: tuple[str, ...] = ("atlas",)
+    questions: Count = 200  # the first so many questions of each benchmark; 0: all
+    k: Size = 3  # documents per search and knowledge base
+    searches: Size = 3  # most rounds of searching per question
+    turn_tokens: Count = 0  # most tokens of a turn; 0: each agent's own limit
+    instruct: bool = True  # agents give instructions, for policies that were not trained with them
     # other fields of single agents, by the name in `agents`: {"ircot": {"reader": "none"}, "search_r1": {"answer_tokens": 32}}
     settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    metrics: tuple[str, ...] = (
-        "em",
-        "f1",
-    )  # of evaluation.metrics.ANSWER, or judge: what is told with intervals and tested
+    # metrics of evaluation.metrics.ANSWER, or judge; they are reported with intervals and tested
+    metrics: tuple[str, ...] = ("em", "f1")
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    reference: str = ""  # the agent that all others are tested against; empty: every two of them
-    papers: tuple[str, ...] = ()  # tables of papers that the report has (comparison.papers), such as r1_searcher.table2
-    # agents beside `agents`, by the rows of the papers' tables that they are in: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
+    reference: str = ""  # the agent that all others are tested against; empty: every pair of agents is tested
+    papers: tuple[str, ...] = ()  # tables of papers in the report (comparison.papers), such as r1_searcher.table2
+    # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # directories of other comparisons, of another policy, corpus or encoder, whose rows the papers' tables have, too
+    # directories of other comparisons (of another policy, corpus or encoder) whose rows are added to the papers' tables
     beside: tuple[str, ...] = ()
-    # leave agents out where the benchmark or the policy lacks what they take, and say so; off: refuse them
+    # if a benchmark or the policy lacks what an agent needs. True: leave the agent out and report it; False: raise an error
     skip_unfit: bool = False
-    temperature: NonNegative = 0.0  # of the sampling; 0 is greedy
-    seed: Seed = 0  # of the sampling
-    tool_timeout: Positive = USUAL  # seconds
-    data: str = ""  # directory of the benchmarks' files
-    encoder: str = ""  # of passages and tables, in the place of the benchmarks' own
-    picture_encoder: str = ""  # of text_image, reverse_image and pages, likewise
-    index: str = ""  # of passages and tables, likewise: scann, exact, auto
-    retriever: str = ""  # in the place of dense_text: the kind of knowledge base that passages become, such as bm25
-    # of the retriever's own configuration: {"llm": {"model": ..}} of "tree"
+    temperature: NonNegative = 0.0  # temperature of the sampling; 0 is greedy
+    seed: Seed = 0  # seed of the sampling
+    tool_timeout: Positive = USUAL  # seconds after which a search counts as failed
+    data: str = ""  # directory with the files of the benchmarks
+    encoder: str = ""  # encoder of passages and tables; replaces the benchmarks' own
+    picture_encoder: str = ""  # encoder of text_image, reverse_image and pages; replaces likewise
+    index: str = ""  # index of passages and tables: scann, exact, auto; replaces likewise
+    retriever: str = ""  # kind of knowledge base that replaces dense_text, such as bm25
+    # settings of `retriever`, such as {"llm": {"model": ..}} of "tree"
     retriever_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # of all benchmarks, in the place of their own; a source "own:text" is what the benchmark's own `text` is made of
+    # knowledge bases of all benchmarks, instead of their own. A source "own:text" is that of the benchmark's own `text`
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
-    own: Mapping[str, Benchmark] = dataclasses.field(default_factory=dict)  # benchmarks of one's own
-    # the policy of all agents but runs, which have their own: a model on this machine's devices, or one behind an endpoint
+    own: Mapping[str, Benchmark] = dataclasses.field(default_factory=dict)  # your own benchmarks
+    # the policy of all agents except runs, which have their own: a model on this machine's devices, or behind an endpoint
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
     chat_model: PolicyModelConfig = PolicyModelConfig()
-    captions: CaptionConfig = (
-        CaptionConfig()
-    )  # with a `model`, pictures of questions become words, for policies that see none
-    judge: JudgeConfig = JudgeConfig()  # with a `model`, it is asked about every answer
+    # with a `model`, captions replace the pictures of questions, for policies that see no pictures
+    captions: CaptionConfig = CaptionConfig()
+    judge: JudgeConfig = JudgeConfig()  # with a `model`, the judge is asked about every answer
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """All agents: those in the papers' rows, too. Raises ValueError for a row that is in none of the tables."""
+        """All agents, including those of `rows`. Raises ValueError if a row is in none of the papers' tables."""
         if not self.rows:
             return self.agents
         tables = [PAPER_TABLES.get(name) for name in self.papers]
@@ -91,14 +87,14 @@ class ComparisonConfig:
                 raise ValueError(
                     f"config.rows: no table of a paper has a row {key!r} that is to be named; there are {known}"
                 )
-        return tuple(dict.fromkeys([*self.agents, *(one for table in tables for one in table.added(self.rows))]))
+        return tuple(dict.fromkeys([*self.agents, *(agent for table in tables for agent in table.added(self.rows))]))
 
     def of_paper(self, name: str) -> ComparisonConfig:
-        """With the agents, benchmarks, knowledge bases and metrics of a paper's table, as far as they are ours and measured.
+        """This configuration with the agents, benchmarks, knowledge bases and metrics of a paper's table that exist here.
 
         Raises:
-          ValueError: there is no such table; or it is a figure, or of runs that `rows` does not name, or of benchmarks that are
-            not here.
+          ValueError: there is no such table, it is a figure, it needs runs that `rows` does not name, or its benchmarks do not
+            exist here.
         """
         if name in PAPER_FIGURES:
             figure = PAPER_FIGURES.get(name)

@@ -1,4 +1,4 @@
-"""A report as a list of headings, paragraphs, tables and pictures, written as Markdown or as one HTML file."""
+"""A report as a list of headings, paragraphs, tables and pictures. It is written as Markdown or as one HTML file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Table:
     """Rows of cells under headings.
 
     Attributes:
-      bold: (row, column) of cells that stand out.
-      texts: so many of the first columns hold texts, the others numbers.
+      bold: (row, column) of the cells in bold.
+      texts: number of leading columns with text; the other columns have numbers.
     """
 
     headings: Sequence[str]
@@ -63,12 +63,12 @@ Block = Heading | Paragraph | Table | Picture
 
 
 def markdown(blocks: Sequence[Block], directory: pathlib.Path) -> str:
-    """Markdown; pictures are named by their path from `directory`."""
+    """The blocks as Markdown. Pictures are named by their path relative to `directory`."""
     return "\n\n".join(_markdown(block, directory) for block in blocks) + "\n"
 
 
 def page(blocks: Sequence[Block], title: str) -> str:
-    """One HTML page that needs no other file: pictures are inside."""
+    """The blocks as one HTML page, with the pictures inside."""
     body = "\n".join(map(_html, blocks))
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'
@@ -110,8 +110,8 @@ def _html(block: Block) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str], texts: int, bold: Collection[int] = ()) -> str:
-    made = []
+    parts = []
     for i, cell in enumerate(cells):
         text = f"<strong>{html.escape(cell)}</strong>" if i in bold else html.escape(cell)
-        made.append(f'<{tag} class="text">{text}</{tag}>' if i < texts else f"<{tag}>{text}</{tag}>")
-    return f"<tr>{''.join(made)}</tr>"
+        parts.append(f'<{tag} class="text">{text}</{tag}>' if i < texts else f"<{tag}>{text}</{tag}>")
+    return f"<tr>{''.join(parts)}</tr>"

@@ -1,4 +1,4 @@
-"""Quality against cost, a picture: what an agent's answers are worth, and what they take."""
+"""A figure of quality against cost."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MARKS = "osD^vP*X<>"
 
 
 def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:
-    """Writes a PNG with two panels for each benchmark: a metric, with its interval, by searches and by tokens."""
+    """Writes a PNG with two panels per benchmark: a metric with its interval, by number of searches and by number of tokens."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    agents = list(dict.fromkeys(name for results in benchmarks.values() for name in results["rows"]))
     columns = -(-len(agents) // 24)
     figure = new_figure((9.2 + 2.6 * columns, 3.3 * len(benchmarks) + 0.2))
     axes = panels_of(figure, len(benchmarks), 2)
-    for i, (name, found) in enumerate(benchmarks.items()):
+    for i, (name, results) in enumerate(benchmarks.items()):
         searches, tokens = axes[2 * i : 2 * i + 2]
-        for agent, row in found["rows"].items():
-            if metric not in row:  # no verdict of a judge counts
+        for agent, row in results["rows"].items():
+            if metric not in row:  # no verdict of the judge counts
                 continue
             number, cost = agents.index(agent), row["cost"]
             low, value, high = (
@@ -43,7 +43,7 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
         searches.set(title=name, ylabel=heading(metric), xlabel="searches of a question")
         tokens.set(title=name, xlabel="tokens of a question, read and written")
         for axis in (searches, tokens):
-            axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()[1], 1))  # marks at 0 are seen whole
+            axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()[1], 1))  # so that marks at 0 are not cut off
     marks = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
     shown = [agent for agent in agents if agent in marks]
     figure.legend([marks[a] for a in shown], shown, loc="outside right upper", frameon=False, fontsize=8, ncols=columns)

@@ -1,4 +1,4 @@
-"""The policies of a comparison: the configuration's, on devices here or behind an endpoint, and those of runs."""
+"""Opens the policies of a comparison: that of the configuration (on local devices or behind an endpoint), and those of runs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from routerl_jax.training.setup import build_mesh, build_policy, make_engine
 
 @contextlib.contextmanager
 def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
-    """A policy, and what tells it from others: the endpoint's model, or a digest of the weights, with the `model` that a run
-    began with.
+    """Opens a policy, with its description.
+
+    The description identifies it: the model of the endpoint, or a digest of the weights. For a run it also has the `model` that
+    the run started from.
 
     Args:
-      run: the directory of the run whose policy it is; "": the configuration's.
+      run: directory of the run whose policy it is; "": the policy of the configuration.
 
     Raises:
-      ValueError: there is none, or it can't be used as the configuration says.
+      ValueError: there is no policy, or it can't be used as the configuration says.
     """
     if not run and config.chat_model.model:
         with naming("config.chat_model"):
@@ -51,7 +53,7 @@ def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[st
 
 
 def check(config: ComparisonConfig) -> None:
-    """Raises ValueError where the configuration names no policy."""
+    """Raises ValueError if the configuration names no policy."""
     if not (config.model.path or config.model.architecture or config.chat_model.model):
         raise ValueError(
             "the agents need a policy: give config.model.path (a directory, hub id or packaged model), or "

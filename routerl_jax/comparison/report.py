@@ -20,10 +20,10 @@ from routerl_jax.core.files import write_whole
 from routerl_jax.evaluation.report import heading
 
 TITLE = "Agents on benchmarks"
-_MOST_TESTS = 15  # of a table; of more, those that tell agents apart
+_MOST_TESTS = 15  # most tests in a table; if there are more, only the significant ones are shown
 _LEVEL = 0.05
 
-# (key of a row, heading) of shares that say how an agent worked
+# (key of a row, heading) of the shares that describe an agent's behaviour
 _BEHAVIOUR = (
     ("answered_rate", "answered"),
     ("forced_rate", "answer begun for it"),
@@ -38,7 +38,7 @@ _BEHAVIOUR = (
 
 
 def write_report(results: Mapping[str, Any], output: pathlib.Path) -> None:
-    """Writes report.md, report.html and figures/quality_cost.png of what results.json holds."""
+    """Writes report.md, report.html and figures/quality_cost.png from the content of results.json."""
     picture = output / "figures" / "quality_cost.png"
     cost_figure(results["benchmarks"], results["card"]["metrics"][0], picture)
     blocks = report(results, picture)
@@ -52,8 +52,8 @@ def print_metrics(results: Mapping[str, Any]) -> None:
     for metric in results["card"]["metrics"]:
         table = metric_table(results["benchmarks"], metric)
         printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
-        for i, said in enumerate(table.headings):
-            printed.add_column(said, justify="left" if i == 0 else "right")
+        for i, column_heading in enumerate(table.headings):
+            printed.add_column(column_heading, justify="left" if i == 0 else "right")
         for i, row in enumerate(table.rows):
             printed.add_row(*(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row)))
         console.print(printed)
@@ -62,7 +62,7 @@ def print_metrics(results: Mapping[str, Any]) -> None:
 
 
 def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
-    """The whole report."""
+    """The blocks of the whole report."""
     benchmarks, card = results["benchmarks"], results["card"]
     blocks: list[Block] = [Heading(TITLE, 1), Paragraph(_introduction(benchmarks, card))]
     for metric in card["metrics"]:
@@ -70,40 +70,42 @@ def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
     for name in card["papers"]:
         blocks += paper_blocks(PAPER_TABLES.get(name), results)
     blocks += [Heading("Quality and cost"), Picture(picture, "Quality against searches and tokens of a question")]
-    for name, found in benchmarks.items():
-        blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(found["rows"])]
+    for name, result in benchmarks.items():
+        blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(result["rows"])]
     blocks += [Paragraph(_COST)]
     blocks += [Heading("Which is better"), Paragraph(_tests_about(card))]
-    for name, found in benchmarks.items():
+    for name, result in benchmarks.items():
         for metric in card["metrics"]:
-            blocks += _tests(name, metric, [test for test in found["tests"] if test["metric"] == metric])
+            blocks += _tests(name, metric, [test for test in result["tests"] if test["metric"] == metric])
     blocks += [
         Heading("How they worked"),
         Paragraph("Percent of questions; invalid turns of turns, failed searches of searches."),
     ]
-    for name, found in benchmarks.items():
-        blocks += [Heading(name, 3), behaviour_table(found["rows"])]
+    for name, result in benchmarks.items():
+        blocks += [Heading(name, 3), behaviour_table(result["rows"])]
     blocks += _left_out(card) + _trouble(benchmarks)
     return [*blocks, *_card(results)]
 
 
 def metric_table(benchmarks: Mapping[str, Any], metric: str) -> Table:
-    """A metric of every row on every benchmark, in percent with its 95 % interval; the best of a benchmark stands out. With
-    several benchmarks, the mean over them of rows that are on all."""
-    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    """A metric of every row on every benchmark, in percent with its 95 % interval. The best of each benchmark is bold.
+
+    With several benchmarks there is a column with the mean over them, for rows that are on all of them.
+    """
+    agents = list(dict.fromkeys(name for result in benchmarks.values() for name in result["rows"]))
     several = len(benchmarks) > 1
     headings = [
         "agent",
-        *(f"{name} (n={found['n']})" for name, found in benchmarks.items()),
+        *(f"{name} (n={result['n']})" for name, result in benchmarks.items()),
         *(["mean"] if several else []),
     ]
-    values = {agent: [found["rows"].get(agent, {}).get(metric) for found in benchmarks.values()] for agent in agents}
+    values = {agent: [result["rows"].get(agent, {}).get(metric) for result in benchmarks.values()] for agent in agents}
     if several:
         values = {agent: [*row, None if None in row else sum(row) / len(row)] for agent, row in values.items()}
     best = [max((value for value in column if value is not None), default=None) for column in zip(*values.values())]
     rows, bold = [], set()
     for i, agent in enumerate(agents):
-        intervals = [found["rows"].get(agent, {}).get(f"{metric}_interval") for found in benchmarks.values()]
+        intervals = [result["rows"].get(agent, {}).get(f"{metric}_interval") for result in benchmarks.values()]
         rows.append(
             [agent, *(_with_interval(value, interval) for value, interval in zip(values[agent], [*intervals, None]))]
         )
@@ -112,7 +114,7 @@ def metric_table(benchmarks: Mapping[str, Any], metric: str) -> Table:
 
 
 def cost_table(rows: Mapping[str, Any]) -> Table:
-    """What a question costs with each agent."""
+    """The cost of a question with each agent."""
     bases = list(dict.fromkeys(name for row in rows.values() for name in row["cost"]["searches"]))
     priced = any("money" in row["cost"] for row in rows.values())
     headings = [
@@ -126,11 +128,11 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
     cells = []
     for agent, row in rows.items():
         cost, budget = row["cost"], row["budget"]
-        asked = [cost["searches"].get(name, 0.0) for name in bases]
+        searches = [cost["searches"].get(name, 0.0) for name in bases]
         cells.append(
             [
                 agent,
-                *(f"{count:.2f}" for count in (*asked, sum(asked))),
+                *(f"{count:.2f}" for count in (*searches, sum(searches))),
                 "-" if budget is None else str(budget),
                 *(f"{cost[key]:.0f}" for key in ("read", "written")),
                 f"{cost['seconds']:.3f}",
@@ -141,14 +143,14 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
 
 
 def behaviour_table(rows: Mapping[str, Any]) -> Table:
-    """How agents worked; columns that are nowhere known are left out."""
-    columns = [(key, said) for key, said in _BEHAVIOUR if any(key in row for row in rows.values())]
+    """The behaviour of the agents. Columns without any value are left out."""
+    columns = [(key, title) for key, title in _BEHAVIOUR if any(key in row for row in rows.values())]
     cells = [[agent, *(_percent(row.get(key)) for key, _ in columns)] for agent, row in rows.items()]
-    return Table(["agent", *(said for _, said in columns)], cells)
+    return Table(["agent", *(title for _, title in columns)], cells)
 
 
 def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
-    """Paired tests, the surest first; differences in points."""
+    """Paired tests, the lowest p first. Differences are in percentage points."""
     cells, bold = [], set()
     for i, test in enumerate(sorted(tests, key=lambda test: (test["holm"], test["p"]))):
         low, high = (100 * end for end in test["interval"])
@@ -168,7 +170,7 @@ _COST = (
 
 
 def _introduction(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> str:
-    agents = list(dict.fromkeys(name for found in benchmarks.values() for name in found["rows"]))
+    agents = list(dict.fromkeys(name for values in benchmarks.values() for name in values["rows"]))
     temperature = card["decoding"]["temperature"]
     decoding = f"at temperature {temperature:g}, seed {card['decoding']['seed']}" if temperature else "greedily"
     return (
@@ -202,9 +204,9 @@ def _chance(value: float) -> str:
 
 
 def _tests_about(card: Mapping[str, Any]) -> str:
-    who = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
+    pairs = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
     return (
-        f"Paired tests of {who}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random "
+        f"Paired tests of {pairs}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random "
         "flips of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired "
         "bootstrap); p is corrected by Holm's method for the number of tests of a metric on a benchmark."
     )
@@ -213,13 +215,17 @@ def _tests_about(card: Mapping[str, Any]) -> str:
 def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[Block]:
     if not tests:
         return []
-    apart = [test for test in tests if test["holm"] < _LEVEL]
+    significant = [test for test in tests if test["holm"] < _LEVEL]
     title = Heading(f"{_title(metric)}, {name}", 3)
-    count = f"{len(apart)} of {len(tests)}" if apart else f"None of {len(tests)}"
-    said = Paragraph(f"{count} pairs of agents can be told apart (corrected p below {_LEVEL:g}).")
+    count = f"{len(significant)} of {len(tests)}" if significant else f"None of {len(tests)}"
+    summary = Paragraph(f"{count} pairs of agents can be told apart (corrected p below {_LEVEL:g}).")
     if len(tests) <= _MOST_TESTS:
-        return [title, said, tests_table(tests)]
-    return [title, said, *([tests_table(apart), Paragraph("results.json has the others.")] if apart else [])]
+        return [title, summary, tests_table(tests)]
+    return [
+        title,
+        summary,
+        *([tests_table(significant), Paragraph("results.json has the others.")] if significant else []),
+    ]
 
 
 def _left_out(card: Mapping[str, Any]) -> list[Block]:
@@ -228,17 +234,17 @@ def _left_out(card: Mapping[str, Any]) -> list[Block]:
 
 
 def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
-    """What went wrong, with numbers of questions: nothing counts as wrong without being told here."""
+    """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here."""
     lines = []
-    for name, found in benchmarks.items():
-        for agent, row in found["rows"].items():
+    for name, values in benchmarks.items():
+        for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
             counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
             counts["cut short by a limit"] = row["truncated_rate"]
             counts["no answer, these included"] = 1 - row["answered_rate"]
             counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
-            numbers = {said: round(share * row["n"]) for said, share in counts.items()}
-            lines += [[name, agent, said, str(number)] for said, number in numbers.items() if number]
+            numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
+            lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
     if not lines:
         return [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
@@ -252,9 +258,9 @@ def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
 def _card(results: Mapping[str, Any]) -> list[Block]:
     card = results["card"]
     blocks: list[Block] = [Heading("Card")]
-    for name, found in card["benchmarks"].items():
-        facts = {key: value for key, value in found.items() if key != "knowledge" and value not in ("", None)}
-        facts |= {f"knowledge base {kb}": value for kb, value in found["knowledge"].items()}
+    for name, values in card["benchmarks"].items():
+        facts = {key: value for key, value in values.items() if key != "knowledge" and value not in ("", None)}
+        facts |= {f"knowledge base {kb}": value for kb, value in values["knowledge"].items()}
         blocks += [Heading(f"Benchmark {name}", 3), _facts(facts)]
     agents = [
         [
@@ -263,8 +269,8 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
             row["prompts"],
             _said({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
         ]
-        for name, found in results["benchmarks"].items()
-        for agent, row in found["rows"].items()
+        for name, values in results["benchmarks"].items()
+        for agent, row in values["rows"].items()
     ]
     about = "Digests are of what the policy was first asked at each question: task, worked examples, documents."
     blocks += [
@@ -272,8 +278,8 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
         Paragraph(about),
         Table(["benchmark", "agent", "prompts digest", "made of"], agents, texts=4),
     ]
-    alike = ("k", "searches", "instruct", "decoding", "normalizer", "captions", "judge")
-    facts = {key: card[key] for key in alike if key in card} | {
+    common = ("k", "searches", "instruct", "decoding", "normalizer", "captions", "judge")
+    facts = {key: card[key] for key in common if key in card} | {
         f"policy {key}": value for key, value in card["policies"].items()
     }
     blocks += [Heading("In common", 3), _facts(facts)]

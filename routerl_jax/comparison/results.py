@@ -1,4 +1,4 @@
-"""From episodes to numbers: metrics with intervals, what they cost, and which agent is better than which."""
+"""Computes numbers from episodes: metrics with intervals, costs, and paired tests between agents."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answer_scores, summarize
 from routerl_jax.evaluation.paired import compare_scores, holm
 
-Scores = Mapping[str, Float[np.ndarray, " N"]]  # of a row, by metric; nan at what is left out
+Scores = Mapping[str, Float[np.ndarray, " N"]]  # scores of a row, by metric; nan for episodes that are left out
 
 
 def row_scores(
     episodes: Sequence[Episode], metrics: Sequence[str], normalizer: str
 ) -> dict[str, Float[np.ndarray, " N"]]:
-    """Metrics of each episode, by name; nan where a judge's verdict does not count."""
+    """Scores of each episode, by metric; nan if the judge's verdict does not count."""
     table = answer_scores(episodes, normalizer)
     verdicts = [e.verdict.counts if e.verdict is not None else None for e in episodes]
     judged = np.asarray([np.nan if counts is None else counts for counts in verdicts])
@@ -34,29 +34,32 @@ def row_results(
     normalizer: str,
     budget: int | None,
 ) -> dict[str, Any]:
-    """What an agent's episodes on a benchmark come to: `evaluation.metrics.summarize`, and under `cost`, means of a question:
-    `searches` by knowledge base, tokens `read` and `written`, `seconds` (of all that ran side by side), and `money` where there
-    is a price."""
+    """The numbers of an agent's episodes on a benchmark: `evaluation.metrics.summarize`, and `cost`.
+
+    `cost` has means per question: `searches` by knowledge base, tokens `read` and `written`, `seconds` (shared by all questions
+    that ran side by side), and `money` if there is a price.
+    """
     summary = summarize(episodes, normalizer, tools, budget)
     count = len(episodes)
-    asked = collections.Counter(call.tool for episode in episodes for call in episode.calls)
+    searched = collections.Counter(call.tool for episode in episodes for call in episode.calls)
     took = {key: sum(record["took"][key] for record in records) / count for key in ("read", "written", "seconds")}
     money = sum(episode.usage.cost for episode in episodes if episode.usage is not None) / count
-    searches = {name: asked[name] / count for name in (*tools, *sorted(asked.keys() - set(tools)))}
+    searches = {name: searched[name] / count for name in (*tools, *sorted(searched.keys() - set(tools)))}
     return {**summary, "cost": {"searches": searches, **took, **({"money": money} if money else {})}}
 
 
 def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: str = "") -> list[dict[str, Any]]:
-    """Paired tests of a benchmark's rows, for each metric between every two of them, or each and the `reference`.
+    """Paired tests between rows of a benchmark, for each metric: between every two rows, or each row and the `reference`.
 
     Returns:
-      For each `metric`, `first` and `second`, in the rows' order: `difference`, `interval`, `p` (paired.compare_scores) on the
-      `n` questions on which both have a score, and `holm`, the `p` corrected for the number of tests of this metric.
+      One entry per `metric`, `first` and `second`, in the order of the rows. It has `difference`, `interval` and `p`
+      (paired.compare_scores) on the `n` questions on which both have a score, and `holm`, the `p` corrected for the number of
+      tests of this metric.
     """
     pairs = list(itertools.combinations(rows, 2))
     if reference in rows:
         pairs = [(name, reference) for name in rows if name != reference]
-    found: list[dict[str, Any]] = []
+    tests: list[dict[str, Any]] = []
     for metric in metrics:
         of_metric = []
         for first, second in pairs:
@@ -65,6 +68,6 @@ def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: 
             if both.any():
                 compared = compare_scores(ours[both], theirs[both])
                 of_metric.append({"metric": metric, "first": first, "second": second, "n": int(both.sum()), **compared})
-        corrected = holm([one["p"] for one in of_metric])
-        found += [{**one, "holm": value} for one, value in zip(of_metric, corrected)]
-    return found
+        corrected = holm([test["p"] for test in of_metric])
+        tests += [{**test, "holm": value} for test, value in zip(of_metric, corrected)]
+    return tests

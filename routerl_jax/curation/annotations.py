@@ -1,4 +1,4 @@
-"""Attempts without a language model: what a data set says of its questions, looked up in the knowledge bases."""
+"""Attempts without a language model: the gold paths of a data set, whose passages are looked up in the knowledge bases."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep,
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 
-_SHORTEST = 3  # characters of an answer by which a passage is known: shorter ones stand everywhere
+_SHORTEST = 3  # fewest characters of an answer that is looked for in a passage: shorter ones occur everywhere
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Annotations:
-    """In the place of `attempts.Teacher`, for questions whose data sets say how they are answered.
+    """Replaces `attempts.Teacher` for questions whose data sets say how they are answered.
 
-    The sub-questions are those of the gold path (data.gold_paths), the answers its values, the documents what the knowledge
-    base returns. A question of whose path at most the passage is known, and whose data set has a home, is a path of one: it is
-    asked itself, and what is found must state an accepted answer. Nothing is guessed: where a search misses its passage, the
-    attempt is rejected.
+    The sub-questions are those of the gold path (data.gold_paths), the answers are its values, and the documents are what the
+    knowledge base returns. Some data sets give no path, or only the passage of a path of one hop. Then, if `homes` has the data
+    set, the question itself is searched for, and the documents must state an accepted answer. Nothing is guessed: if a search
+    misses its passage, the attempt is rejected.
 
     Attributes:
-      protocol: what is said.
-      homes: by data set, the knowledge base that answers its questions, where paths don't say.
+      protocol: writes the prompts.
+      homes: by data set, the knowledge base that answers its questions if the gold path names none.
     """
 
     protocol: StepProtocol
@@ -38,17 +38,17 @@ class Annotations:
     homes: Mapping[str, str]
 
     async def attempt(self, example: Example, number: int) -> Attempt:
-        """The gold path of a question as an attempt; all numbers are alike."""
-        made = Attempt()
+        """The gold path of a question as an attempt. `number` makes no difference."""
+        attempt = Attempt()
         try:
-            history = await self._gather(example, made)
+            history = await self._gather(example, attempt)
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
-            return made
-        made.answer = example.answers[0]
-        said = self.protocol.final(example.question, history)
-        made.steps.append(FinalStep(answers=example.answers, **shown(said, example)))
-        return made
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
+            return attempt
+        attempt.answer = example.answers[0]
+        prompt = self.protocol.final(example.question, history)
+        attempt.steps.append(FinalStep(answers=example.answers, **shown(prompt, example)))
+        return attempt
 
     async def _gather(self, example: Example, made: Attempt) -> list[tuple[str, str]]:
         history: list[tuple[str, str]] = []
@@ -56,9 +56,9 @@ class Annotations:
         if not self.config.min_searches <= len(path) <= self.config.max_searches:
             raise GivenUp("no gold path", f"its path has {len(path)} sub-questions")
         for hop in path:
-            said = self.protocol.route(example.question, history)
+            prompt = self.protocol.route(example.question, history)
             label = self.protocol.label(hop.kb)
-            made.steps.append(RouteStep(query=hop.query, retrievers=(label,), **shown(said, example)))
+            made.steps.append(RouteStep(query=hop.query, retrievers=(label,), **shown(prompt, example)))
             passages = await self._search(hop, example, made)
             documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
             values = (hop.value,) if hop.value else example.answers
@@ -70,19 +70,19 @@ class Annotations:
                 raise GivenUp(
                     "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
                 )
-            said = self.protocol.answer(hop.query, documents)
-            made.steps.append(AnswerStep(answer=value, documents=documents, **shown(said, example)))
+            prompt = self.protocol.answer(hop.query, documents)
+            made.steps.append(AnswerStep(answer=value, documents=documents, **shown(prompt, example)))
             history.append((hop.query, value))
         if len(history) < self.config.max_searches:
-            said = self.protocol.route(example.question, history)
-            made.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **shown(said, example)))
+            prompt = self.protocol.route(example.question, history)
+            made.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **shown(prompt, example)))
         return history
 
     def _path(self, example: Example) -> list[GoldHop]:
-        """The hops with their knowledge bases and sub-questions."""
+        """The hops of a question, each with its knowledge base and sub-question."""
         home = self.homes.get(str(example.metadata.get("dataset", "")), "")
         path = gold_path(example)
-        if home and (path is None or (len(path) == 1 and not path[0].query)):  # of which at most the passage is known
+        if home and (path is None or (len(path) == 1 and not path[0].query)):  # at most the passage is known
             return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=home)]
         hops = [dataclasses.replace(hop, kb=hop.kb or home) for hop in path or ()]
         if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
@@ -99,11 +99,11 @@ class Annotations:
 
 
 def _stated(answers: Sequence[str], passages: Sequence[Passage | Document]) -> str:
-    """The first accepted answer that a passage states in whole words; "" if none does. A yes or a no is never stated so."""
+    """The first accepted answer that a passage states in whole words; "" if there is none. Yes and no are never looked for."""
     for answer in answers:
         if answer.strip().lower() in ("yes", "no"):
             continue
-        words = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
-        if len(answer.strip()) >= _SHORTEST and any(words.search(passage.text) for passage in passages):
+        pattern = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
+        if len(answer.strip()) >= _SHORTEST and any(pattern.search(passage.text) for passage in passages):
             return answer.strip()
     return ""

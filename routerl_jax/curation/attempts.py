@@ -55,23 +55,20 @@ Outcome = Literal[
     "unreadable verdict",
     "judge failed",
 ]
-FAILED: tuple[Outcome, ...] = (
-    "model failed",
-    "search failed",
-    "judge failed",
-)  # says nothing of the question: it is tried again
+# Outcomes that say nothing about the question. It is tried again.
+FAILED: tuple[Outcome, ...] = ("model failed", "search failed", "judge failed")
 
 
 @dataclasses.dataclass(kw_only=True)
 class Attempt:
-    """What became of an attempt, and what it took.
+    """The result of an attempt, and its cost.
 
     Attributes:
       detail: what could not be read or reached, in one line.
-      answer: the model's final answer; "" where it did not come to that.
-      steps: with the dataset's answers in the last one, where the model's own is right.
-      replies: what the model wrote, chat by chat.
-      prompt_tokens, tokens: read and written, as far as the model's server says.
+      answer: the model's final answer; "" if it gave none.
+      steps: the steps of the trajectory. The final one has the accepted answers of the data set.
+      replies: the model's reply in each chat.
+      prompt_tokens, tokens: number of tokens read and written, if the model's server counts them.
     """
 
     outcome: Outcome = "accepted"
@@ -84,9 +81,9 @@ class Attempt:
     tokens: int = 0
 
     def record(self) -> dict[str, Any]:
-        """All but the steps, and the number of replies, JSON-serialisable."""
-        kept = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "steps"}
-        return {"calls": len(self.replies), **kept}
+        """All fields except the steps, and the number of replies; JSON-serialisable."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "steps"}
+        return {"calls": len(self.replies), **fields}
 
     @property
     def subquestions(self) -> int:
@@ -95,7 +92,7 @@ class Attempt:
 
 
 class GivenUp(Exception):
-    """The attempt can't go on."""
+    """Ends an attempt that can't go on, with its outcome."""
 
     def __init__(self, outcome: Outcome, detail: str) -> None:
         super().__init__(detail)
@@ -111,7 +108,7 @@ async def written(
     temperature: float,
     sample: int,
 ) -> str:
-    """What the model writes, booked in its attempt. Raises GivenUp where the model failed."""
+    """The model's reply, which is also added to its attempt. Raises GivenUp if the model failed."""
     reply = await services.ask(conversation, max_tokens=max_tokens, temperature=temperature, sample=sample)
     made.prompt_tokens += reply.prompt_tokens
     made.tokens += reply.tokens
@@ -123,10 +120,10 @@ async def written(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Who makes attempts. The chats are those of training, after worked ones that only the teacher is shown.
+    """A language model that makes attempts. It gets the chats of training, after worked examples that only the teacher sees.
 
     Attributes:
-      protocol: what is said, and how replies are read.
+      protocol: writes the prompts and reads the replies.
     """
 
     protocol: StepProtocol
@@ -134,57 +131,58 @@ class Teacher:
     services: Services
 
     async def attempt(self, example: Example, number: int) -> Attempt:
-        """Works on a question from beginning to end; never raises for what the model and the knowledge bases do.
+        """Works on a question from beginning to end. Failures of the model or of a search are outcomes; they don't raise.
 
         Args:
-          number: of the attempt, from 0; the model's samples of different attempts differ.
+          number: number of the attempt, from 0. Different attempts get different samples of the model.
         """
-        made = Attempt()
+        attempt = Attempt()
         try:
-            history = await self._gather(example, number, made)
-            said = self.protocol.final(example.question, history)
-            made.answer = (await self._reply("final", said, example, number, made)).answer
+            history = await self._gather(example, number, attempt)
+            prompt = self.protocol.final(example.question, history)
+            attempt.answer = (await self._reply("final", prompt, example, number, attempt)).answer
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
-            return made
-        if not self._right(made.answer, example):
-            made.outcome = "wrong answer"
-        accepted = accepted_answers(example, made.answer)  # the model's own number, too, where a range of them is
-        made.steps.append(FinalStep(answers=accepted, **shown(said, example)))
-        return made
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
+            return attempt
+        if not self._right(attempt.answer, example):
+            attempt.outcome = "wrong answer"
+        # If a range of numbers is accepted, these include the model's own number.
+        accepted = accepted_answers(example, attempt.answer)
+        attempt.steps.append(FinalStep(answers=accepted, **shown(prompt, example)))
+        return attempt
 
     async def _gather(self, example: Example, number: int, made: Attempt) -> list[tuple[str, str]]:
-        """Adds routes and answers until the model wants no more or may ask no more; sub-questions with their answers."""
+        """Adds routes and answers until the model asks no more, or may not. Returns the sub-questions with their answers."""
         history: list[tuple[str, str]] = []
         while len(history) < self.config.max_searches:
-            said = self._route(example.question, history)
-            actions = await self._replies("route", said, example, number, made)
+            prompt = self._route(example.question, history)
+            actions = await self._replies("route", prompt, example, number, made)
             query = NONE if actions[0].tool == NO_TOOL else actions[0].query
             labels = tuple(self.protocol.label(action.tool) for action in actions)
-            made.steps.append(RouteStep(query=query, retrievers=labels, **shown(said, example)))
+            made.steps.append(RouteStep(query=query, retrievers=labels, **shown(prompt, example)))
             if query == NONE:
                 break
             documents = await self._search(actions, example, made)
-            said = self.protocol.answer(query, documents)
-            answer = (await self._reply("answer", said, example, number, made)).answer
-            made.steps.append(AnswerStep(answer=answer, documents=documents, **shown(said, example)))
+            prompt = self.protocol.answer(query, documents)
+            answer = (await self._reply("answer", prompt, example, number, made)).answer
+            made.steps.append(AnswerStep(answer=answer, documents=documents, **shown(prompt, example)))
             history.append((query, answer))
         if len(history) < self.config.min_searches:
             raise GivenUp("too few searches", f"{len(history)} of at least {self.config.min_searches}")
         return history
 
     def _route(self, question: str, history: History) -> Said:
-        said = self.protocol.route(question, history)
+        prompt = self.protocol.route(question, history)
         if self.config.candidates == 1:
-            return said
-        more = (
+            return prompt
+        several = (
             f"\nWhere several retrievers are likely to know, name up to {self.config.candidates} of them inside <ret> and "
             "</ret>, the likeliest first, with commas between them."
         )
-        return dataclasses.replace(said, system=said.system + more)
+        return dataclasses.replace(prompt, system=prompt.system + several)
 
     async def _search(self, actions: Sequence[Action], example: Example, made: Attempt) -> tuple[Document, ...]:
-        """What the retrievers find, one after the other."""
+        """The documents that the retrievers find, retriever by retriever."""
         made.searches += len(actions)
         calls = await asyncio.gather(
             *(self.services.search(a.tool, self._query(a, example), self.config.k) for a in actions)
@@ -192,8 +190,8 @@ class Teacher:
         for call in calls:
             if call.error is not None:
                 raise GivenUp("search failed", f"{call.tool}: {call.error}")
-        most = self.config.max_document
-        return tuple(document_of(call.tool, passage, most) for call in calls for passage in call.passages)
+        max_chars = self.config.max_document
+        return tuple(document_of(call.tool, passage, max_chars) for call in calls for passage in call.passages)
 
     def _query(self, action: Action, example: Example) -> Query:
         return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
@@ -202,15 +200,15 @@ class Teacher:
         return (await self._replies(kind, said, example, number, made))[0]
 
     async def _replies(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> list[Action]:
-        """What the model's reply says; it is asked again, and told why, where that can't be read."""
-        asked = said
+        """The actions in the model's reply. If it can't be read, the model is told why and asked again."""
+        prompt = said
         for retry in range(self.config.retries + 1):
             actions = self._read(
-                kind, await self._ask(kind, asked, example, number + retry * self.config.attempts, made)
+                kind, await self._ask(kind, prompt, example, number + retry * self.config.attempts, made)
             )
             if actions[0].kind != "invalid":
                 return actions
-            asked = self.protocol.again(said, actions[0].error)
+            prompt = self.protocol.again(said, actions[0].error)
         raise GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
     async def _ask(self, kind: Kind, said: Said, example: Example, sample: int, made: Attempt) -> str:
@@ -229,28 +227,28 @@ class Teacher:
         )
 
     def _read(self, kind: Kind, text: str) -> list[Action]:
-        """What follows a reasoning model's thoughts, which may hold drafts with tags."""
+        """The actions in a reply, without a reasoning model's thoughts, which may hold drafts with tags."""
         text = without_thinking(text)
         if kind == "route":
             return parse_routes(self.protocol, text, self.config.candidates)
         return [self.protocol.parse_answer(text)]
 
     def _right(self, answer: str, example: Example) -> bool:
-        """Equation 17's condition."""
+        """The condition of equation 17."""
         metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
         return metric(answer, accepted_answers(example, answer), self.config.normalizer) >= 1.0
 
 
 def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
-    """The searches of a route that may name several retrievers with commas between them; or one action that is invalid."""
+    """The searches of a route, which may name several retrievers, separated by commas; or one invalid action."""
     names = (between(text, "<ret>", "</ret>") or "").split(",")
     if most == 1 or len(names) == 1:
         return [protocol.parse_route(text)]
     query = between(text, "<sub-question>", "</sub-question>") or ""
-    read = [protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
-    if invalid := [action for action in read if action.kind == "invalid"]:
+    parsed = [protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
+    if invalid := [action for action in parsed if action.kind == "invalid"]:
         return invalid[:1]
-    actions = list({action.tool: action for action in read}.values())
+    actions = list({action.tool: action for action in parsed}.values())
     if len(actions) > most:
         return [Action(kind="invalid", query=query, error=f"there are more than {most} retrievers")]
     if len(actions) > 1 and any(action.tool == NO_TOOL for action in actions):
@@ -259,5 +257,5 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
 
 
 def shown(said: Said, example: Example) -> dict[str, str]:
-    """What was said as a trajectory's step keeps it: `system` and, with the released mark of a picture, `problem`."""
+    """A prompt as a trajectory's step keeps it: `system`, and `problem` with one mark `<image>` (as released) per picture."""
     return {"system": said.system, "problem": said.user + "<image>" * len(example.images)}

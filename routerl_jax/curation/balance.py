@@ -1,8 +1,11 @@
-"""Questions by the searches that they take (MMSearch-R1, arXiv 2506.20670, section 3.1, Search Balancing): a trained policy
-attempts each one several times, and what its right attempts searched says whether a search is needed, and of which kind.
+"""Sorts questions by the searches that they need, and draws a balanced sample (MMSearch-R1, arXiv 2506.20670, section 3.1,
+Search Balancing).
 
-WORKDIR/construct.json                 what the job is made of
-WORKDIR/rounds/                        attempts, a file per portion
+A trained policy attempts each question several times. The searches of its right attempts show whether the question needs a
+search, and of which kind.
+
+WORKDIR/construct.json                 settings and data of the job
+WORKDIR/rounds/                        attempts, one file per portion
 WORKDIR/questions.jsonl                every question with its kind
 WORKDIR/train.jsonl                    the balanced sample
 WORKDIR/report.json, report.md         counts before and after
@@ -32,7 +35,7 @@ from routerl_jax.rewards.normalize import NORMALIZERS
 
 FREE, REQUIRED, UNSOLVED = "search_free", "search_required", "unsolved"
 KINDS = (FREE, "image", "text", "mixed")
-# Of a forced probe's rounds: the searches that are allowed, by the picture and in words.
+# The rounds of a forced probe: whether image search and text search are allowed.
 PROBES = ((False, False), (True, False), (False, True), (True, True))
 _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds", IMAGES)
 
@@ -40,23 +43,23 @@ _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds",
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class BalanceConfig:
-    """A job that finds out what questions take and draws a balanced sample."""
+    """A job that sorts questions by the searches that they need, and draws a balanced sample."""
 
     job: Literal["balance"] = "balance"  # says which job it is
-    policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings hold
-    step: Count = 0  # which of its checkpoints; 0: the finished policy
-    data: str = ""  # questions, as data.readers.open_dataset takes them; empty: those that the run trained on
-    attempts: Size = 8  # per question; with probe="forced" per question and round
-    # observed: one round, the policy searches as it likes (the paper's). forced: rounds in which no search, one by the picture,
-    # one in words and both are allowed; unanswered questions go on to the next
+    policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings apply
+    step: Count = 0  # step of the policy's checkpoint; 0: the finished policy
+    data: str = ""  # questions, as data.readers.open_dataset takes them; empty: the questions that the run trained on
+    attempts: Size = 8  # attempts per question; with probe="forced" per question and round
+    # observed: one round, in which the policy searches as it likes (as in the paper). forced: rounds that allow no search, then
+    # image search, then text search, then both; unanswered questions go on to the next round
     probe: Literal["observed", "forced"] = "observed"
-    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right where it is 1
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right if it is 1
     normalizer: str = ""  # rewards.normalize.NORMALIZERS; empty: the run's
-    portion: Size = 256  # questions whose attempts are written at a time
-    # what the sample is made of: [DATASET/]KIND:COUNT with commas between. Kinds are search_free, image, text, mixed, and
-    # search_required for the last three; COUNT may be `all`
+    portion: Size = 256  # number of questions whose attempts are written at once
+    # contents of the sample: [DATASET/]KIND:COUNT, separated by commas. Kinds are search_free, image, text, mixed, and
+    # search_required for the last three together; COUNT may be `all`
     amounts: str = "search_free:1600,search_required:3400"
-    seed: Seed = 0  # of what is drawn
+    seed: Seed = 0  # seed of the sample
 
     def __post_init__(self) -> None:
         if not self.policy:
@@ -72,24 +75,24 @@ class BalanceConfig:
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """`amounts` by kind."""
+        """`amounts` by kind; None stands for all."""
         return counts_of([part for part in self.amounts.split(",") if part.strip()], "config.amounts")
 
     def decisive(self) -> dict[str, Any]:
-        """What attempts depend on beside policy and questions: other values are another job."""
+        """The settings that attempts depend on, besides policy and questions. Other values make another job."""
         return {key: getattr(self, key) for key in ("step", "attempts", "probe", "metric", "normalizer")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BalanceReport:
-    """What came out. `str(report)` is text for people, in Markdown.
+    """The result of the job. `str(report)` is Markdown for people.
 
     Attributes:
-      before: questions by data set and kind; `unsolved` ones, which no attempt got right, are in no sample.
-      after: of the sample.
-      either: questions of kind image or text for which either search alone was enough.
-      attempts, failed_searches: made in all.
-      missing: what there was too little of.
+      before: number of questions by data set and kind. `unsolved` ones, which no attempt got right, are in no sample.
+      after: the same for the sample.
+      either: number of questions of kind image or text for which either search alone was enough.
+      attempts, failed_searches: numbers over the whole job.
+      missing: amounts that could not be reached.
     """
 
     before: Mapping[str, Mapping[str, int]]
@@ -100,7 +103,7 @@ class BalanceReport:
     missing: Sequence[str]
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report, JSON-serialisable."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
@@ -129,7 +132,7 @@ class BalanceReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the attempts at a question say.
+    """What the attempts at a question show.
 
     Attributes:
       kind: one of `KINDS`, or `unsolved`.
@@ -141,14 +144,14 @@ class Found:
 
 
 def found_in(record: Mapping[str, Any], image_tool: str) -> Found:
-    """The least that sufficed for a right attempt: no search, one kind of search, both kinds.
+    """The fewest kinds of search that were enough for a right attempt: none, one, or both.
 
-    A search that failed gave nothing, so it does not count. Where either kind alone was enough, it is the one with more right
-    attempts, and the picture's where both have as many.
+    A search that failed gave nothing, so it does not count. If either kind alone was enough, the kind with more right attempts
+    is taken, and image search if both have as many.
 
     Args:
-      record: of `rollouts.Rounds`.
-      image_tool: what the search by the picture is called; all others are in words.
+      record: a record of `rollouts.Rounds`.
+      image_tool: name of the image search tool. All other tools search with text.
     """
     right: collections.Counter[str] = collections.Counter()
     for correct, tools in zip(record["correct"], record["searched"], strict=True):
@@ -167,7 +170,7 @@ def found_in(record: Mapping[str, Any], image_tool: str) -> Found:
 
 
 def probing(agent: MMSearchAgent, number: int) -> MMSearchAgent:
-    """The agent of a forced probe's round, with the searches that it allows."""
+    """The agent of a round of a forced probe, with only the searches that the round allows."""
     image, text = PROBES[number]
     return dataclasses.replace(
         agent,
@@ -189,23 +192,24 @@ def balance(
     overwrite: bool = False,
     progress: bool = True,
 ) -> BalanceReport:
-    """Attempts all questions and writes what they take, and the sample. Run again after a kill, it goes on where it was. Every
-    process of a job must call this, with one `workdir`.
+    """Attempts all questions; writes the searches that they need, and the sample.
+
+    After a kill, the same call goes on where the job was. Every process of a job must call this, with the same `workdir`.
 
     Args:
-      attempt: with probe="forced" in the rounds of `PROBES`.
-      image_tool: the agent's.
-      made_of: what the policy is, JSON-serialisable.
-      normalizer: the run's, where config.normalizer is empty.
-      overwrite: throw away what a job of other settings has made in `workdir`.
+      attempt: makes attempts; with probe="forced" it is called with the rounds of `PROBES`.
+      image_tool: name of the agent's image search tool.
+      made_of: identity of the policy, JSON-serialisable.
+      normalizer: normaliser of the run, which is used if config.normalizer is empty.
+      overwrite: delete what a job with other settings has made in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job of other settings or another process is at it, or all searches of a portion failed.
+      ValueError: `workdir` holds a job with other settings, another process uses it, or all searches of a portion failed.
     """
     with alone_as_job(workdir):
         settings = {"job": config.job, **config.decisive(), "questions": digest_of(examples), **(made_of or {})}
         multihost.on_main(lambda: begin(settings, workdir, overwrite, _MADE))
-        made = Rounds(
+        rounds = Rounds(
             examples={example.id: example for example in examples},
             attempt=attempt,
             directory=workdir / "rounds",
@@ -213,33 +217,33 @@ def balance(
             metric=config.metric,
             normalizer=config.normalizer or normalizer,
         )
-        found, attempts, failed = _found(made, config, image_tool, progress)
-        return _write(config, workdir, examples, found, attempts, failed)
+        results, attempts, failed = _found(rounds, config, image_tool, progress)
+        return _write(config, workdir, examples, results, attempts, failed)
 
 
 def _found(
     made: Rounds, config: BalanceConfig, image_tool: str, progress: bool
 ) -> tuple[dict[str, tuple[Found, Mapping[str, Any]]], int, int]:
-    """What each question takes, with the record that says so; the number of attempts and of searches that failed."""
-    found: dict[str, tuple[Found, Mapping[str, Any]]] = {}
+    """The result of each question, with its record; the number of attempts, and of failed searches."""
+    results: dict[str, tuple[Found, Mapping[str, Any]]] = {}
     attempts, failed = 0, 0
     rounds = len(PROBES) if config.probe == "forced" else 1
     for number in range(rounds):
-        left = [name for name in made.examples if name not in found or found[name][0].kind == UNSOLVED]
+        remaining = [name for name in made.examples if name not in results or results[name][0].kind == UNSOLVED]
         bar = Bar(
-            made.made(number, left, config.attempts),
-            total=made.portions(left),
+            made.made(number, remaining, config.attempts),
+            total=made.portions(remaining),
             desc=f"round {number + 1} of {rounds}",
             unit="portion",
             disable=not progress,
         )
         for records in bar:
             for record in records:
-                found[record["id"]] = found_in(record, image_tool), record
+                results[record["id"]] = found_in(record, image_tool), record
                 attempts += len(record["correct"])
                 failed += record["failed_searches"]
-            bar.set_postfix_str(_listed(collections.Counter(one.kind for one, _ in found.values())))
-    return found, attempts, failed
+            bar.set_postfix_str(_listed(collections.Counter(result.kind for result, _ in results.values())))
+    return results, attempts, failed
 
 
 def _write(
@@ -252,14 +256,14 @@ def _write(
 ) -> BalanceReport:
     rows = []
     for example in examples:
-        one, record = found[example.id]
-        told = {"kind": one.kind, "right_attempts": sum(record["correct"]), "attempts": len(record["correct"])}
-        rows.append(question_row(example, told, workdir))
+        result, record = found[example.id]
+        metadata = {"kind": result.kind, "right_attempts": sum(record["correct"]), "attempts": len(record["correct"])}
+        rows.append(question_row(example, metadata, workdir))
     sample, missing = choose(rows, config.counts, config.seed, set(), _is_a)
     report = BalanceReport(
         before=_by_dataset(rows),
         after=_by_dataset(sample),
-        either=sum(one.either for one, _ in found.values()),
+        either=sum(result.either for result, _ in found.values()),
         attempts=attempts,
         failed_searches=failed,
         missing=missing,
@@ -282,7 +286,9 @@ def _by_dataset(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
         counts.setdefault(dataset_of(row["metadata"]) or "questions", collections.Counter())[
             row["metadata"]["kind"]
         ] += 1
-    return {name: {kind: n[kind] for kind in (*KINDS, UNSOLVED) if n[kind]} for name, n in counts.items()}
+    return {
+        name: {kind: by_kind[kind] for kind in (*KINDS, UNSOLVED) if by_kind[kind]} for name, by_kind in counts.items()
+    }
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -1,5 +1,7 @@
-"""One attempt at a question by a planner and a grounder (VRAG-RL, arXiv 2505.22019, equations 3 to 6), written down as the
-policy would have written and seen it."""
+"""One attempt at a question by a planner and a grounder (VRAG-RL, arXiv 2505.22019, equations 3 to 6).
+
+It is recorded as the policy would have written and seen it.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,21 @@ from routerl_jax.training.demonstrations import Worked
 
 T = TypeVar("T")
 
-_SIDE = (
-    28  # pixels of an image token of the usual models: pictures of such sides are sent, which they don't resize again
-)
-_LEAST_PIXELS = 56 * 56  # of a picture as it is sent
-_QUALITY = 95  # of it, a JPEG
+# Side of an image token in pixels, in common models. Sides of sent pictures are multiples of it: models don't resize them.
+_SIDE = 28
+_LEAST_PIXELS = 56 * 56  # fewest pixels of a sent picture
+_QUALITY = 95  # JPEG quality of a sent picture
 
 
 @dataclasses.dataclass(kw_only=True)
 class Tried:
-    """What became of an attempt: its outcome and the planner's use, the grounder's, and what it did.
+    """The result of an attempt.
 
     Attributes:
-      unusable: reasons of all replies that could not be used, also where another one could, as "planner: no action".
-      actions: search, look, answer, as far as it came.
+      planner: the outcome, and the planner's replies and tokens.
+      grounder: the grounder's replies and tokens.
+      unusable: the reason for each reply that could not be used, such as "planner: no action", even if a later one could.
+      actions: the actions so far: search, look, answer.
     """
 
     planner: Attempt = dataclasses.field(default_factory=Attempt)
@@ -53,7 +56,7 @@ class Tried:
     actions: list[str] = dataclasses.field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """The result, JSON-serialisable."""
         grounder = self.grounder.record()
         return {
             **self.planner.record(),
@@ -65,13 +68,14 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
-    """Who makes attempts.
+    """A planner and a grounder that make attempts.
 
     Attributes:
-      agent: the student's.
-      student: the policy's tokenizer and processing of pictures.
-      planner: with the pages.
-      judge: says of an episode's answer whether it is right; None: the metric does.
+      agent: the student's agent.
+      student: the policy's tokenizer and image processing.
+      planner: the planner and the knowledge base of pages.
+      grounder: the grounder.
+      judge: says whether an episode's answer is right; None: the metric decides.
     """
 
     agent: VRAGAgent
@@ -82,26 +86,27 @@ class Experts:
     judge: Callable[[Episode], Awaitable[Verdict]] | None = None
 
     async def attempt(self, example: Example, number: int) -> tuple[Tried, RecordedRounds | None]:
-        """Works on a question to the end; the trajectory of a right attempt. Never raises for what the models and the pages
-        do.
+        """Works on a question to the end. Returns the trajectory if the attempt is right, else None.
+
+        Failures of the models or of the search are outcomes; they don't raise.
 
         Args:
-          number: of the attempt, from 0; replies of different attempts differ, above temperature 0.
+          number: number of the attempt, from 0. Above temperature 0, different attempts get different replies.
         """
-        course = _Course(self, example, number)
-        made = course.made.planner
+        running = _RunningAttempt(self, example, number)
+        planner = running.made.planner
         try:
-            await course.run()
+            await running.run()
             # boxes are written as the policy writes them
-            recorded = RecordedRounds(example=example, rounds=tuple(course.rounds), frame_pixels=())
-            await self._check(recorded, made.answer, number)
+            recorded = RecordedRounds(example=example, rounds=tuple(running.rounds), frame_pixels=())
+            await self._check(recorded, planner.answer, number)
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
-            return course.made, None
-        return course.made, recorded
+            planner.outcome, planner.detail = reason.outcome, str(reason)
+            return running.made, None
+        return running.made, recorded
 
     async def _check(self, recorded: RecordedRounds, answer: str, number: int) -> None:
-        """Raises GivenUp for what is not worth learning."""
+        """Raises GivenUp if the trajectory is not worth learning."""
         example, steps = recorded.example, len(recorded.rounds)
         if steps < self.config.least_steps:
             raise GivenUp("too few steps", f"{steps} of at least {self.config.least_steps}")
@@ -124,8 +129,8 @@ class Experts:
                 raise GivenUp("too long", f"{length} tokens")
 
 
-class _Course:
-    """An attempt while it runs."""
+class _RunningAttempt:
+    """An attempt in progress."""
 
     def __init__(self, experts_: Experts, example: Example, number: int) -> None:
         self.made = Tried()
@@ -134,16 +139,16 @@ class _Course:
         self._agent, self._config = experts_.agent, experts_.config
         self._gold = gold_passages_of(example)
         self._viewer = Viewer(experts_.student.image_tokens)
-        self._known: set[str] = set()  # ids of pages that were shown
+        self._known: set[str] = set()  # ids of the pages shown so far
         self._done: list[Step] = []
-        self._chat: list[Message] = []  # the planner's
-        self._latest: tuple[bytes, Size] | None = None  # the latest picture as experts got it
+        self._chat: list[Message] = []  # the planner's chat
+        self._latest: tuple[bytes, Size] | None = None  # the latest picture as it was sent, and its size
 
     async def run(self) -> None:
-        """Adds rounds up to the answer. Raises GivenUp."""
+        """Adds rounds up to the answer. Raises GivenUp if the attempt ends without one."""
         self._begin()
-        for left in reversed(range(self._agent.max_turns)):
-            step = await self._plan(last=not left)
+        for turns_left in reversed(range(self._agent.max_turns)):
+            step = await self._plan(last=not turns_left)
             if step.kind == "answer":
                 if all(done.kind != "search" for done in self._done):
                     raise GivenUp("answer before a search", step.content)
@@ -151,7 +156,7 @@ class _Course:
                 action = Action(kind="answer", answer=step.content)
                 self._book(step, protocol.answer(step.thought, step.content), action)
                 return
-            if not left:
+            if not turns_left:
                 break
             self._tell(await self._search(step) if step.kind == "search" else await self._look(step))
         raise GivenUp("no answer", f"in {self._agent.max_turns} turns")
@@ -159,36 +164,36 @@ class _Course:
     # --- the planner ---
 
     def _begin(self) -> None:
-        asked = experts.planner_question(self._example.question)
+        question = experts.planner_question(self._example.question)
         images = self._see([Shown(image=image) for image in self._example.images])
         self._chat = [
             Message(role="system", content=experts.planner_task(self._agent.max_turns)),
-            Message(role="user", content=asked, images=images),
+            Message(role="user", content=question, images=images),
         ]
 
     async def _plan(self, last: bool) -> Step:
-        *before, said = self._chat
-        content = experts.last_turn(said.content) if last else said.content
+        *before, latest = self._chat
+        content = experts.last_turn(latest.content) if last else latest.content
 
         async def ask(text: str, sample: int) -> Step:
-            chat = [*before, dataclasses.replace(said, content=text)]
+            chat = [*before, dataclasses.replace(latest, content=text)]
             return experts.read_step(await self._written(self._experts.planner, self.made.planner, chat, sample))
 
         return await self._usable("planner", content, ask)
 
     def _tell(self, said: Sequence[str | Shown]) -> None:
-        """Tells the planner what its step has brought."""
+        """Tells the planner the result of its step."""
         step, shown = self._done[-1], [piece for piece in said if isinstance(piece, Shown)]
         words = experts.PAGE if step.kind == "search" else experts.PART
         content = words if shown else " ".join(piece for piece in said if isinstance(piece, str))
-        written_ = f"<thought>{step.thought}</thought>\n<{step.kind}>{step.content}</{step.kind}>"
+        reply = f"<thought>{step.thought}</thought>\n<{step.kind}>{step.content}</{step.kind}>"
         self._chat += [
-            Message(role="assistant", content=written_),
+            Message(role="assistant", content=reply),
             Message(role="user", content=content, images=self._see(shown)),
         ]
 
     def _see(self, shown: Sequence[Shown]) -> tuple[bytes, ...]:
-        """Takes note of what is shown; the pictures as experts get them."""
+        """Registers the pictures with the viewer. Returns them as they are sent to the experts."""
         try:
             self._viewer.see(shown)
         except ValueError as error:
@@ -197,7 +202,7 @@ class _Course:
         self._latest = sent[-1] if sent else self._latest
         return tuple(picture for picture, _ in sent)
 
-    # --- what follows its steps ---
+    # --- results of its steps ---
 
     async def _search(self, step: Step) -> list[str | Shown]:
         agent = self._agent
@@ -207,8 +212,8 @@ class _Course:
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
             raise GivenUp("search failed", f"{call.tool}: {call.error}")
-        found = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
-        fresh = agent.fresh(found, self._known)
+        pages = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
+        fresh = agent.fresh(pages, self._known)
         if bare := [passage.id for passage in fresh if not passage.image]:
             raise GivenUp("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._known.update(passage.id for passage in fresh)
@@ -222,7 +227,7 @@ class _Course:
             raise GivenUp("look before a page", step.content)
         (picture, frame), config = self._latest, self._config
         history = [experts.history_line(done) for done in self._done]
-        said = experts.grounder_task(
+        prompt = experts.grounder_task(
             self._example.question, history, step.thought, step.content, frame, config.box_scale, config.released
         )
 
@@ -232,7 +237,7 @@ class _Course:
             box, thought = experts.read_location(reply, config.released)
             return thought or step.thought, *self._located(box, frame)
 
-        thought, box, crop = await self._usable("grounder", said, ask)
+        thought, box, crop = await self._usable("grounder", prompt, ask)
         if crop.error:
             raise GivenUp("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
@@ -240,27 +245,27 @@ class _Course:
         return self._followed([crop])
 
     def _located(self, box: Sequence[float], frame: Size) -> tuple[Pixels, Shown]:
-        """A grounder's box in the policy's frame, and what the policy is shown for that.
+        """A grounder's box in the policy's frame, and the crop that the policy is shown for it.
 
         Args:
-          frame: of the picture that the grounder has got.
+          frame: size of the picture that the grounder got.
         """
         try:
             view = dataclasses.replace(self._viewer.view(), frame=frame)
             pixels = region(box, view, RegionRule(box_scale=self._config.box_scale, least=1))
-            written_ = self._viewer.written(pixels, self._agent.regions)
-            return written_, self._viewer.region(written_, self._agent.regions)
+            box_written = self._viewer.written(pixels, self._agent.regions)
+            return box_written, self._viewer.region(box_written, self._agent.regions)
         except RefusedRegion as error:
             raise GivenUp("refused box", str(error)) from error
         except ValueError as error:
             raise GivenUp("no picture", str(error)) from error
 
-    # --- what is written down ---
+    # --- recording ---
 
     def _book(self, step: Step, text: str, action: Action) -> None:
-        """Adds a round of the policy's. Raises GivenUp where the policy's own parser reads anything else in it."""
-        read = protocol.parse(text, self._agent.tool)
-        same = dataclasses.replace(read, thought="", error="") == dataclasses.replace(
+        """Adds a round of the policy. Raises GivenUp if the policy's own parser would read the text differently."""
+        parsed = protocol.parse(text, self._agent.tool)
+        same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
         if not same or not protocol.well_formed(text) or PICTURE in text:
@@ -270,7 +275,7 @@ class _Course:
         self._done.append(step)
 
     def _followed(self, said: list[str | Shown]) -> list[str | Shown]:
-        """Adds what the policy is shown after its latest round."""
+        """Adds the observation of the latest round."""
         images = tuple(piece.image for piece in said if isinstance(piece, Shown))
         observation = "".join(piece if isinstance(piece, str) else PICTURE for piece in said)
         self.rounds[-1] = dataclasses.replace(self.rounds[-1], observation=observation, images=images)
@@ -285,29 +290,34 @@ class _Course:
         )
 
     async def _usable(self, who: str, said: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
-        """What a reply comes to that can be used; an expert is asked again, and told why, where it can't. Raises GivenUp after
-        `config.retries`."""
-        asked, last = said, None
+        """What the first usable reply says. If a reply can't be used, the expert is told why and asked again.
+
+        Raises:
+          GivenUp: no reply could be used, after `config.retries` further requests.
+        """
+        prompt, last = said, None
         for retry in range(self._config.retries + 1):
             try:
-                return await ask(asked, self._number + retry * self._config.attempts)
+                return await ask(prompt, self._number + retry * self._config.attempts)
             except GivenUp as reason:
                 if reason.outcome in ("model failed", "no picture"):
                     raise
                 last = reason
                 self.made.unusable.append(f"{who}: {reason.outcome}")
-                asked = experts.again(said, str(reason))
+                prompt = experts.again(said, str(reason))
         assert last is not None
         raise last
 
     def _sent(self, image: Any) -> tuple[bytes, Size]:
-        """A picture as the experts get it, and its size there."""
+        """A picture as it is sent to the experts, and its size there (width, height)."""
         try:
             picture = decode_image(image)
-            high, wide = smart_resize(picture.height, picture.width, _SIDE, _LEAST_PIXELS, self._config.picture_pixels)
+            height, width = smart_resize(
+                picture.height, picture.width, _SIDE, _LEAST_PIXELS, self._config.picture_pixels
+            )
         except ValueError as error:
             raise GivenUp("no picture", str(error)) from error
         buffer = io.BytesIO()
-        resized = picture.resize((wide, high), Image.Resampling.BICUBIC)
+        resized = picture.resize((width, height), Image.Resampling.BICUBIC)
         resized.save(buffer, "JPEG", quality=_QUALITY, subsampling=0)
-        return buffer.getvalue(), (wide, high)
+        return buffer.getvalue(), (width, height)

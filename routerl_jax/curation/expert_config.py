@@ -1,4 +1,4 @@
-"""The settings of a job in which a planner and a grounder make VRAG-RL's supervised data."""
+"""The configuration of a job in which a planner and a grounder make VRAG-RL's supervised data."""
 
 from __future__ import annotations
 
@@ -25,42 +25,41 @@ _PRICES = ("read_price", "write_price")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ExpertsConfig:
-    """A job in which two language models show how to search pages, look closer, and answer."""
+    """A job in which two language models demonstrate how to search pages, look closer, and answer."""
 
     job: Literal["experts"] = "experts"  # says which job it is
-    data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
     planner: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # thinks, searches, answers
-    grounder: ChatModelConfig = dataclasses.field(
-        default_factory=ChatModelConfig
-    )  # says where the planner wants to look
-    judge: JudgeConfig = JudgeConfig(style="vrag")  # of answers; without a model `metric` decides
-    # in whose frame boxes are written: directory, hub id or packaged model of the policy that is to learn. Its tokenizer and
-    # what it does with pictures are read, its weights are not
+    # finds where the planner wants to look
+    grounder: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
+    judge: JudgeConfig = JudgeConfig(style="vrag")  # judge of answers; without a model `metric` decides
+    # the policy that is to learn, in whose frame boxes are written: directory, hub id or packaged model. Its tokenizer and
+    # image processing are read, its weights are not
     student: str = ""
-    min_pixels: Count = 0  # of a picture as the policy sees it: config.model's of the run that learns
-    max_pixels: Count = 0  # likewise, at most
+    min_pixels: Count = 0  # fewest pixels of a picture that the policy sees (config.model.min_pixels of its run)
+    max_pixels: Count = 0  # most pixels, likewise
     agent: AgentConfig = AgentConfig(max_searches=6, k=10, instruct=True)  # max_searches: turns, the answer included
-    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)  # one, of pages
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)  # one knowledge base, of pages
     picture_pixels: Size = 1280 * 28 * 28  # most pixels of a picture as the planner and the grounder get it
-    box_scale: NonNegative = 0  # the grounder's boxes run from 0 to this; 0: pixels of the picture that it gets
-    released: bool = False  # the grounder writes the thought of a look, too, as in the released code
-    oracle: bool = False  # puts a gold page that was not shown yet first among the pages of a search
-    attempts: Size = 1  # per question, until one is right
-    retries: Count = 1  # further tries after a reply that can't be used; the model is told why
+    box_scale: NonNegative = 0  # the grounder's coordinates run from 0 to this; 0: they are pixels of its picture
+    released: bool = False  # the grounder also writes the thought of a look, as in the released code
+    oracle: bool = False  # among the pages that a search finds, gold ones that were not shown yet come first
+    attempts: Size = 1  # most attempts per question; the first right one is the last
+    retries: Count = 1  # further requests if a reply can't be used; the model is told why
     temperature: NonNegative = 0.0  # of the replies
-    max_tokens: Size = 2048  # of a reply
-    max_length: Count = 0  # most tokens of a trajectory as the policy reads it; longer ones are rejected; 0: any
-    least_steps: Size = 2  # least steps of a trajectory, the answer included; the most are config.agent.max_searches
-    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; without a judge an answer is right where it is 1
+    max_tokens: Size = 2048  # most tokens of a reply
+    max_length: Count = 0  # most tokens of a trajectory as the policy reads it; longer ones are rejected; 0: no limit
+    least_steps: Size = 2  # fewest steps of a trajectory, including the answer; config.agent.max_searches is the most
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; without a judge an answer is right if it is 1
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    steps_share: PositiveFraction = 0.4  # of the trajectories, at most, have one number of steps ..
-    actions_share: PositiveFraction = 0.4  # .. and one sequence of actions
-    questions: Count = 0  # most that are tried of a data set; 0: all
-    concurrency: Size = 32  # questions under way at once
-    patience: Size = 20  # questions in a row that may fail before the job stops
-    search_timeout: Positive = 60.0  # seconds
+    steps_share: PositiveFraction = 0.4  # largest share of trajectories with the same number of steps
+    actions_share: PositiveFraction = 0.4  # largest share of trajectories with the same sequence of actions
+    questions: Count = 0  # most questions that are tried per data set; 0: all
+    concurrency: Size = 32  # questions in progress at once
+    patience: Size = 20  # the job stops after so many failed questions in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
     read_price: NonNegative = 0.0  # price of a million tokens that the planner reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that it writes
+    write_price: NonNegative = 0.0  # price of a million tokens that the planner writes
     seed: Seed = 0  # seed of the order in which questions are tried
 
     def __post_init__(self) -> None:
@@ -85,11 +84,13 @@ class ExpertsConfig:
             NORMALIZERS.get(self.normalizer)
 
     def decisive(self) -> dict[str, Any]:
-        """What trajectories depend on beside the questions themselves: other values are another job."""
-        free = (*_FREE, *_PRICES, "planner", "grounder", "judge", "agent")
-        same = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in free}
+        """The settings that trajectories depend on, besides the questions. Other values make another job."""
+        excluded = (*_FREE, *_PRICES, "planner", "grounder", "judge", "agent")
+        settings = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in excluded
+        }
         return {
-            **same,
+            **settings,
             "planner": _identity(self.planner),
             "grounder": _identity(self.grounder),
             "judge": dict(settings_that_count(self.judge)) if self.judge.model else None,
@@ -98,10 +99,10 @@ class ExpertsConfig:
         }
 
     def build_agent(self) -> VRAGAgent:
-        """The student's.
+        """The student's agent.
 
         Raises:
-          ValueError: names the key; or it is shown no pictures, or looks at none.
+          ValueError: a setting is wrong (the message names its key), or the agent does not show pictures or look at them.
         """
         run = TrainConfig(
             kind="sft", recipe="vrag_rl", model=self.student_model(), agent=self.agent, knowledge=self.knowledge
@@ -116,7 +117,7 @@ class ExpertsConfig:
         return agent
 
     def student_model(self) -> ModelConfig:
-        """The student as a run names it."""
+        """The student in the form of a run's configuration."""
         return ModelConfig(path=self.student, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
 
 

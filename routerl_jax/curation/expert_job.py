@@ -1,11 +1,13 @@
-"""Supervised data for VRAG-RL's policy (arXiv 2505.22019, section 2.2, appendix D): a planner thinks, searches and answers, a
-grounder says where it looks, and what ends right is kept and balanced.
+"""Makes supervised data for VRAG-RL's policy (arXiv 2505.22019, section 2.2, appendix D).
 
-WORKDIR/construct.json             what the job is made of
-WORKDIR/replies.jsonl              every reply of a model, as soon as it came
-WORKDIR/questions.jsonl            a record per finished question: its attempts, and the row of the one that was right
+A planner thinks, searches and answers. A grounder finds the regions that the planner wants to see. Right trajectories are kept
+and balanced.
+
+WORKDIR/construct.json             settings and data of the job
+WORKDIR/replies.jsonl              every reply of a model, written as soon as it arrives
+WORKDIR/questions.jsonl            a record per finished question: its attempts, and the row of the right one
 WORKDIR/demonstrations.jsonl       the balanced rows, as config.warm_start.demonstrations="messages:FILE" reads them
-WORKDIR/pictures/                  their crops
+WORKDIR/pictures/                  crops in these rows
 WORKDIR/report.json, report.md     written when the job ends
 """
 
@@ -52,7 +54,7 @@ _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.jso
 
 
 class Opened(NamedTuple):
-    """What a job asks."""
+    """The models and knowledge bases of a job."""
 
     planner: ChatModel
     grounder: ChatModel
@@ -68,16 +70,17 @@ def show(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ExpertsReport:
-    """Has the questions of `config.data` worked on and writes the right trajectories. Run again after a kill, it goes on where
-    it was; nothing is asked twice.
+    """Lets the experts work on the questions of `config.data`, and writes the right trajectories.
+
+    After a kill, the same call goes on where the job was. Nothing is asked twice.
 
     Args:
-      open_services: gives the planner, the grounder and the pages; not called where nothing is left to do.
-      student: the policy of `config.student`, where it is in memory already.
-      overwrite: throw away what a job of other settings has made in `workdir`.
+      open_services: opens the planner, the grounder and the pages. It is not called if nothing is left to do.
+      student: the policy of `config.student`, if it is in memory already.
+      overwrite: delete what a job with other settings has made in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job of other settings or another process is at it, the data or the student can't be used, or
+      ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
         too many questions failed in a row.
     """
     started = time.monotonic()
@@ -135,9 +138,9 @@ def _work(
             )
         )
     finally:
-        for asked in (planner, grounder, judge):
-            if asked is not None:
-                asked.close()  # and the file of replies
+        for service in (planner, grounder, judge):
+            if service is not None:
+                service.close()  # also closes the file of replies
 
 
 async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verdict]:
@@ -145,13 +148,13 @@ async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verd
 
 
 async def _question(question: Question, maker: Experts, pictures: PictureFiles) -> dict[str, Any]:
-    """A question's record, after as many attempts as it takes."""
+    """A question's record, after its attempts."""
     attempts: list[Tried] = []
     recorded: RecordedRounds | None = None
     for number in range(maker.config.attempts):
-        made, recorded = await maker.attempt(question.example, number)
-        attempts.append(made)
-        if recorded is not None or made.planner.outcome in FAILED:
+        result, recorded = await maker.attempt(question.example, number)
+        attempts.append(result)
+        if recorded is not None or result.planner.outcome in FAILED:
             break
     agent, last = maker.agent, attempts[-1].planner
     task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
@@ -179,8 +182,11 @@ def _student(config: ExpertsConfig) -> VisionLanguageModel:
 
 
 def balanced(records: Sequence[Mapping[str, Any]], config: ExpertsConfig) -> list[Mapping[str, Any]]:
-    """Of accepted records the first ones, so that no number of steps and no sequence of actions has more than its share
-    (`config.steps_share`, `config.actions_share`), or than an equal part."""
+    """Accepted records, of which some are left out for balance.
+
+    No number of steps and no sequence of actions has more than its share (`config.steps_share`, `config.actions_share`), or an
+    equal part if that is larger. Of each kind the first records stay.
+    """
     kept, before = list(records), -1
     while len(kept) != before:
         before = len(kept)
@@ -196,9 +202,9 @@ def _write(
     records: Sequence[Mapping[str, Any]],
     seconds: float,
 ) -> ExpertsReport:
-    """The balanced rows in the order in which their questions are tried, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[question.example.id] for question in questions if question.example.id in last]
+    """Writes the balanced rows, in the order in which their questions are tried, and the report."""
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
     written = balanced([record for record in tried if record["row"] is not None], config)
     write_json_lines(workdir / "demonstrations.jsonl", (record["row"] for record in written))
     report = make_report(config, records, tried, written, seconds)
@@ -207,8 +213,8 @@ def _write(
 
 
 def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
-    """Of what is said to the models, which a later version may word anew."""
-    said = [
+    """A digest of the prompts, because a later version may change their wording."""
+    prompts = [
         experts.planner_task(agent.max_turns),
         experts.planner_question(""),
         experts.PAGE,
@@ -217,4 +223,4 @@ def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
         experts.again("", ""),
         experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
     ]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

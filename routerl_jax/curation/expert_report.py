@@ -1,4 +1,4 @@
-"""What a job of experts came to: trajectories by steps and actions, what was rejected and why, and what it took."""
+"""The report of a job of experts: trajectories by steps and actions, rejections with their reasons, and the cost."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from routerl_jax.curation.report import ModelUse, Report, listed
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertsReport(Report):
-    """Trajectories by question, and what they took; `model` and `use` are the planner's.
+    """Numbers of trajectories, and their cost. `model` and `use` are the planner's.
 
     Attributes:
-      tried, accepted, written: questions by data set; those written are what balance leaves of the accepted ones.
-      reasons: why questions have no trajectory, by the outcome of their last attempt.
-      unusable: replies that could not be used, by who wrote them and why, also where another one could.
-      steps, actions: of the written trajectories, by their number of steps and by their sequences of actions.
-      accepted_steps, accepted_actions: of all accepted ones.
-      grounder, grounder_use: as the planner's.
+      tried, accepted, written: number of questions by data set. The written ones are the accepted ones that balancing keeps.
+      reasons: number of questions without a trajectory, by the outcome of their last attempt.
+      unusable: number of replies that could not be used, by expert and reason, even if a later reply could be used.
+      steps, actions: number of written trajectories by their number of steps, and by their sequence of actions.
+      accepted_steps, accepted_actions: the same for all accepted trajectories.
+      grounder, grounder_use: model and use of the grounder.
     """
 
     tried: Mapping[str, int]
@@ -69,12 +69,12 @@ def make_report(
     written: Sequence[Mapping[str, Any]],
     seconds: float,
 ) -> ExpertsReport:
-    """Counts.
+    """Counts the records of a job.
 
     Args:
-      records: all of the journal, whose cost counts.
-      tried: of each question the last one.
-      written: those of them whose trajectories are in the file.
+      records: all records of the journal; the cost is over all of them.
+      tried: the last record of each question.
+      written: the records whose trajectories are in the file.
     """
     attempts = [attempt for record in records for attempt in record["attempts"]]
     accepted = [record for record in tried if record["row"] is not None]
@@ -98,12 +98,12 @@ def make_report(
 
 
 def steps_of(record: Mapping[str, Any]) -> int:
-    """Steps of an accepted trajectory, the answer included."""
+    """Number of steps of an accepted trajectory, including the answer."""
     return len(record["attempts"][-1]["actions"])
 
 
 def actions_of(record: Mapping[str, Any]) -> str:
-    """Actions of an accepted trajectory: "search > look > answer"."""
+    """Actions of an accepted trajectory, such as "search > look > answer"."""
     return " > ".join(record["attempts"][-1]["actions"])
 
 

@@ -1,8 +1,8 @@
-"""What a planner and a grounder are asked, and how their replies are read (VRAG-RL, arXiv 2505.22019, section 2.2, equations 3
-to 6, appendix D), in words of our own.
+"""The prompts of a planner and a grounder, and the parsing of their replies (VRAG-RL, arXiv 2505.22019, section 2.2, equations
+3 to 6, appendix D). The wording is ours.
 
-The planner sees pages and decides what to do. Where it wants to look closer it says in words at what, and the grounder says in
-numbers where that is.
+The planner sees pages and decides what to do. To look closer, it describes a region in words, and the grounder gives the
+region's box.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORM = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """What a planner wants: a search for `content`, a closer look at what it describes, or an answer that it is."""
+    """A planner's step. `content` is the query, the description of a region, or the answer."""
 
     kind: Kind
     thought: str
@@ -37,7 +37,7 @@ class Step:
 
 
 def planner_task(max_turns: int) -> str:
-    """How the planner works."""
+    """The instructions of the planner."""
     return (
         "You find the answer to a question in a collection of pages, which you can search. A search shows you the best page "
         "that you have not seen yet, as a picture. If something in a picture is too small to be read with certainty, look "
@@ -51,27 +51,27 @@ def planner_question(question: str) -> str:
 
 
 def last_turn(said: str) -> str:
-    """An observation before the planner's last turn."""
+    """The observation before the planner's last turn."""
     return f"{said}\n\nThis is your last turn: answer now."
 
 
 def again(said: str, why: str) -> str:
-    """What is said once more to an expert whose reply could not be used, and why that was."""
+    """A repeated prompt after a reply that could not be used, with the reason."""
     return f"{said}\n\nA reply to this could not be used: {why}. Reply in the form that was asked for."
 
 
 def grounder_task(
     question: str, history: Sequence[str], thought: str, wanted: str, frame: Size, box_scale: float, thinks: bool
 ) -> str:
-    """Asks where something is, in the picture that stands before it.
+    """The prompt that asks where something is in the picture before the prompt.
 
     Args:
-      history: what was thought and done before, a line each.
-      thought: the planner's.
-      wanted: what it wants to look at.
+      history: the earlier thoughts and steps, one line each.
+      thought: the planner's thought.
+      wanted: the region in the planner's words.
       frame: width and height of the picture as it is sent.
       box_scale: coordinates run from 0 to this; 0: they are pixels.
-      thinks: the thought of this turn is asked for, too.
+      thinks: also ask for the thought of this turn.
     """
     so_far = "\n".join(f"{number}. {line}" for number, line in enumerate(history, 1)) or "nothing"
     unit = (
@@ -91,28 +91,28 @@ def grounder_task(
 
 
 def history_line(step: Step) -> str:
-    """A step, as the grounder is told of it."""
+    """A step as the grounder reads it."""
     done = {"search": "searched for", "look": "looked closer at", "answer": "answered"}[step.kind]
     return f"{step.thought} ({done}: {step.content})"
 
 
 def read_step(reply: str) -> Step:
-    """What a planner's reply says.
+    """The step in a planner's reply.
 
     Raises:
-      GivenUp: it holds no thought, no action, an empty one, or several.
+      GivenUp: the reply has no thought, no action, an empty one, or several.
     """
     text = without_thinking(reply)
     if not text:
         raise GivenUp("empty reply", "there is nothing in it")
-    rest = text.partition("</thought>")[2] or text
-    found: list[Kind] = [kind for kind in KINDS for _ in range(rest.count(f"<{kind}>"))]
-    if len(found) > 1:
-        raise GivenUp("several actions", f"there are {len(found)} actions in it; write one")
-    content = between(rest, f"<{found[0]}>", f"</{found[0]}>") if found else None
+    after_thought = text.partition("</thought>")[2] or text
+    actions: list[Kind] = [kind for kind in KINDS for _ in range(after_thought.count(f"<{kind}>"))]
+    if len(actions) > 1:
+        raise GivenUp("several actions", f"there are {len(actions)} actions in it; write one")
+    content = between(after_thought, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
     if not content:
         raise GivenUp("no action", "there is neither a complete search, look nor answer in it")
-    return Step(kind=found[0], thought=_thought(text), content=" ".join(content.split()))
+    return Step(kind=actions[0], thought=_thought(text), content=" ".join(content.split()))
 
 
 def read_location(reply: str, thinks: bool) -> tuple[Box, str]:
@@ -124,11 +124,11 @@ def read_location(reply: str, thinks: bool) -> tuple[Box, str]:
     text = without_thinking(reply)
     if not text:
         raise GivenUp("empty reply", "there is nothing in it")
-    given = between(text.rpartition("</thought>")[2], "<box>", "</box>")
-    if given is None:
+    box_text = between(text.rpartition("</thought>")[2], "<box>", "</box>")
+    if box_text is None:
         raise GivenUp("unreadable box", "there is no box between <box> and </box>")
     try:
-        box = read_box(given)
+        box = read_box(box_text)
     except RefusedRegion as error:
         raise GivenUp("unreadable box", str(error)) from error
     return box, _thought(text) if thinks else ""

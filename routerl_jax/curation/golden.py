@@ -1,9 +1,10 @@
-"""Golden trajectories from questions (R1-Router, arXiv 2505.22095, appendix A.2): made by a language model and kept if right,
-or taken from what data sets say of their questions.
+"""Makes golden trajectories of questions (R1-Router, arXiv 2505.22095, appendix A.2).
 
-WORKDIR/construct.json          what the job is made of
+A language model makes them, and right ones are kept. Or they are made from the gold paths of the data sets.
+
+WORKDIR/construct.json          settings and data of the job
 WORKDIR/questions.jsonl         a record per finished question: its attempts, and its trajectory if one was right
-WORKDIR/images/                 pictures of the trajectories' questions
+WORKDIR/images/                 pictures of the questions of the trajectories
 WORKDIR/train.jsonl, validation.jsonl, report.json, report.md    written when the job ends
 """
 
@@ -47,7 +48,7 @@ from routerl_jax.remote.background import shared_loop
 
 _MADE = ("questions.jsonl", "train.jsonl", "validation.jsonl", "report.json", "report.md")
 
-OpenServices = Callable[[], tuple[ChatModel | None, Mapping[str, SearchTool]]]  # no model where none is asked
+OpenServices = Callable[[], tuple[ChatModel | None, Mapping[str, SearchTool]]]  # the model is None if none is needed
 
 
 def construct(
@@ -58,14 +59,14 @@ def construct(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ConstructReport:
-    """Tries the questions of `config.data` and writes what came of them. Run again after a kill, it goes on where it was.
+    """Makes trajectories of the questions of `config.data`, and writes them. After a kill, the same call goes on.
 
     Args:
-      open_services: gives the language model and the knowledge bases; not called where nothing is left to do.
-      overwrite: throw away what a job of other settings has made in `workdir`.
+      open_services: opens the language model and the knowledge bases. It is not called if nothing is left to do.
+      overwrite: delete what a job with other settings has made in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job of other settings or another process is at it, the data can't be used, or too many
+      ValueError: `workdir` holds a job with other settings, another process uses it, the data can't be used, or too many
         questions failed in a row.
     """
     questions = all_questions(config.data, config.seed)
@@ -88,8 +89,8 @@ def construct(
             if job.left:
                 model, tools = open_services()
                 services = Services(model, tools, config.amount.search_timeout)
-                given: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
-                teacher = Teacher(**given) if config.teacher == "model" else Annotations(**given, homes=config.home_of)
+                parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
+                teacher = Teacher(**parts) if config.teacher == "model" else Annotations(**parts, homes=config.home_of)
                 shared_loop().run(job.run(teacher, progress))
         finally:
             journal.close()
@@ -97,7 +98,7 @@ def construct(
 
 
 class _Job:
-    """The questions that are left, and what became of the others."""
+    """The questions that are left, and the outcomes of the others."""
 
     def __init__(
         self, config: ConstructConfig, workdir: pathlib.Path, journal: Journal, questions: Sequence[Question]
@@ -107,14 +108,14 @@ class _Job:
         finished = {name for name, record in records.items() if record["outcome"] not in FAILED}
         self._counts = collections.Counter(records[name]["outcome"] for name in finished)
         self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
-        open_ = (question for question in questions if question.example.id not in finished)
-        self.left = [question for question in open_ if not self._enough(question.dataset)]
+        unfinished_questions = (question for question in questions if question.example.id not in finished)
+        self.left = [question for question in unfinished_questions if not self._enough(question.dataset)]
         self._total = len(questions)
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
 
     async def run(self, teacher: Teacher | Annotations, progress: bool) -> None:
-        """Works on what is left, so many at a time.
+        """Works on the questions that are left, `config.amount.concurrency` at a time.
 
         Raises:
           ValueError: too many questions failed in a row.
@@ -146,7 +147,7 @@ class _Job:
         return self._accepted[dataset] >= self._config.amount.per_dataset
 
     async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:
-        """A question's record, after as many attempts as it takes."""
+        """A question's record, after its attempts."""
         attempts: list[Attempt] = []
         for number in range(self._config.attempt.attempts if self._config.teacher == "model" else 1):
             attempts.append(await teacher.attempt(question.example, number))
@@ -188,7 +189,7 @@ def _tokens(record: Mapping[str, Any]) -> int:
 
 
 def _records(journal: Journal) -> list[dict[str, Any]]:
-    """The journal's records without replies, which would fill the memory."""
+    """The journal's records without the models' replies, which would take too much memory."""
     return [
         {**record, "attempts": [{k: v for k, v in attempt.items() if k != "replies"} for attempt in record["attempts"]]}
         for record in journal.read()
@@ -202,18 +203,18 @@ def _write(
     records: Sequence[Mapping[str, Any]],
     seconds: float,
 ) -> ConstructReport:
-    """Files of what was accepted, data sets in turns, each in the order in which its questions are tried; and the report."""
-    place = Place(workdir / _MADE[0], "line", 0)
-    last = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
-    found = []
+    """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""
+    position = Place(workdir / _MADE[0], "line", 0)
+    last_records = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
+    accepted = []
     for question in questions:
-        number, record = last.get(question.example.id, (0, None))
+        number, record = last_records.get(question.example.id, (0, None))
         if record is not None and record["trajectory"] is not None:
-            found.append((question.dataset, trajectory_of(record["trajectory"], place._replace(number=number))))
-    parts = {name: split(items, config.amount.validation) for name, items in balanced(found, config.amount).items()}
+            accepted.append((question.dataset, trajectory_of(record["trajectory"], position._replace(number=number))))
+    parts = {name: split(items, config.amount.validation) for name, items in balanced(accepted, config.amount).items()}
     for index, name in enumerate(("train", "validation")):
         lists = [part[index] for part in parts.values()]
-        items = [lists[which][place] for which, place in in_turns([*map(len, lists)])]
+        items = [lists[dataset][position] for dataset, position in in_turns([*map(len, lists)])]
         write_trajectories(workdir / f"{name}.jsonl", items)
     datasets = collections.Counter(question.dataset for question in questions)
     report = make_report(config, datasets, records, parts, seconds)
@@ -222,13 +223,13 @@ def _write(
 
 
 def _gold(example: Example) -> list[Any]:
-    """The gold path, JSON-serialisable, where trajectories are made of it."""
+    """A question's gold path, JSON-serialisable."""
     return [dataclasses.astuple(hop) for hop in gold_path(example) or ()]
 
 
 def _prompts(protocol: StepProtocol) -> str:
-    """Of what is said to the model, which a later version may word anew."""
+    """A digest of the prompts, because a later version may change their wording."""
     kinds: tuple[Kind, ...] = ("route", "answer", "final")
-    said = (protocol.route("", ()), protocol.answer("", ()), protocol.final("", ()))
-    texts = [[part.system, part.user] for part in said] + [spoken(shots(protocol, kind, 99)) for kind in kinds]
+    prompts = (protocol.route("", ()), protocol.answer("", ()), protocol.final("", ()))
+    texts = [[prompt.system, prompt.user] for prompt in prompts] + [spoken(shots(protocol, kind, 99)) for kind in kinds]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Which of the trajectories that were accepted go into the files, so that no data set and no habit rules."""
+"""Balances the accepted trajectories, so that no data set and no sequence of retrievers dominates the files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from routerl_jax.data.trajectories import RouteStep, Trajectory
 T = TypeVar("T")
 Found = tuple[str, Trajectory]  # data set, trajectory
 
-_ROUNDING = 1e-6  # of a share times a number
+_ROUNDING = 1e-6  # tolerance for the rounding of a share times a number
 
 
 def pattern_of(trajectory: Trajectory) -> str:
-    """Its retrievers in their order: "text retriever > table retriever > none"."""
+    """The retrievers of a trajectory in order, such as "text retriever > table retriever > none"."""
     return " > ".join("+".join(step.retrievers) for step in trajectory.steps if isinstance(step, RouteStep))
 
 
 def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Trajectory]]:
-    """By data set, the first of each as far as `per_dataset`, `pattern_share` and `dataset_ratio` let them; what the last one
-    takes away is told of."""
+    """The trajectories that `per_dataset`, `pattern_share` and `dataset_ratio` allow, by data set; the first ones of each.
+
+    What `dataset_ratio` removes is logged as a warning.
+    """
     by_dataset: dict[str, list[Trajectory]] = {}
     for dataset, trajectory in found:
         by_dataset.setdefault(dataset, []).append(trajectory)
@@ -34,37 +36,37 @@ def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Tra
     }
     if amount.dataset_ratio and by_dataset:
         fewest = min(by_dataset, key=lambda name: len(by_dataset[name]))
-        most = max(int(amount.dataset_ratio * len(by_dataset[fewest])), amount.at_least)
-        if cut := [f"{name} {len(items):,}" for name, items in by_dataset.items() if len(items) > most]:
+        limit = max(int(amount.dataset_ratio * len(by_dataset[fewest])), amount.at_least)
+        if reduced := [f"{name} {len(items):,}" for name, items in by_dataset.items() if len(items) > limit]:
             logging.warning(
                 "of data set %s %d were accepted, so of others only %d each go into the files (%s; "
                 "config.amount.dataset_ratio=%g, at_least=%d). The rest stays in questions.jsonl: the same command with a "
                 "larger ratio, or --config.amount.dataset_ratio=0 for all, takes it",
                 fewest,
                 len(by_dataset[fewest]),
-                most,
-                ", ".join(cut),
+                limit,
+                ", ".join(reduced),
                 amount.dataset_ratio,
                 amount.at_least,
             )
-        by_dataset = {name: items[:most] for name, items in by_dataset.items()}
+        by_dataset = {name: items[:limit] for name, items in by_dataset.items()}
     return by_dataset
 
 
 def split(items: Sequence[Trajectory], validation: float) -> tuple[list[Trajectory], list[Trajectory]]:
-    """(Training, validation): the last `validation` share is held out, of two or more at least one is trained on."""
+    """(training, validation). The last `validation` share is held out; at least one of the items stays for training."""
     held_out = min(round(validation * len(items)), max(len(items) - 1, 0))
     return list(items[: len(items) - held_out]), list(items[len(items) - held_out :])
 
 
 def within_share(items: Sequence[T], share: float, kind: Callable[[T], Hashable]) -> list[T]:
-    """The first items in whose number no kind has more than `share`, or, where that is less, than its equal part."""
+    """The first items such that no kind has more than `share` of them, or an equal part if that is larger."""
     counts = collections.Counter(map(kind, items))
     if len(counts) < 2:
         return list(items)
     share = max(share, 1 / len(counts))
-    while (most := counts.most_common(1)[0])[1] > share * counts.total() + _ROUNDING:
-        counts[most[0]] -= 1
+    while (largest := counts.most_common(1)[0])[1] > share * counts.total() + _ROUNDING:
+        counts[largest[0]] -= 1
     kept = []
     for item in items:
         if counts[kind(item)] > 0:

@@ -1,4 +1,4 @@
-"""The configuration of `launch.construct_data`. Every field is read somewhere."""
+"""The configuration of the job that makes golden trajectories (`launch.construct_data`)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ ACCURACY = "accuracy"  # recipes.r1_router.rewards.final_accuracy, the paper's
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AttemptConfig:
-    """How the language model works on a question, and when its answer is right. Another value is another job."""
+    """How the language model works on a question, and when its answer is right. Other values make another job."""
 
     max_searches: Size = 3  # most sub-questions (n of equation 2)
-    min_searches: Count = 0  # least; fewer: rejected
+    min_searches: Count = 0  # fewest sub-questions; attempts with fewer are rejected
     k: Size = 5  # passages per search
-    candidates: Size = 1  # most retrievers that a sub-question may name; all are searched, and all are gold
-    attempts: Size = 4  # per question, until one is right (keep="first") or in any case (keep="shortest")
-    # of the right attempts: the first, or the one with the fewest searches
+    candidates: Size = 1  # most retrievers that a sub-question may name; all are searched, and all count as gold
+    attempts: Size = 4  # per question: until one is right (keep="first"), or always so many (keep="shortest")
+    # which right attempt is kept: the first, or the one with the fewest sub-questions
     keep: Literal["first", "shortest"] = "first"
-    shots: Count = 4  # most worked chats before each (curation.shots); the paper has 8
-    retries: Count = 2  # further replies asked for where one can't be read
+    shots: Count = 4  # most worked examples before each chat (curation.shots); the paper has 8
+    retries: Count = 2  # further requests if a reply can't be read
     temperature: NonNegative = 1.0  # of the replies
-    max_tokens: Size = 2048  # of a reply
-    max_document: Count = 2000  # characters of a document that are shown and written; 0: all
-    sees: tuple[str, ...] = ("text_image",)  # knowledge bases that are asked with the question's picture, too
-    metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; right where it is 1
+    max_tokens: Size = 2048  # most tokens of a reply
+    max_document: Count = 2000  # most characters of a document that are shown and written; 0: all
+    sees: tuple[str, ...] = ("text_image",)  # knowledge bases that also get the question's picture
+    metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
     normalizer: str = "vqa"  # rewards.normalize.NORMALIZERS
 
     def __post_init__(self) -> None:
@@ -55,19 +55,19 @@ class AttemptConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class AmountConfig:
-    """How much is made, and what of it goes into the files. A job may be continued with other values."""
+    """How much is made, and how much of it goes into the files. A job may be continued with other values."""
 
-    questions: Count = 0  # most that are tried of a data set; 0: all
-    per_dataset: Size = 1000  # trajectories of a data set after which no more of its questions are tried
-    dataset_ratio: NonNegative = 2.0  # most that a data set may have beside the one with the fewest; 0: any
-    at_least: Count = 100  # trajectories that a data set keeps, if it has them, whatever the ratio
-    pattern_share: PositiveFraction = 1.0  # most of a data set's trajectories that may have one sequence of retrievers
-    validation: BelowOne = 0.2  # share of each data set that goes to validation.jsonl
-    concurrency: Size = 32  # questions under way at once
-    patience: Size = 20  # questions in a row that may fail before the job stops
-    search_timeout: Positive = 60.0  # seconds
+    questions: Count = 0  # most questions that are tried per data set; 0: all
+    per_dataset: Size = 1000  # most trajectories per data set; then no more of its questions are tried
+    dataset_ratio: NonNegative = 2.0  # most trajectories of a data set, relative to the smallest one; 0: no limit
+    at_least: Count = 100  # a data set keeps so many trajectories, if it has them, whatever the ratio
+    pattern_share: PositiveFraction = 1.0  # largest share of a data set's trajectories with one sequence of retrievers
+    validation: BelowOne = 0.2  # share of each data set's trajectories that goes to validation.jsonl
+    concurrency: Size = 32  # questions in progress at once
+    patience: Size = 20  # the job stops after so many failed questions in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
     read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that it writes
+    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
 
     def __post_init__(self) -> None:
         if self.dataset_ratio and self.dataset_ratio < 1:
@@ -80,13 +80,13 @@ class ConstructConfig:
     """A job that makes golden trajectories."""
 
     job: Literal["golden"] = "golden"  # says which job it is
-    data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
-    # who works on them: a language model, or nobody, where data sets say how their questions are answered (data.gold_paths)
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
+    # model: a language model answers the questions; annotations: the data sets say how they are answered (data.gold_paths)
     teacher: Literal["model", "annotations"] = "model"
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the language model
-    # annotations: the knowledge base that answers a data set's questions, where paths don't say: DATASET=NAME,DATASET=NAME
+    # annotations: the knowledge base that answers a data set's questions if gold paths name none: DATASET=NAME,DATASET=NAME
     homes: str = ""
-    # the knowledge bases that are searched, by name
+    # the knowledge bases, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
     amount: AmountConfig = AmountConfig()
@@ -111,7 +111,7 @@ class ConstructConfig:
         return {dataset.strip(): home.strip() for dataset, _, home in parts}
 
     def decisive(self) -> dict[str, Any]:
-        """What attempts depend on beside the questions themselves: other values are another job."""
+        """The settings that attempts depend on, besides the questions. Other values make another job."""
         model = dataclasses.asdict(self.llm)
         by_model = {"llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}}
         return {

@@ -1,4 +1,4 @@
-"""What a job of golden trajectories came to: questions by data set, reasons, steps, retrievers, and what it took."""
+"""The report of a job of golden trajectories: questions by data set, reasons, steps, retrievers, and the cost."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from routerl_jax.data.trajectories import Trajectory, summarize_trajectories
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetRow:
-    """A data set's questions and trajectories.
+    """Numbers of a data set's questions and trajectories.
 
     Attributes:
-      questions: that it has.
-      tried: accepted, rejected and failed ones.
-      train, validation: trajectories in the files; accepted ones that balance left out are in neither.
-      reasons: of those that were not accepted, the outcome of the last attempt.
+      questions: all questions of the data set.
+      tried: accepted, rejected and failed questions together.
+      train, validation: trajectories in the files. Accepted ones that balancing left out are in neither.
+      reasons: questions that were not accepted, by the outcome of their last attempt.
       steps: trajectories in the files by their number of steps.
-      retrievers: gold ones of the files' steps.
-      patterns: sequences of retrievers in the files.
+      retrievers: steps in the files by their gold retriever.
+      patterns: trajectories in the files by their sequence of retrievers.
     """
 
     questions: int
@@ -43,11 +43,11 @@ class DatasetRow:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConstructReport(Report):
-    """Trajectories by data set, and what they took.
+    """Trajectories by data set, and their cost.
 
     Attributes:
-      attempts: by outcome, of all questions.
-      searches: of the knowledge bases, in all sittings, but for questions that a kill interrupted, as the model's use.
+      attempts: number of attempts at all questions, by outcome.
+      searches: number of searches in all sessions. Like the model's use, it leaves out questions that a kill interrupted.
     """
 
     datasets: Mapping[str, DatasetRow]
@@ -59,14 +59,14 @@ class ConstructReport(Report):
         lines = [f"| data set | questions | {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) + 1)]
         for name, row in self.datasets.items():
             lines.append(f"| {name} | {row.questions} | {' | '.join(str(getattr(row, key)) for key in columns)} |")
-        counted = {
+        counts_of = {
             "not accepted because of": self._total("reasons"),
             "attempts": self.attempts,
             "steps per trajectory": {f"{key} steps": value for key, value in self._total("steps").items()},
             "gold retrievers": self._total("retrievers"),
             "their sequences": self._total("patterns"),
         }
-        lines += ["", *(f"- {name}: {listed(counts)}" for name, counts in counted.items())]
+        lines += ["", *(f"- {name}: {listed(counts)}" for name, counts in counts_of.items())]
         left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
         lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
         if self.model:
@@ -75,7 +75,7 @@ class ConstructReport(Report):
         return "\n".join(lines)
 
     def _total(self, key: str) -> dict[Any, int]:
-        """Of all data sets, the most frequent first."""
+        """A field summed over all data sets, the most frequent first."""
         total: collections.Counter[Any] = collections.Counter()
         for row in self.datasets.values():
             total.update(getattr(row, key))
@@ -89,11 +89,11 @@ def make_report(
     parts: Mapping[str, tuple[list[Trajectory], list[Trajectory]]],
     seconds: float,
 ) -> ConstructReport:
-    """Counts.
+    """Counts the records of a job.
 
     Args:
-      datasets: their number of questions.
-      records: of the journal; of a question that was tried again the last one counts, and the cost of all.
+      datasets: number of questions by data set.
+      records: records of the journal. If a question was tried again, its last outcome counts, and the cost of all attempts.
       parts: training and validation trajectories by data set.
     """
     outcomes = {record["id"]: (record["dataset"], record["outcome"]) for record in records}
@@ -113,7 +113,7 @@ def make_report(
 
 def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], validation: list[Trajectory]) -> DatasetRow:
     accepted, failed = outcomes.count("accepted"), sum(outcome in FAILED for outcome in outcomes)
-    kept = [*train, *validation]
+    trajectories = [*train, *validation]
     return DatasetRow(
         questions=questions,
         tried=len(outcomes),
@@ -123,9 +123,9 @@ def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], valid
         train=len(train),
         validation=len(validation),
         reasons=_counted(outcome for outcome in outcomes if outcome != "accepted"),
-        steps=_counted(len(trajectory.steps) for trajectory in kept),
-        retrievers=dict(summarize_trajectories(kept).retrievers),
-        patterns=_counted(map(pattern_of, kept)),
+        steps=_counted(len(trajectory.steps) for trajectory in trajectories),
+        retrievers=dict(summarize_trajectories(trajectories).retrievers),
+        patterns=_counted(map(pattern_of, trajectories)),
     )
 
 

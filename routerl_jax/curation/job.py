@@ -1,4 +1,4 @@
-"""Jobs that take hours and are killed: what they were made of, and workers that bring finished pieces."""
+"""Resumable jobs: a check that a directory holds the same job, and concurrent work whose results are saved one by one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ MADE_OF = "construct.json"
 
 
 def begin(made_of: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool, made: Sequence[str]) -> None:
-    """Makes sure that the job in `workdir` is this one.
+    """Makes sure that `workdir` holds this job, or none yet.
 
     Args:
-      overwrite: throw away what a job of other settings has made.
-      made: the names of its files and directories.
+      made_of: the settings and data that identify the job, JSON-serialisable.
+      overwrite: delete what a job with other settings has made.
+      made: names of the job's files and directories.
 
     Raises:
-      ValueError: there is another job, which must stay.
+      ValueError: there is another job, and `overwrite` is False.
     """
     path = workdir / MADE_OF
     try:
@@ -34,12 +35,12 @@ def begin(made_of: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool, ma
         if not overwrite:
             raise
         for name in made:
-            place = workdir / name
-            if place.is_dir():
-                shutil.rmtree(place, ignore_errors=True)
+            output = workdir / name
+            if output.is_dir():
+                shutil.rmtree(output, ignore_errors=True)
             else:
-                place.unlink(missing_ok=True)
-        path.unlink()  # what says that there is a job goes last
+                output.unlink(missing_ok=True)
+        path.unlink()  # last, because this file says that there is a job
         check_same(made_of, path, "")
 
 
@@ -55,26 +56,26 @@ async def work_through(
     so_far: Callable[[], str],
     skip: Callable[[T], bool] = lambda item: False,
 ) -> None:
-    """Works on items, so many at a time, and books each as soon as it is finished.
+    """Works on `concurrency` items at a time, and saves each as soon as it is finished.
 
     Args:
       work: makes an item's record.
-      finish: books it; says why it failed where that says nothing of the item, else "".
-      patience: failures in a row after which no more is tried.
-      unit: what an item is called.
-      bar: moves on by one for each, with `so_far` behind it.
-      skip: whether an item needs no work any more when its turn comes.
+      finish: saves a record. Returns the reason if the item failed and is to be tried again, else "".
+      patience: the job stops after so many failures in a row.
+      unit: the word for an item in messages.
+      bar: advances by one per item, with the text `so_far()` behind it.
+      skip: says of an item whose turn has come whether it needs no work any more.
 
     Raises:
-      ValueError: too many failed in a row.
+      ValueError: too many items failed in a row.
     """
-    waiting = collections.deque(items)
+    pending = collections.deque(items)
     running: set[asyncio.Future[dict[str, Any]]] = set()
     failures = 0
     try:
-        while waiting or running:
-            while waiting and len(running) < concurrency:
-                item = waiting.popleft()
+        while pending or running:
+            while pending and len(running) < concurrency:
+                item = pending.popleft()
                 if skip(item):
                     bar.update()
                 else:
@@ -83,13 +84,13 @@ async def work_through(
                 continue
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                why = finish(task.result())
-                failures = failures + 1 if why else 0
+                reason = finish(task.result())
+                failures = failures + 1 if reason else 0
                 bar.update()
             bar.set_postfix_str(so_far())
             if failures >= patience:
                 raise ValueError(
-                    f"{failures} {unit}s in a row failed ({why}). What is finished is kept: mend that and run the same "
+                    f"{failures} {unit}s in a row failed ({reason}). What is finished is kept: mend that and run the same "
                     "command again"
                 )
     finally:
@@ -110,23 +111,26 @@ async def book_all(
     unit: str,
     progress: bool,
 ) -> None:
-    """`work_through` of the items that the journal has no outcome of. A record has the `id` of its item, `outcome`, `detail`.
+    """Calls `work_through` for the items without an outcome in the journal, and adds their records to it.
+
+    A record has the `id` of its item, an `outcome` and a `detail`.
 
     Args:
-      failed: outcomes that say nothing of an item: it is tried again in another session.
-      doing: what the progress bar is called.
+      name: gives the id of an item.
+      failed: outcomes that say nothing about an item. Such an item is tried again in another session.
+      doing: label of the progress bar.
     """
     counts: collections.Counter[str] = collections.Counter(outcomes(journal, failed).values())
-    left = unfinished(journal, items, name, failed)
+    remaining = unfinished(journal, items, name, failed)
 
     def finish(record: dict[str, Any]) -> str:
         journal.append(record)
         counts[record["outcome"]] += 1
         return f"{record['outcome']}: {record['detail']}" if record["outcome"] in failed else ""
 
-    with Bar(total=len(items), initial=len(items) - len(left), desc=doing, unit=unit, disable=not progress) as bar:
+    with Bar(total=len(items), initial=len(items) - len(remaining), desc=doing, unit=unit, disable=not progress) as bar:
         await work_through(
-            left,
+            remaining,
             work,
             finish,
             concurrency=concurrency,
@@ -138,9 +142,9 @@ async def book_all(
 
 
 def outcomes(journal: Journal, failed: Collection[str]) -> dict[str, str]:
-    """By id the last outcome of what is finished."""
-    last = {record["id"]: record["outcome"] for record in journal.read()}
-    return {name: outcome for name, outcome in last.items() if outcome not in failed}
+    """The last outcome of each finished item, by id."""
+    last_outcomes = {record["id"]: record["outcome"] for record in journal.read()}
+    return {name: outcome for name, outcome in last_outcomes.items() if outcome not in failed}
 
 
 def unfinished(journal: Journal, items: Sequence[T], name: Callable[[T], str], failed: Collection[str]) -> list[T]:

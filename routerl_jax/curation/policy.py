@@ -1,4 +1,4 @@
-"""The policy of a finished run that a job of MMSearch-R1's data takes."""
+"""Opens the run whose policy makes the attempts for MMSearch-R1's data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from routerl_jax.training.setup import build_recipe
 
 
 def open_run(workdir: pathlib.Path, step: int) -> tuple[TrainConfig, MMSearchAgent, dict[str, Any]]:
-    """A run's configuration and agent, and what its policy's attempts depend on, JSON-serialisable. Loads no weights.
+    """A run's configuration, its agent, and the settings that attempts depend on (JSON-serialisable). Loads no weights.
 
     Args:
-      step: of a checkpoint; 0: the finished policy.
+      step: step of a checkpoint; 0: the finished policy.
 
     Raises:
-      ValueError: names config.policy or config.step: there is no run, it is of another recipe, or its policy is not finished.
+      ValueError: there is no run, it has another recipe, or its policy is not finished. The message names config.policy or
+        config.step.
     """
     try:
         config = load_config(workdir)

@@ -1,4 +1,4 @@
-"""The questions of a job, questions as rows of a file, and the drawing of some of them by kind."""
+"""The questions of a job: reading them, writing them as rows, and drawing samples by kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from routerl_jax.data.readers import in_turns, open_dataset, short_names
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.models.images import encoded_image, image_digest, is_data
 
-IMAGES = "images"  # beside a file of questions: their pictures
-Counts = Mapping[str, int | None]  # how many of a kind, None: all
+IMAGES = "images"  # directory beside a file of questions, with their pictures
+Counts = Mapping[str, int | None]  # number of questions of a kind; None: all
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class Question:
 
 
 def all_questions(data: str, seed: int) -> list[Question]:
-    """All questions: one of each data set in turn, those of a data set shuffled by the seed.
+    """All questions. Data sets take turns; the questions of each are shuffled by the seed.
 
     Args:
-      data: what config.data names, as `open_dataset` takes it.
+      data: config.data, as `open_dataset` takes it.
 
     Raises:
-      ValueError: there are golden steps among them.
+      ValueError: the data has golden steps.
     """
     source = open_dataset(data)
     names = short_names([part.strip() for part in data.split(",")])
@@ -57,12 +57,12 @@ def all_questions(data: str, seed: int) -> list[Question]:
 
 
 def within(questions: Sequence[Question], most: int) -> list[Question]:
-    """Those among the first `most` of their data set; 0: all."""
-    seen: collections.Counter[str] = collections.Counter()
+    """The first `most` questions of each data set; all if `most` is 0."""
+    counts: collections.Counter[str] = collections.Counter()
     kept = []
     for question in questions:
-        seen[question.dataset] += 1
-        if not most or seen[question.dataset] <= most:
+        counts[question.dataset] += 1
+        if not most or counts[question.dataset] <= most:
             kept.append(question)
     return kept
 
@@ -71,7 +71,7 @@ def counts_of(parts: Sequence[str], key: str) -> dict[str, int | None]:
     """`["medium:350", "hard:all"]` as `{"medium": 350, "hard": None}`.
 
     Args:
-      key: where they stand, for messages.
+      key: name of the setting, for messages.
     """
     counts: dict[str, int | None] = {}
     for part in parts:
@@ -89,42 +89,44 @@ def choose(
     taken: set[str],
     is_a: Callable[[Mapping[str, Any], str], bool],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of the wanted kinds, drawn without those taken, in the order of `rows`; and what there was too little of.
+    """Draws rows of the wanted kinds. Returns them in the order of `rows`, and a message for each kind that had too few.
 
     Args:
-      wanted: by `KIND` or `DATASET/KIND`; a row that several name is drawn once.
-      is_a: whether what is known of a row (its metadata) is of a kind.
+      wanted: counts by `KIND` or `DATASET/KIND`. A row that several of them name is drawn once.
+      taken: ids of rows that must not be drawn.
+      is_a: whether a row with this metadata is of a kind.
     """
     rng = np.random.default_rng(seed)
     chosen: set[str] = set()
     missing = []
     for kind, count in wanted.items():
         dataset, _, label = kind.rpartition("/")
-        gone = taken | chosen
-        of_kind = [
+        excluded = taken | chosen
+        candidates = [
             row["id"]
             for row in rows
             if is_a(row["metadata"], label)
-            and row["id"] not in gone
+            and row["id"] not in excluded
             and (not dataset or dataset_of(row["metadata"]) == dataset)
         ]
-        if count is not None and count > len(of_kind):
-            missing.append(f"{count} {kind} were asked for, {len(of_kind)} are there")
-        drawn = of_kind if count is None else [of_kind[i] for i in rng.permutation(len(of_kind))[:count]]
+        if count is not None and count > len(candidates):
+            missing.append(f"{count} {kind} were asked for, {len(candidates)} are there")
+        drawn = candidates if count is None else [candidates[i] for i in rng.permutation(len(candidates))[:count]]
         chosen.update(drawn)
     return [row for row in rows if row["id"] in chosen], missing
 
 
 def dataset_of(metadata: Mapping[str, Any]) -> str:
-    """The data set that a question says it is of; "" if none."""
+    """The data set that a question's metadata names; "" if none."""
     return next((str(metadata[key]) for key in ("dataset", "data_source", "source") if metadata.get(key)), "")
 
 
 def question_row(example: Example, found: Mapping[str, Any], directory: pathlib.Path) -> dict[str, Any]:
-    """A question as FlashRAG writes it, with what was found out in its metadata.
+    """A question in FlashRAG's form.
 
     Args:
-      directory: of the file that the row is for. Pictures that are in memory alone become files in `images/` there.
+      found: new metadata.
+      directory: directory of the file that the row is for. Pictures that are only in memory become files in its `images/`.
     """
     pictures = [
         save_picture(image, directory / IMAGES) if in_memory(image) else picture_name(image) for image in example.images
@@ -139,18 +141,18 @@ def question_row(example: Example, found: Mapping[str, Any], directory: pathlib.
 
 
 def in_memory(image: Any) -> bool:
-    """Whether a picture is no file of its own."""
+    """True if a picture is not a file of its own."""
     return not isinstance(image, str | pathlib.Path) or is_data(image)
 
 
 def save_picture(image: Any, directory: pathlib.Path) -> str:
-    """Puts a picture into a directory, under its own name where it has one and that is free; the name there."""
-    content, form = encoded_image(image)
+    """Saves a picture in a directory, under its own name if it has one that is free. Returns its name there."""
+    content, extension = encoded_image(image)
     digest = hashlib.sha256(content).hexdigest()[:16]
-    path = directory / f"{digest}.{form}"
+    path = directory / f"{digest}.{extension}"
     if not in_memory(image):
         path = directory / pathlib.Path(image).name
-        path = path.with_suffix(".png") if form == "png" else path  # it may have been converted
+        path = path.with_suffix(".png") if extension == "png" else path  # the picture may have been converted
     if path.is_file() and path.read_bytes() != content:
         path = directory / f"{path.stem}-{digest}{path.suffix}"
     if not path.is_file():
@@ -159,10 +161,10 @@ def save_picture(image: Any, directory: pathlib.Path) -> str:
 
 
 def digest_of(examples: Iterable[Example], more: Callable[[Example], Sequence[Any]] = lambda example: ()) -> str:
-    """Of what is asked, shown and right: their number and a hash.
+    """The number of questions, and a hash of their ids, texts, answers and pictures.
 
     Args:
-      more: what else of a question counts, JSON-serialisable.
+      more: further parts of a question that go into the hash, JSON-serialisable.
     """
     rows = [
         [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(more(e))] for e in examples

@@ -1,5 +1,7 @@
-"""What models replied to a job, on disk as soon as it came: a job that goes on after a kill asks nothing twice, not even of the
-questions that were under way."""
+"""A file with all model replies of a job, written as soon as they arrive.
+
+A job that goes on after a kill asks nothing twice, not even for questions that were in progress.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from routerl_jax.remote.cache import Cache, Entry
 
 
 class ReplyFile(Cache):
-    """A cache (`llms.cached.CachedModel`) in a journal: nothing in it is forgotten. After `close` it opens again when there is
-    something to keep.
+    """A cache for `llms.cached.CachedModel` that is a journal: nothing is ever removed.
 
-    Values are texts in UTF-8, and all of them are held in memory.
+    After `close`, the file opens again when there is something to write. Values are texts in UTF-8, and all of them are held in
+    memory.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -26,12 +28,12 @@ class ReplyFile(Cache):
         self._lock = threading.Lock()
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What is held of these keys."""
+        """The entries of those keys that the file has."""
         with self._lock:
             return {key: Entry(self._held[key].encode(), None) for key in keys if key in self._held}
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items. Raises ValueError where they are to be kept for a time alone."""
+        """Writes items. Raises ValueError if `ttl` is set, because the file keeps everything."""
         if ttl is not None:
             raise ValueError(f"{self.name} keeps everything for good, so ttl={ttl} can't be")
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a job that asks a language model came to: its numbers as JSON, and text for people."""
+"""The report of a job that asks a language model: numbers as JSON, and Markdown for people."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from routerl_jax.core.files import write_whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelUse:
-    """What was asked of a language model, in all sittings of a job.
+    """The use of a language model in all sessions of a job.
 
     Attributes:
-      calls: replies.
-      prompt_tokens, tokens: read and written ones.
-      cost: of these at the configured prices.
+      calls: number of replies.
+      prompt_tokens, tokens: number of tokens read and written.
+      cost: price of these tokens at the configured prices.
     """
 
     calls: int
@@ -28,7 +28,7 @@ class ModelUse:
 
     @classmethod
     def counted(cls, rows: Iterable[Mapping[str, Any]], read_price: float, write_price: float) -> ModelUse:
-        """The use of `rows`, each with `calls`, `prompt_tokens` and `tokens`; prices are of a million tokens."""
+        """The sum over `rows`, each with `calls`, `prompt_tokens` and `tokens`. Prices are per million tokens."""
         calls = read = written = 0
         for row in rows:
             calls, read, written = calls + row["calls"], read + row["prompt_tokens"], written + row["tokens"]
@@ -36,18 +36,18 @@ class ModelUse:
         return cls(calls=calls, prompt_tokens=read, tokens=written, cost=cost)
 
     def __str__(self) -> str:
-        asked = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
-        return asked + (f", cost {self.cost:,.2f}" if self.cost else "")
+        text = f"{self.calls:,} replies, {self.prompt_tokens:,} tokens read, {self.tokens:,} written"
+        return text + (f", cost {self.cost:,.2f}" if self.cost else "")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """The state of a job. `str(report)` of its subclasses is text for people, in Markdown.
+    """The state of a job. `str(report)` of its subclasses is Markdown for people.
 
     Attributes:
-      model: that was asked; "" if none was.
-      use: of the model.
-      seconds: of this session.
+      model: name of the model; "" if none was asked.
+      use: use of the model.
+      seconds: length of this session.
     """
 
     model: str
@@ -55,21 +55,21 @@ class Report:
     seconds: float
 
     def record(self) -> dict[str, Any]:
-        """As JSON, the model's use beside the rest."""
+        """The report, JSON-serialisable, with the fields of `use` among its own."""
         fields = dataclasses.asdict(self)
         return {**fields.pop("use"), **fields}
 
     def write(self, workdir: pathlib.Path) -> None:
-        """report.json and report.md."""
+        """Writes report.json and report.md."""
         write_report(workdir, self.record(), str(self))
 
 
 def write_report(workdir: pathlib.Path, record: Mapping[str, Any], text: str) -> None:
-    """report.json and report.md of a job."""
+    """Writes report.json and report.md of a job."""
     write_whole(workdir / "report.json", json.dumps(record, indent=2) + "\n")
     write_whole(workdir / "report.md", text + "\n")
 
 
 def listed(counts: Mapping[Any, int]) -> str:
-    """`name 3, other 2`, or none."""
+    """Counts in words: "name 3, other 2"; "none" if there are none."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items()) or "none"

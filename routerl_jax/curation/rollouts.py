@@ -1,4 +1,4 @@
-"""A policy's attempts at many questions, portion by portion on disk, so that a killed job goes on where it was."""
+"""A policy's attempts at many questions. They are saved in portions, so that a killed job goes on where it was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import step_seed
 from routerl_jax.training.setup import build_mesh, make_engine, open_knowledge
 
-_TELLING = 8  # searches: if so many fail, and none does not, it is not for what they ask
+_TELLING = 8  # fewest searches that, if all fail, show that the fault is not in the queries
 
 # (questions, attempts for each, round) -> episodes, question by question, in the order of the attempts
 Attempt = Callable[[Sequence[Example], int, int], Sequence[Episode]]
@@ -33,13 +33,14 @@ Attempt = Callable[[Sequence[Example], int, int], Sequence[Episode]]
 def policy_attempts(
     config: TrainConfig, load: Callable[[Mesh], Decoder], agent: Callable[[int], Agent], workdir: pathlib.Path
 ) -> Attempt:
-    """Attempts with a run's sampling and knowledge bases. Nothing is loaded before the first one: where all are on disk
-    already, no policy is needed.
+    """A function that makes attempts with a run's sampling and knowledge bases.
+
+    Nothing is loaded before its first call. If all attempts are on disk already, no policy is needed.
 
     Args:
-      load: gives the policy.
-      agent: who works in a round.
-      workdir: where the snapshot of the web lies, if there is one (config.snapshot).
+      load: loads the policy.
+      agent: gives the agent of a round.
+      workdir: directory with the snapshot of the web, if there is one (config.snapshot).
     """
 
     @functools.cache
@@ -67,17 +68,17 @@ def policy_attempts(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """Rounds of attempts. A question's record in a round has a list over its attempts under each of
+    """Rounds of attempts. A question's record in a round has these lists, with one entry per attempt:
 
-    - `predictions`: the answers,
-    - `correct`: whether `metric` is 1 for them, under `normalizer`,
-    - `searched`: the tools whose searches came back, in order,
+    - `predictions`: the answer,
+    - `correct`: whether `metric` is 1 for it, under `normalizer`,
+    - `searched`: the tools whose searches succeeded, in order.
 
-    and `failed_searches`, of all of them.
+    It also has `failed_searches`, their number over all attempts.
 
     Attributes:
-      directory: holds a folder per round, with a file per portion.
-      portion: questions of a file.
+      directory: has a folder per round, with a file per portion.
+      portion: number of questions per file.
     """
 
     examples: Mapping[str, Example]
@@ -88,27 +89,30 @@ class Rounds:
     normalizer: str
 
     def portions(self, names: Sequence[str]) -> int:
-        """How many there are of these questions."""
+        """Number of portions of these questions."""
         return -(-len(names) // self.portion)
 
     def made(self, number: int, names: Sequence[str], samples: int) -> Iterator[list[dict[str, Any]]]:
-        """The records of a round's portions, in order; those that are on disk are not attempted again. Every process of a job
-        must go through all.
+        """The records of a round, portion by portion. Portions that are on disk are not attempted again.
+
+        Every process of a job must iterate over all portions.
 
         Raises:
-          ValueError: a portion on disk is of other questions, or damaged; or all searches of a portion failed, which is not
-            kept.
+          ValueError: a portion on disk has other questions or is damaged, or all searches of a portion failed. Such a portion
+            is not saved.
         """
         for index in range(self.portions(names)):
-            own = names[index * self.portion : (index + 1) * self.portion]
+            names_here = names[index * self.portion : (index + 1) * self.portion]
             path = self.directory / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
-            there = multihost.exchange(path.is_file())[0]  # for the main process: another may look when it is made
-            if not there:
-                self._attempt(path, [self.examples[name] for name in own], samples, number)
-            yield _read(path, own, samples)
+            saved = multihost.exchange(path.is_file())[
+                0
+            ]  # as the main process sees it: by the time that another looks, it may have been made
+            if not saved:
+                self._attempt(path, [self.examples[name] for name in names_here], samples, number)
+            yield _read(path, names_here, samples)
 
     def _attempt(self, path: pathlib.Path, examples: Sequence[Example], samples: int, number: int) -> None:
-        """Makes a portion's attempts and writes what became of them."""
+        """Makes the attempts of a portion and saves their records."""
         metric = ANSWER_METRICS[self.metric]
         episodes = self.attempt(examples, samples, number)
         if len(episodes) != len(examples) * samples:
@@ -116,16 +120,16 @@ class Rounds:
         _check_searches(episodes)
         records = []
         for i, example in enumerate(examples):
-            own = episodes[i * samples : (i + 1) * samples]
-            predictions = [episode.answer for episode in own]
+            attempts = episodes[i * samples : (i + 1) * samples]
+            predictions = [episode.answer for episode in attempts]
             right = [metric(text, accepted_answers(example, text), self.normalizer) >= 1.0 for text in predictions]
             records.append(
                 {
                     "id": example.id,
                     "predictions": predictions,
                     "correct": right,
-                    "searched": [[call.tool for call in episode.calls if call.error is None] for episode in own],
-                    "failed_searches": sum(call.error is not None for episode in own for call in episode.calls),
+                    "searched": [[call.tool for call in episode.calls if call.error is None] for episode in attempts],
+                    "failed_searches": sum(call.error is not None for episode in attempts for call in episode.calls),
                 }
             )
         if multihost.is_main():
@@ -134,7 +138,8 @@ class Rounds:
 
 
 def _check_searches(episodes: Sequence[Episode]) -> None:
-    """A knowledge base that is down would make every question a hard one; a few searches may all fail for their own sake."""
+    """Raises ValueError if all searches failed: with a knowledge base that is down, every question would look hard. Below a
+    few searches this is not checked, because those may all fail for reasons of their own."""
     errors = [call.error for episode in episodes for call in episode.calls]
     if len(errors) >= _TELLING and None not in errors:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Questions by difficulty (R1-Searcher, arXiv 2503.05592, section 2.1): how many attempts until a policy answers one?
+"""Sorts questions by difficulty (R1-Searcher, arXiv 2503.05592, section 2.1): how many attempts does a policy need for one?
 
-The job runs in rounds. A round gives every question that is still unanswered a few attempts; its results go to disk portion by
-portion, so that a killed job goes on where it was.
+The job runs in rounds. In a round, every question that is still unanswered gets a few attempts. Results are saved in portions,
+so that a killed job goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ LEVELS: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class SelectionConfig:
-    """How difficulty is measured, and what the sets are made of.
+    """How difficulty is measured, and the contents of the sets of questions.
 
-    `stage1` and `stage2` say how many questions of a kind to take, None for all: `{"medium": 350}`, or by data set
-    (`metadata["dataset"]`, `data_source` or `source`) `{"hotpotqa/medium": 200, "2wiki/medium": 150}`.
+    `stage1` and `stage2` say how many questions of each kind to take; None means all. A kind is a difficulty,
+    `{"medium": 350}`, or a difficulty of one data set (`metadata["dataset"]`, `data_source` or `source`),
+    `{"hotpotqa/medium": 200, "2wiki/medium": 150}`.
     """
 
-    easy_below: Size = 10  # answered in fewer attempts: easy, which is in no set by default
-    hard_above: Size = 20  # not answered in so many: hard
+    easy_below: Size = 10  # questions answered in fewer attempts are easy; by default they are in no set
+    hard_above: Size = 20  # questions not answered in so many attempts are hard
     per_round: Size = 5  # attempts per question and round
-    portion: Size = 256  # questions whose results are written at a time
-    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right where it is 1
+    portion: Size = 256  # number of questions whose results are written at once
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right if it is 1
     normalizer: str = "search_r1"
-    seed: Seed = 0  # of the choice of questions
+    seed: Seed = 0  # seed of the choice of questions
     stage1: Mapping[str, Count | None] = dataclasses.field(default_factory=lambda: {"medium": 350})
     stage2: Mapping[str, Count | None] = dataclasses.field(default_factory=lambda: {"medium": None, "hard": None})
 
@@ -56,7 +57,7 @@ class SelectionConfig:
                     raise ValueError(f"stage of {kind!r}: expected [DATASET/]easy, medium or hard")
 
     def difficulty(self, rollouts: int | None) -> Difficulty:
-        """Of a question that was answered in so many attempts (None: in none)."""
+        """The difficulty of a question that was answered in so many attempts (None: in none)."""
         if rollouts is None or rollouts > self.hard_above:
             return "hard"
         return "easy" if rollouts < self.easy_below else "medium"
@@ -64,8 +65,14 @@ class SelectionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SelectionReport:
-    """What came out: questions by difficulty, the size of the sets, what they lack of what was asked for, and how many of the
-    attempts' searches failed, which counts against their questions."""
+    """The result of the job.
+
+    Attributes:
+      counts: number of questions by difficulty.
+      stage1, stage2: sizes of the sets.
+      missing: a message for each kind of which there were too few questions.
+      failed_searches: number of failed searches in all attempts. They count against their questions.
+    """
 
     counts: Mapping[str, int]
     stage1: int
@@ -84,13 +91,15 @@ def select(
 ) -> SelectionReport:
     """Measures the difficulty of all questions and writes difficulty.jsonl, stage_1.jsonl, stage_2.jsonl and difficulty.png.
 
-    Portions that are in `workdir/rounds` already are not repeated. Every process of a job must call this, with one `workdir`.
+    Portions that are in `workdir/rounds` already are not repeated. Every process of a job must call this, with the same
+    `workdir`.
 
     Raises:
-      ValueError: a portion on disk is of other questions, or damaged; or all searches of a portion failed, which is not kept.
+      ValueError: a portion on disk has other questions or is damaged, or all searches of a portion failed. Such a portion is
+        not saved.
     """
     examples = {example.id: example for example in (source[i] for i in range(len(source)))}
-    made = Rounds(
+    rounds = Rounds(
         examples=examples,
         attempt=attempt,
         directory=workdir / "rounds",
@@ -98,7 +107,7 @@ def select(
         metric=config.metric,
         normalizer=config.normalizer,
     )
-    rollouts, failed = _measure(made, config, progress)
+    rollouts, failed = _measure(rounds, config, progress)
     rows = [
         question_row(example, {"difficulty": config.difficulty(rollouts[name]), "rollouts": rollouts[name]}, workdir)
         for name, example in examples.items()
@@ -121,17 +130,17 @@ def select(
 
 
 def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
-    """The number of the first right attempt of each question; and how many searches failed."""
+    """The number of the first right attempt of each question (None: none was right), and the number of failed searches."""
     rollouts: dict[str, int | None] = dict.fromkeys(made.examples)
     failed = 0
     rounds = -(-config.hard_above // config.per_round)
     for number in range(rounds):
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
-        left = [name for name in made.examples if rollouts[name] is None]
+        remaining = [name for name in made.examples if rollouts[name] is None]
         bar = Bar(
-            made.made(number, left, samples),
-            total=made.portions(left),
+            made.made(number, remaining, samples),
+            total=made.portions(remaining),
             desc=f"round {number + 1} of {rounds}",
             unit="portion",
             disable=not progress,

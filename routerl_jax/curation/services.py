@@ -1,4 +1,4 @@
-"""A language model and knowledge bases for many coroutines at once."""
+"""Gives many coroutines access to a language model and knowledge bases, with their searches in batches."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from routerl_jax.core.types import Call, Message, Query
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.remote.background import in_thread
 
-_MOST = 256  # queries of a batch
+_MOST = 256  # most items of a batch
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Batches(Generic[T, R]):
-    """One batch at a time, of all that has come while the one before was under way.
+    """Processes items in batches, one batch at a time. Items that arrive while a batch is in progress form the next one.
 
     Args:
-      work: gives a result for each item, in order. What it raises, whoever waits for the batch is told.
+      work: gives a result for each item, in order. If it raises, so does every call that waits for the batch.
     """
 
     def __init__(self, work: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> None:
@@ -39,7 +39,7 @@ class Batches(Generic[T, R]):
         return await future
 
     async def _serve(self) -> None:
-        """Batch by batch, until nobody waits any more."""
+        """Processes batches until no item waits."""
         while self._waiting:
             batch, self._waiting = self._waiting[:_MOST], self._waiting[_MOST:]
             try:
@@ -50,14 +50,16 @@ class Batches(Generic[T, R]):
                         future.set_exception(error)
                 continue
             for (_, future), result in pairs:
-                if not future.done():  # who waited may be gone
+                if not future.done():  # the call that waited may have been cancelled
                     future.set_result(result)
         self._busy = None
 
 
 class Services:
-    """What attempts call. The model takes everybody's conversations at once; a knowledge base takes one batch at a time, of
-    all queries that have come while it was busy.
+    """The model and the knowledge bases that attempts use.
+
+    The model gets all conversations at once. A knowledge base gets one batch of queries at a time; queries that arrive
+    meanwhile form the next batch.
 
     Args:
       timeout: seconds after which a search counts as failed.
@@ -70,7 +72,7 @@ class Services:
     async def ask(
         self, conversation: Sequence[Message], *, max_tokens: int, temperature: float, sample: int
     ) -> Completion:
-        """The model's answer; a failure has `error` set."""
+        """The model's answer. If the model failed, `error` is set."""
 
         def work() -> Completion:
             assert self._model is not None
@@ -81,11 +83,11 @@ class Services:
 
         try:
             return await in_thread(work, "ask")
-        except Exception as error:  # a model of somebody else's; ours raise nothing
+        except Exception as error:  # a user's own model may raise; ours don't
             return Completion(error=f"{type(error).__name__}: {error}", finish="error")
 
     async def search(self, tool: str, query: Query, k: int) -> Call:
-        """A search; a failure has `error` set. Raises what `search_calls` does."""
+        """A search. If it failed, `error` is set. Raises what `search_calls` raises."""
         key = (tool, k)
         if key not in self._searches:
             self._searches[key] = Batches(lambda queries: search_calls(self._tools, tool, queries, k, self._timeout))

@@ -1,6 +1,6 @@
-"""Worked chats that are shown before the one that counts, so that models that don't know the form keep to it.
+"""Worked examples that stand before the real chat, so that models that don't know the form keep to it.
 
-The paper's have eight examples of its own, by kind of question (appendix A.4); these are ours, for any question.
+The paper has eight examples per kind of question (appendix A.4). These are ours, for any question.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MEDALS = (
 )
 _MOUNTAIN = "How high is the mountain in this picture?"
 
-# Question, what was answered, thought, sub-question, knowledge base.
+# Question, sub-questions answered so far, thought, sub-question, knowledge base.
 _ROUTES = (
     (_CHURCH, (), "I need the architect before I can ask for a year of birth.", _WHO[0], "text"),
     (_GAMES, (_MEDALS,), "Germany has the most, so nothing is missing.", NO_TOOL, NO_TOOL),
@@ -34,7 +34,7 @@ _ROUTES = (
     (_CHURCH, (_WHO,), "It was Gaudí. His year of birth is missing.", _WHEN[0], "text"),
     (_CHURCH, (_WHO, _WHEN), "The year is known.", NO_TOOL, NO_TOOL),
 )
-# Sub-question, knowledge base, what it found, thought, answer.
+# Sub-question, knowledge base, documents found, thought, answer.
 _ANSWERS = (
     (
         _WHO[0],
@@ -54,7 +54,7 @@ _ANSWERS = (
         _MEDALS[1],
     ),
 )
-# Question, what was answered, thought, answer.
+# Question, answered sub-questions, thought, answer.
 _FINALS = (
     (_CHURCH, (_WHO, _WHEN), "The architect was Gaudí, born in 1852.", "1852"),
     (_GAMES, (_MEDALS,), "11 is more than 9.", "Germany"),
@@ -62,7 +62,7 @@ _FINALS = (
 
 
 def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
-    """Up to `most` worked chats of a kind, as messages; those about knowledge bases that are not there are left out."""
+    """Up to `most` worked chats of a kind, as messages. Chats about knowledge bases that the protocol lacks are left out."""
     known = (*protocol.tools, NO_TOOL)
     if kind == "route":
         routes = [route for route in _ROUTES if route[4] in known][:most]
@@ -74,24 +74,27 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
         return _messages(
             [
                 (
-                    protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in found]),
-                    protocol.write_answer(thought, said),
+                    protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in documents]),
+                    protocol.write_answer(thought, answer),
                 )
-                for sub, kb, found, thought, said in _ANSWERS[:most]
+                for sub, kb, documents, thought, answer in _ANSWERS[:most]
                 if kb in known
             ]
         )
     return _messages(
-        [(protocol.final(q, done), protocol.write_answer(thought, said)) for q, done, thought, said in _FINALS[:most]]
+        [
+            (protocol.final(q, done), protocol.write_answer(thought, answer))
+            for q, done, thought, answer in _FINALS[:most]
+        ]
     )
 
 
 def _messages(worked: Sequence[tuple[Said, str]]) -> list[Message]:
     return [
         message
-        for said, reply in worked
+        for prompt, reply in worked
         for message in (
-            Message(role="user", content=said.user.rstrip("\n")),
+            Message(role="user", content=prompt.user.rstrip("\n")),
             Message(role="assistant", content=reply),
         )
     ]

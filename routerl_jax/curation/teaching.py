@@ -1,10 +1,11 @@
-"""Demonstrations for MMSearch-R1's policy (arXiv 2506.20670, section 4.2, finding 4; appendix F.2): a language model works as
-the policy would, with its searches and its limits, and its right attempts are kept.
+"""Makes demonstrations for MMSearch-R1's policy (arXiv 2506.20670, section 4.2, finding 4; appendix F.2).
 
-WORKDIR/construct.json             what the job is made of
-WORKDIR/questions.jsonl            a record per finished question: its attempts, and the episode of the one that was right
+A language model works in the policy's place, with the same searches and limits. Its right attempts are kept.
+
+WORKDIR/construct.json             settings and data of the job
+WORKDIR/questions.jsonl            a record per finished question: its attempts, and the episode of the right one
 WORKDIR/demonstrations.jsonl       the episodes, as config.warm_start.demonstrations reads them
-WORKDIR/pictures/                  their pictures
+WORKDIR/pictures/                  pictures of these episodes
 WORKDIR/report.json, report.md     written when the job ends
 """
 
@@ -62,30 +63,30 @@ OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class TeachingConfig:
-    """A job in which a language model shows how to search on demand."""
+    """A job in which a language model demonstrates how to search on demand."""
 
     job: Literal["sft"] = "sft"  # says which job it is
-    data: str = ""  # questions, as data.readers.open_dataset takes them; several with commas between
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the teacher
-    # whose form the episodes are written in: directory, hub id or packaged model of the policy that is to learn. Its tokenizer
-    # and what it does with pictures are read, its weights are not
+    # the policy that is to learn, in whose form episodes are written: directory, hub id or packaged model. Its tokenizer and
+    # image processing are read, its weights are not
     student: str = ""
-    agent: AgentConfig = AgentConfig(max_searches=2)  # as in the run that learns; the teacher is told how to work
-    # the knowledge bases that are searched, by name
+    agent: AgentConfig = AgentConfig(max_searches=2)  # as in the run that learns; the teacher also gets instructions
+    # the knowledge bases, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
-    attempts: Size = 1  # per question, until one is right
+    attempts: Size = 1  # most attempts per question; the first right one is the last
     temperature: NonNegative = 0.0  # of the replies
-    max_tokens: Size = 2048  # of a reply
-    max_length: Count = 0  # most tokens of an episode as the student reads it; longer ones are rejected; 0: any
-    form: bool = True  # keep only attempts whose every turn keeps the protocol's form
-    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right where it is 1
+    max_tokens: Size = 2048  # most tokens of a reply
+    max_length: Count = 0  # most tokens of an episode as the student reads it; longer ones are rejected; 0: no limit
+    form: bool = True  # keep only attempts in which every turn has the protocol's form
+    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    questions: Count = 0  # most that are tried of a data set; 0: all
-    concurrency: Size = 32  # questions under way at once
-    patience: Size = 20  # questions in a row that may fail before the job stops
-    search_timeout: Positive = 60.0  # seconds
+    questions: Count = 0  # most questions that are tried per data set; 0: all
+    concurrency: Size = 32  # questions in progress at once
+    patience: Size = 20  # the job stops after so many failed questions in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
     read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that it writes
+    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
     seed: Seed = 0  # seed of the order in which questions are tried
 
     def __post_init__(self) -> None:
@@ -104,9 +105,9 @@ class TeachingConfig:
         NORMALIZERS.get(self.normalizer)
 
     def decisive(self) -> dict[str, Any]:
-        """What attempts depend on beside the questions themselves: other values are another job."""
+        """The settings that attempts depend on, besides the questions. Other values make another job."""
         model = dataclasses.asdict(self.llm)
-        same = [
+        keys = [
             "job",
             "student",
             "attempts",
@@ -119,14 +120,14 @@ class TeachingConfig:
             "seed",
         ]
         return {
-            **{key: getattr(self, key) for key in same},
+            **{key: getattr(self, key) for key in keys},
             "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
             "agent": dataclasses.asdict(self.agent),
             "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
         }
 
     def build_agent(self) -> MMSearchAgent:
-        """The student's. Raises ValueError that names the key."""
+        """The student's agent. Raises ValueError if a setting is wrong; the message names its key."""
         run = TrainConfig(
             kind="sft",
             recipe="mmsearch_r1",
@@ -141,12 +142,12 @@ class TeachingConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TeachingReport(Report):
-    """Episodes by question, and what they took.
+    """Numbers of episodes, and their cost.
 
     Attributes:
-      tried, accepted: questions by data set.
-      reasons: why questions have no episode, by the outcome of their last attempt.
-      ways: of the episodes, what they searched.
+      tried, accepted: number of questions by data set.
+      reasons: number of questions without an episode, by the outcome of their last attempt.
+      ways: number of episodes by their sequence of searches.
     """
 
     tried: Mapping[str, int]
@@ -172,12 +173,13 @@ class TeachingReport(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MMSearchTeacher:
-    """A language model in the place of the policy: the same messages, parser, limits and searches. Where the policy reads a
-    picture between words, the teacher gets it before them and reads its number.
+    """A language model in the policy's place, with the same messages, parser, limits and searches.
+
+    The policy reads pictures between words. The teacher gets them before the text, and a number in their place.
 
     Attributes:
-      agent: the student's.
-      student: the policy's tokenizer and processing of pictures (`load_without_weights`).
+      agent: the student's agent.
+      student: the policy's tokenizer and image processing (`load_without_weights`).
     """
 
     agent: MMSearchAgent
@@ -186,28 +188,30 @@ class MMSearchTeacher:
     services: Services
 
     async def attempt(self, example: Example, number: int) -> tuple[Attempt, Episode | None]:
-        """Works on a question to the end; the episode of a right attempt. Never raises for what the model and the knowledge
-        bases do."""
-        made, turns = Attempt(), []
+        """Works on a question to the end. Returns the episode if the attempt is right, else None.
+
+        Failures of the model or of a search are outcomes; they don't raise.
+        """
+        attempt, turns = Attempt(), []
         try:
-            await self._play(example, number, made, turns)
+            await self._play(example, number, attempt, turns)
             episode = Episode(
                 example=example,
                 sample=number,
-                answer=made.answer,
+                answer=attempt.answer,
                 turns=turns,
                 sequences=[],
                 prompt=self._tokenizer.decode(self._opening(example)),
             )
             self._check(episode)
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
-            return made, None
-        return made, episode
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
+            return attempt, None
+        return attempt, episode
 
     async def _play(self, example: Example, number: int, made: Attempt, turns: list[Turn]) -> None:
-        """Adds turns up to the answer."""
-        told = dataclasses.replace(self.agent, instruct=True)
+        """Adds turns up to the answer. Raises GivenUp if the attempt ends without one."""
+        instructed = dataclasses.replace(self.agent, instruct=True)
         first = protocol.first(example.question, self.agent.limits, True)
         chat = [Message(role="user", content=first, images=example.images)]
         kinds: list[Kind] = []
@@ -233,12 +237,12 @@ class MMSearchTeacher:
             kinds.append(kind)
             turn.calls = [call]
             self._observe(turn, self.agent.observation(call, call.passages, kind, example, kinds))
-            said = told.observation(call, call.passages, kind, example, kinds)
-            chat += [Message(role="assistant", content=turn.text), numbered(said)]
+            observation = instructed.observation(call, call.passages, kind, example, kinds)
+            chat += [Message(role="assistant", content=turn.text), numbered(observation)]
         raise AssertionError("the agent lets no search through in the last round")
 
     async def _turn(self, chat: Sequence[Message], number: int, made: Attempt) -> Turn:
-        """The model's next turn, cut where the policy's would be."""
+        """The model's next turn, cut at the stop strings of the policy."""
         text = await written(
             self.services,
             chat,
@@ -251,14 +255,14 @@ class MMSearchTeacher:
         return Turn(text=text, stop_reason="stop", tokens=len(self._tokenizer.encode(text)))
 
     def _observe(self, turn: Turn, observation: Observation) -> None:
-        """Writes what the student reads after a turn, as its rollouts record it."""
-        said = rendered(observation, self._tokenizer, self._images, self.agent.special_tokens)
-        reply = self.agent.instruct
-        turn.observation = self._tokenizer.decode(self._tokenizer.reply(said.text)) if reply else said.text
-        turn.shown = list(said.shown)
+        """Adds the observation to a turn, as the student reads it and its rollouts record it."""
+        shown = rendered(observation, self._tokenizer, self._images, self.agent.special_tokens)
+        as_message = self.agent.instruct
+        turn.observation = self._tokenizer.decode(self._tokenizer.reply(shown.text)) if as_message else shown.text
+        turn.shown = list(shown.shown)
 
     def _check(self, episode: Episode) -> None:
-        """Raises GivenUp for what is not worth learning."""
+        """Raises GivenUp if the episode is not worth learning."""
         metric = ANSWER_METRICS[self.config.metric]
         accepted = accepted_answers(episode.example, episode.answer)
         if metric(episode.answer, accepted, self.config.normalizer) < 1.0:
@@ -269,13 +273,13 @@ class MMSearchTeacher:
             raise GivenUp("too long", f"{length} tokens")
 
     def _length(self, episode: Episode) -> int:
-        """Tokens of an episode as the student reads it."""
+        """Number of tokens of an episode as the student reads it."""
         images = self._images
         shown = [item.image for turn in episode.turns for item in turn.shown if item.digest]
-        seen = [*episode.example.images, *shown]
-        expanded = sum(images.process(image).tokens - 1 for image in seen) if images else 0
-        told = [turn.text + turn.observation for turn in episode.turns]
-        return len(self._opening(episode.example)) + expanded + sum(len(self._tokenizer.encode(text)) for text in told)
+        pictures = [*episode.example.images, *shown]
+        expanded = sum(images.process(image).tokens - 1 for image in pictures) if images else 0
+        texts = [turn.text + turn.observation for turn in episode.turns]
+        return len(self._opening(episode.example)) + expanded + sum(len(self._tokenizer.encode(text)) for text in texts)
 
     def _opening(self, example: Example) -> list[int]:
         images = self._images
@@ -292,7 +296,7 @@ class MMSearchTeacher:
 
 
 def numbered(observation: Observation) -> Message:
-    """An observation as a chat model gets it: its pictures first, and their numbers where they stood."""
+    """An observation as a chat model gets it: the pictures first, and in the text their numbers."""
     images: list[Any] = []
     text = ""
     for piece in [observation] if isinstance(observation, str) else observation:
@@ -305,7 +309,7 @@ def numbered(observation: Observation) -> Message:
 
 
 def until_stop(text: str) -> str:
-    """A reply up to and with the first of the protocol's stops, as an engine cuts a policy's turn."""
+    """A reply up to the first stop string of the protocol (included), as an engine cuts a policy's turn."""
     ends = [text.index(stop) + len(stop) for stop in protocol.STOPS if stop in text]
     return text[: min(ends)] if ends else text.strip()
 
@@ -319,16 +323,17 @@ def teach(
     overwrite: bool = False,
     progress: bool = True,
 ) -> TeachingReport:
-    """Has the questions of `config.data` worked on and writes the right attempts. Run again after a kill, it goes on where it
-    was; no finished question is asked again.
+    """Lets the teacher work on the questions of `config.data`, and writes the right attempts.
+
+    After a kill, the same call goes on where the job was. No finished question is asked again.
 
     Args:
-      open_services: gives the teacher and the knowledge bases; not called where nothing is left to do.
-      student: the policy of `config.student`, where it is in memory already.
-      overwrite: throw away what a job of other settings has made in `workdir`.
+      open_services: opens the teacher and the knowledge bases. It is not called if nothing is left to do.
+      student: the policy of `config.student`, if it is in memory already.
+      overwrite: delete what a job with other settings has made in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job of other settings or another process is at it, the data or the student can't be used, or
+      ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
         too many questions failed in a row.
     """
     started = time.monotonic()
@@ -366,7 +371,7 @@ def teach(
 
 
 async def _question(question: Question, teacher: MMSearchTeacher, pictures: PictureFiles) -> dict[str, Any]:
-    """A question's record, after as many attempts as it takes."""
+    """A question's record, after its attempts."""
     attempts: list[Attempt] = []
     episode = None
     for number in range(teacher.config.attempts):
@@ -403,18 +408,18 @@ def _write(
     records: Sequence[Mapping[str, Any]],
     seconds: float,
 ) -> TeachingReport:
-    """The episodes in the order in which their questions are tried, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[question.example.id] for question in questions if question.example.id in last]
-    kept = [record for record in tried if record["episode"] is not None]
-    write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in kept))
+    """Writes the episodes, in the order in which their questions are tried, and the report."""
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
+    accepted = [record for record in tried if record["episode"] is not None]
+    write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in accepted))
     attempts = [attempt for record in records for attempt in record["attempts"]]
     report = TeachingReport(
         model=config.llm.model,
         tried=dict(collections.Counter(record["dataset"] for record in tried)),
-        accepted=dict(collections.Counter(record["dataset"] for record in kept)),
+        accepted=dict(collections.Counter(record["dataset"] for record in accepted)),
         reasons=dict(collections.Counter(r["outcome"] for r in tried if r["episode"] is None).most_common()),
-        ways=dict(collections.Counter(_way(record["episode"]) for record in kept).most_common()),
+        ways=dict(collections.Counter(_searches_of(record["episode"]) for record in accepted).most_common()),
         use=ModelUse.counted(attempts, config.read_price, config.write_price),
         searches=sum(attempt["searches"] for attempt in attempts),
         seconds=round(seconds, 1),
@@ -423,13 +428,16 @@ def _write(
     return report
 
 
-def _way(episode: Mapping[str, Any]) -> str:
-    """What an episode searched: "image, text"."""
+def _searches_of(episode: Mapping[str, Any]) -> str:
+    """The tools that an episode searched, such as "image, text"."""
     return ", ".join(call["tool"] for turn in episode["turns"] for call in turn["calls"]) or "nothing"
 
 
 def _prompts(agent: MMSearchAgent) -> str:
-    """Of what is said to the model, which a later version may word anew."""
+    """A digest of the prompts, because a later version may change their wording."""
     plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
-    said = [protocol.first("", agent.limits, True), *(protocol.after("", plan, agent.limits, True) for plan in plans)]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    prompts = [
+        protocol.first("", agent.limits, True),
+        *(protocol.after("", plan, agent.limits, True) for plan in plans),
+    ]
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

@@ -1,10 +1,12 @@
-"""Questions about pictures from a list of concepts (MMSearch-R1, arXiv 2506.20670, section 3.1, VQA Collection): a picture and
-a page of each, a question that a language model asks of them, the kind of knowledge, and a sample with all kinds alike.
+"""Makes questions about pictures from a list of concepts (MMSearch-R1, arXiv 2506.20670, section 3.1, VQA Collection).
 
-WORKDIR/construct.json             what the job is made of
+For each concept, a search finds a picture with a page. A language model writes a question about them, and says which kind of
+knowledge it asks for. The sample has as many questions of each kind.
+
+WORKDIR/construct.json             settings and data of the job
 WORKDIR/concepts.jsonl             a record per finished concept: what was tried, and the question
 WORKDIR/questions.jsonl            all questions
-WORKDIR/train.jsonl, test.jsonl    the sample, of other concepts each
+WORKDIR/train.jsonl, test.jsonl    the sample; the two files share no concept
 WORKDIR/images/                    their pictures
 WORKDIR/report.json, report.md     written when the job ends
 """
@@ -60,24 +62,26 @@ class VqaConfig:
     """A job that makes questions about pictures of concepts."""
 
     job: Literal["vqa"] = "vqa"  # says which job it is
-    # a text file with a concept a line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
+    # a text file with one concept per line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
     concepts: str = ""
-    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # who asks; it must see
-    # one knowledge base, which is asked in words and finds passages with pictures
+    llm: ChatModelConfig = dataclasses.field(
+        default_factory=ChatModelConfig
+    )  # the model that writes questions; it must read pictures
+    # one knowledge base, which takes text queries and finds passages with pictures
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
-    k: Size = 3  # passages of a search; the first with a picture and a text is taken
-    max_page: Size = 8000  # characters of its text that the model reads
-    attempts: Size = 3  # replies that are asked for, with the fault of the one before, until one keeps the rules
+    k: Size = 3  # passages per search; the first with a picture and a text is taken
+    max_page: Size = 8000  # most characters of the passage that the model reads
+    attempts: Size = 3  # most requests until a reply keeps the rules; the model is told what was wrong
     temperature: NonNegative = 0.7  # of the replies
-    max_tokens: Size = 1024  # of a reply
-    sample: Count = 6000  # questions of the sample, as many of each kind as there are; 0: all
-    test: Count = 600  # how many of these are in test.jsonl
-    concurrency: Size = 32  # concepts under way at once
-    patience: Size = 20  # concepts in a row that may fail before the job stops
-    search_timeout: Positive = 60.0  # seconds
+    max_tokens: Size = 1024  # most tokens of a reply
+    sample: Count = 6000  # questions of the sample, equally many of each kind if there are enough; 0: all
+    test: Count = 600  # number of these that go to test.jsonl
+    concurrency: Size = 32  # concepts in progress at once
+    patience: Size = 20  # the job stops after so many failed concepts in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
     read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that it writes
-    seed: Seed = 0  # of what is drawn
+    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
+    seed: Seed = 0  # seed of the sample
 
     def __post_init__(self) -> None:
         if not self.concepts:
@@ -91,7 +95,7 @@ class VqaConfig:
             raise ValueError(f"config.test={self.test} must be less than config.sample={self.sample}")
 
     def decisive(self) -> dict[str, Any]:
-        """What questions depend on beside the concepts: other values are another job."""
+        """The settings that questions depend on, besides the concepts. Other values make another job."""
         model = dataclasses.asdict(self.llm)
         return {
             **{key: getattr(self, key) for key in ("job", "k", "max_page", "attempts", "temperature", "max_tokens")},
@@ -102,26 +106,26 @@ class VqaConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Concept:
-    """Something that can be seen, and its other names."""
+    """A visible thing, with its other names."""
 
     name: str
     aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """The name and the aliases."""
         return (self.name, *self.aliases)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VqaReport(Report):
-    """Questions by kind of knowledge, and what they took.
+    """Questions by kind of knowledge, and their cost.
 
     Attributes:
-      concepts, tried, accepted: numbers of them.
-      reasons: why concepts have no question, by their last reply.
-      replies: by the rule that they broke, of all that were asked for; "accepted" those that broke none.
-      kinds: questions by kind of knowledge; train and test: of the files.
+      concepts, tried, accepted: number of concepts: all, those tried, and those with a question.
+      reasons: number of concepts without a question, by the outcome of their attempt.
+      replies: number of replies by the rule that they broke; "accepted" counts those that broke none.
+      kinds, train, test: number of questions by kind of knowledge: all, and in each file.
     """
 
     concepts: int
@@ -152,20 +156,20 @@ class VqaReport(Report):
 
 
 def read_concepts(path: str) -> list[Concept]:
-    """The concepts of a file, each once, whatever its case and spaces.
+    """The concepts of a file. Concepts that differ only in case and spaces count as one.
 
     Raises:
-      ValueError: there is no such file, no concept in it, or a row without one; names file, row and key.
+      ValueError: there is no such file, it has no concept, or a row has none. The message names file, row and key.
     """
-    place = pathlib.Path(path).expanduser()
-    if not place.is_file():
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
         raise ValueError(f"config.concepts={path!r}: there is no such file")
-    found: dict[str, Concept] = {}
-    if place.suffix == ".txt":
-        concepts = [Concept(name=" ".join(line.split())) for line in place.read_text().splitlines() if line.strip()]
+    unique: dict[str, Concept] = {}
+    if file.suffix == ".txt":
+        concepts = [Concept(name=" ".join(line.split())) for line in file.read_text().splitlines() if line.strip()]
     else:
         concepts = []
-        for where, row in read_rows(place):
+        for where, row in read_rows(file):
             name, aliases = row.get("concept"), row.get("aliases") or []
             if not isinstance(name, str) or not name.strip():
                 raise where.error("key 'concept' is missing or empty")
@@ -173,10 +177,10 @@ def read_concepts(path: str) -> list[Concept]:
                 raise where.error("key 'aliases' must be a list of strings")
             concepts.append(Concept(name=" ".join(name.split()), aliases=tuple(aliases)))
     for concept in concepts:
-        found.setdefault(concept.name.lower(), concept)
-    if not found:
+        unique.setdefault(concept.name.lower(), concept)
+    if not unique:
         raise ValueError(f"config.concepts={path!r} holds no concept")
-    return list(found.values())
+    return list(unique.values())
 
 
 def make_vqa(
@@ -187,16 +191,17 @@ def make_vqa(
     overwrite: bool = False,
     progress: bool = True,
 ) -> VqaReport:
-    """Makes a question of each concept and draws the sample. Run again after a kill, it goes on where it was; no finished
-    concept is asked for again.
+    """Makes a question for each concept and draws the sample.
+
+    After a kill, the same call goes on where the job was. No finished concept is asked for again.
 
     Args:
-      open_services: gives the language model and the knowledge base; not called where nothing is left to do.
-      overwrite: throw away what a job of other settings has made in `workdir`.
+      open_services: opens the language model and the knowledge base. It is not called if nothing is left to do.
+      overwrite: delete what a job with other settings has made in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job of other settings or another process is at it, the concepts can't be used, or too many
-        failed in a row.
+      ValueError: `workdir` holds a job with other settings, another process uses it, the concepts can't be used, or too many
+        concepts failed in a row.
     """
     started = time.monotonic()
     concepts = read_concepts(config.concepts)
@@ -234,43 +239,43 @@ def make_vqa(
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """From a concept to its record."""
+    """Makes the records of concepts."""
 
     config: VqaConfig
     services: Services
     images: pathlib.Path
 
     async def record(self, concept: Concept) -> dict[str, Any]:
-        made, broken = Attempt(), []
+        attempt, broken = Attempt(), []
         row = None
         try:
             page = await self._page(concept)
-            asked = await self._question(concept, page, made, broken)
-            row = self._row(concept, page, asked, await self._kind(asked, made, broken))
+            question = await self._question(concept, page, attempt, broken)
+            row = self._row(concept, page, question, await self._kind(question, attempt, broken))
             broken.append("accepted")
         except GivenUp as reason:
-            made.outcome, made.detail = reason.outcome, str(reason)
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
         return {
             "id": concept.name,
-            "outcome": made.outcome,
-            "detail": made.detail,
+            "outcome": attempt.outcome,
+            "detail": attempt.detail,
             "broken": broken,
-            "made": made.record(),
+            "made": attempt.record(),
             "row": row,
         }
 
     async def _page(self, concept: Concept) -> Passage:
-        """The first that has a picture and a text."""
+        """The first passage that has a picture and a text."""
         call = await self.services.search("pictures", concept.name, self.config.k)
         if call.error is not None:
             raise GivenUp("search failed", call.error)
-        page = next((one for one in call.passages if one.image and one.text.strip()), None)
+        page = next((passage for passage in call.passages if passage.image and passage.text.strip()), None)
         if page is None:
             raise GivenUp("no picture", f"{len(call.passages)} passages, none with a picture and a text")
         return page
 
     async def _question(self, concept: Concept, page: Passage, made: Attempt, broken: list[str]) -> Asked:
-        """A question that keeps the rules; the model is told which one it broke."""
+        """A question that keeps the rules. If a reply breaks one, the model is told and asked again."""
         prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
         chat = [Message(role="user", content=prompt, images=(page.image,))]
         last: GivenUp | None = None
@@ -311,7 +316,7 @@ class _Maker:
         return without_thinking(await written(self.services, chat, made, **options, sample=number))
 
     def _row(self, concept: Concept, page: Passage, asked: Asked, kind: str) -> dict[str, Any]:
-        """As FlashRAG writes it."""
+        """The question as a row in FlashRAG's form."""
         try:
             picture = save_picture(page.image, self.images)
         except ValueError as error:
@@ -332,13 +337,13 @@ def _write(
     records: Sequence[Mapping[str, Any]],
     started: float,
 ) -> VqaReport:
-    """All questions, the sample, and the report."""
-    last = {record["id"]: record for record in records}
-    tried = [last[concept.name] for concept in concepts if concept.name in last]
+    """Writes all questions, the sample, and the report."""
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[concept.name] for concept in concepts if concept.name in last_records]
     rows = [record["row"] for record in tried if record["row"] is not None]
     train, test = balanced(rows, config.sample, config.test, config.seed)
-    for name, some in (("questions", rows), ("train", train), ("test", test)):
-        write_json_lines(workdir / f"{name}.jsonl", some)
+    for name, part_rows in (("questions", rows), ("train", train), ("test", test)):
+        write_json_lines(workdir / f"{name}.jsonl", part_rows)
     report = VqaReport(
         model=config.llm.model,
         concepts=len(concepts),
@@ -359,36 +364,36 @@ def _write(
 def balanced(
     rows: Sequence[dict[str, Any]], sample: int, test: int, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(Training, test): as many questions of each kind as there are, drawn, in the order of `rows`.
+    """Draws (training, test) with equally many questions of each kind, if there are enough. Rows keep their order.
 
-    A row is of one concept alone, so no concept is in both.
+    Each row belongs to one concept, so no concept is in both.
 
     Args:
-      sample: of both together; 0: all.
-      test: of these, as many of each kind as there are; at most half of the sample.
+      sample: size of both together; 0: all.
+      test: size of the test part, also with equally many of each kind; at most half of the sample.
     """
     rng = np.random.default_rng(seed)
     by_kind: dict[str, list[int]] = {name: [] for name in TAXONOMY}
     for number in rng.permutation(len(rows)).tolist():
         by_kind[rows[number]["metadata"]["type"]].append(number)
-    taken = alike({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
-    held_out = alike(taken, min(test, sum(taken.values()) // 2))
+    sampled = alike({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
+    held_out = alike(sampled, min(test, sum(sampled.values()) // 2))
     tested = {number for name, items in by_kind.items() for number in items[: held_out[name]]}
-    drawn = {number for name, items in by_kind.items() for number in items[: taken[name]]}
+    drawn = {number for name, items in by_kind.items() for number in items[: sampled[name]]}
     return [rows[i] for i in sorted(drawn - tested)], [rows[i] for i in sorted(tested)]
 
 
 def alike(there: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """How many of each kind make `wanted` together: of all alike, as far as there are so many; the first get what does not
-    divide."""
-    taken = dict.fromkeys(there, 0)
-    left = min(wanted, sum(there.values()))
-    while left:
-        for name in [name for name in there if taken[name] < there[name]]:
-            if left:
-                taken[name] += 1
-                left -= 1
-    return taken
+    """How many of each kind to take to get `wanted` in all: equally many, as far as there are enough. The first kinds get the
+    remainder."""
+    counts = dict.fromkeys(there, 0)
+    remaining = min(wanted, sum(there.values()))
+    while remaining:
+        for name in [name for name in there if counts[name] < there[name]]:
+            if remaining:
+                counts[name] += 1
+                remaining -= 1
+    return counts
 
 
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""What a model is asked for questions about pictures, and the rules that its replies keep (MMSearch-R1, arXiv 2506.20670,
-section 3.1 and appendix D.1), in words of our own."""
+"""Prompts that ask a model for questions about pictures, and the rules for its replies (MMSearch-R1, arXiv 2506.20670,
+section 3.1 and appendix D.1). The wording is ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from routerl_jax.agents.grammar import between
 from routerl_jax.curation.attempts import GivenUp
 from routerl_jax.rewards.normalize import NORMALIZERS
 
-# Kinds of knowledge that a question asks for, with what is said of each.
+# Kinds of knowledge that a question may ask for, each with its description in the prompt.
 TAXONOMY = {
     "Arts": "paintings, music, film, books, design",
     "Place": "cities, landmarks, landscapes, buildings",
@@ -22,10 +22,10 @@ TAXONOMY = {
     "Events": "happenings, sports, festivals, wars",
 }
 QUESTION_WORDS = ("who", "whom", "whose", "what", "which", "where", "when", "how", "why")
-_MOST_WORDS = 40  # of a question
-_SHORTEST = 3  # letters of a word by which an answer may be given away
+_MOST_WORDS = 40  # most words of a question
+_SHORTEST = 3  # fewest letters of a word that can give the answer away
 _COMMON = frozenset(["and", "for", "from", "with", "into", "its", "his", "her", "this", "that", "was", "are"])
-# What somebody who only sees the picture would not say.
+# Words that somebody who only sees the picture would not use.
 _SOURCE = re.compile(
     r"\b(web ?page|page|article|website|text|passage|caption|document|according to|mentioned|described above|concept)\b",
     re.I,
@@ -41,7 +41,7 @@ class Asked:
 
 
 def question_prompt(concept: str, title: str, page: str) -> str:
-    """Asks for a question; the picture stands before it."""
+    """The prompt that asks for a question. The picture stands before it."""
     return (
         f"The picture and the text below were found for: {concept}\n\n"
         f"Title: {title}\nText: {page}\n\n"
@@ -57,8 +57,8 @@ def question_prompt(concept: str, title: str, page: str) -> str:
 
 
 def kind_prompt(question: str, answer: str) -> str:
-    """Asks for the kind of knowledge."""
-    kinds = "\n".join(f"{name}: {what}" for name, what in TAXONOMY.items())
+    """The prompt that asks for the kind of knowledge."""
+    kinds = "\n".join(f"{name}: {description}" for name, description in TAXONOMY.items())
     return (
         "Which kind of knowledge does this question about a picture ask for?\n\n"
         f"{kinds}\n\nQuestion: {question}\nAnswer: {answer}\n\nWrite one name inside <kind> and </kind>."
@@ -66,18 +66,18 @@ def kind_prompt(question: str, answer: str) -> str:
 
 
 def again_prompt(why: str) -> str:
-    """Asks once more, where a reply could not be used."""
+    """The prompt after a reply that could not be used."""
     return f"That could not be used: {why}. Write another question and answer in the same form."
 
 
 def read_question(reply: str, names: tuple[str, ...]) -> Asked:
-    """The question of a reply that keeps the rules.
+    """The question and answer in a reply.
 
     Args:
-      names: of the concept: an answer holds one of them.
+      names: names of the concept. The answer must contain one of them.
 
     Raises:
-      GivenUp: names the rule.
+      GivenUp: the reply breaks a rule, which the message names.
     """
     if "<none/>" in reply:
         raise GivenUp("not shown", "the model says that picture and text do not show it")
@@ -89,22 +89,22 @@ def read_question(reply: str, names: tuple[str, ...]) -> Asked:
         raise GivenUp("answer without the concept", f"the answer {answer!r} does not name {names[0]!r}")
     if not re.match(rf"({'|'.join(QUESTION_WORDS)})\b", question, re.IGNORECASE):
         raise GivenUp("no question word", f"the question begins with {question.split()[0]!r}")
-    if given := _given_away(question, (*names, answer)):
-        raise GivenUp("given away", f"the question says {given!r}")
+    if leaked := _given_away(question, (*names, answer)):
+        raise GivenUp("given away", f"the question says {leaked!r}")
     if not question.endswith("?") or "?" in question[:-1] or len(question.split()) > _MOST_WORDS:
         raise GivenUp("not as one would ask", f"it must be one question of at most {_MOST_WORDS} words")
-    if found := _SOURCE.search(question):
-        raise GivenUp("not as one would ask", f"the question speaks of {found.group()!r}, which nobody sees")
+    if match := _SOURCE.search(question):
+        raise GivenUp("not as one would ask", f"the question speaks of {match.group()!r}, which nobody sees")
     return Asked(question=question, answer=answer)
 
 
 def read_kind(reply: str) -> str:
-    """The kind of a reply. Raises GivenUp for one that is not of the taxonomy."""
-    said = (between(reply, "<kind>", "</kind>") or "").strip().lower()
-    found = next((name for name in TAXONOMY if name.lower() == said), "")
-    if not found:
-        raise GivenUp("unknown kind", f"{said or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
-    return found
+    """The kind of knowledge in a reply. Raises GivenUp if it is not in the taxonomy."""
+    reply_kind = (between(reply, "<kind>", "</kind>") or "").strip().lower()
+    kind = next((name for name in TAXONOMY if name.lower() == reply_kind), "")
+    if not kind:
+        raise GivenUp("unknown kind", f"{reply_kind or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
+    return kind
 
 
 def _words(text: str) -> list[str]:
@@ -112,16 +112,16 @@ def _words(text: str) -> list[str]:
 
 
 def _holds(text: str, name: str) -> bool:
-    """Whether a text has the words of a name, one after the other."""
+    """Whether a text contains the words of a name, one after the other."""
     words, wanted = _words(text), _words(name)
     return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
 
 
 def _given_away(question: str, names: tuple[str, ...]) -> str:
-    """A name, or a word of a name, that a question says; "" if none."""
-    said = set(_words(question))
+    """A name, or a word of a name, that a question contains; "" if there is none."""
+    question_words = set(_words(question))
     for name in names:
         for word in _words(name):
-            if word in said and len(word) >= _SHORTEST and word not in _COMMON:
+            if word in question_words and len(word) >= _SHORTEST and word not in _COMMON:
                 return word
     return next((name for name in names if _holds(question, name)), "")

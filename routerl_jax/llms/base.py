@@ -1,4 +1,4 @@
-"""What a language model is to those who want one answer to each prompt."""
+"""The interface of a chat model: one answer to each conversation."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from routerl_jax.models.images import image_digest
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A model's answer to one conversation, or why there is none.
+    """A model's answer to one conversation, or the reason why there is none.
 
     Attributes:
-      text: the answer; "" where it failed.
-      error: why it failed, in one line; None if it did not.
-      finish: "stop" (it came to its end), "length" (`max_tokens` cut it) or "error".
-      prompt_tokens, tokens: read and written; 0 where they are not known.
-      kept: it was in a cache.
-      fault: of an error, what kind it is (`llms.faults`); "" where that is not known.
-      stopped_by: the stop string that ended it, where the server says so; it is not in the text.
-      seconds: that it took; 0 where nobody measured.
+      text: the answer; "" if the request failed.
+      error: why it failed, in one line; None if it did not fail.
+      finish: "stop" (the model ended its answer), "length" (`max_tokens` cut it off) or "error".
+      prompt_tokens, tokens: number of tokens read and written; 0 if unknown.
+      kept: the answer came from a cache.
+      fault: the kind of the error (`llms.faults`); "" if it is unknown.
+      stopped_by: the stop string that ended the answer, if the server names it. It is not part of `text`.
+      seconds: the time that the answer took; 0 if it was not measured.
     """
 
     text: str = ""
@@ -37,25 +37,27 @@ class Completion:
 
 
 def spoken(conversation: Sequence[Message]) -> list[list[str]]:
-    """What two equal conversations have in common, JSON-serialisable: roles, contents, digests of pictures.
+    """A conversation as JSON-serialisable data: roles, contents, and the digests and positions of pictures.
+
+    Equal conversations give equal data.
 
     Raises:
-      ValueError: a picture that can't be read.
+      ValueError: a picture can't be read.
     """
     return [[m.role, m.content, *map(image_digest, m.images), *map(str, m.places)] for m in conversation]
 
 
 class ChatModel(Protocol):
-    """A model that answers conversations; safe to use from several threads."""
+    """A model that answers conversations. It is safe to use from several threads."""
 
     @property
     def name(self) -> str:
-        """Of the model, as caches and reports know it."""
+        """The model's name in caches and reports."""
         ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What else its answers depend on, beside the arguments of a call; JSON-serialisable."""
+        """What answers depend on besides the model's name and the arguments of a call; JSON-serialisable."""
         ...
 
     def complete(
@@ -67,11 +69,13 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> list[Completion]:
-        """One answer per conversation, in order. A conversation that fails has `error` set; nothing is raised for it. Where the
-        caller has set a time limit (core.patience), what has no answer by then has failed.
+        """One answer per conversation, in order.
+
+        A conversation that fails has `error` set; nothing is raised for it. The caller may set a time limit (core.patience):
+        conversations that have no answer by then have failed.
 
         Args:
-          schema: a JSON schema that the answer should obey. A model that can't be made to may ignore it: check the answer.
-          sample: who asks the same again, and wants another answer above temperature 0, counts up here.
+          schema: a JSON schema that the answer should obey. Some models can't be forced to, so check the answer.
+          sample: number of the sample. To ask the same again and get another answer (above temperature 0), count it up.
         """
         ...

@@ -1,4 +1,4 @@
-"""Answers that are kept: a chat model that is asked no question twice, in any run."""
+"""A chat model with a cache of its answers: it is asked no question twice, in any run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
 
 
 class CachedModel:
-    """A ChatModel with its answers in a cache, under its name, its settings, the messages (pictures by their content), and the
-    call's arguments.
+    """A ChatModel with a cache of its answers.
 
-    Answers above temperature 0 are kept as well: equal calls get equal answers. Failures are not kept. Within a call, equal
-    conversations are asked once.
+    The key of an answer is made of the model's name, its settings, the messages (pictures by their content) and the arguments
+    of the call. Answers above temperature 0 are kept as well: equal calls get equal answers. Failures are not kept. Within a
+    call, equal conversations are asked once.
 
     Args:
-      cache: default `llms.sqlite` in $ROUTERL_CACHE, without a bound on its size.
-      save_every: conversations after which a long call saves what it has, so that a killed run loses no more.
-      progress: description for a progress bar over long calls; none if empty.
+      cache: default: `llms.sqlite` in $ROUTERL_CACHE, without a bound on its size.
+      save_every: a long call saves its answers after this many conversations. A killed run loses no more than these.
+      progress: label of a progress bar over long calls; no bar if empty.
     """
 
     def __init__(
@@ -49,40 +49,42 @@ class CachedModel:
         sample: int = 0,
         **more: Any,
     ) -> list[Completion]:
-        """One answer per conversation, in order: a kept one, or the model's; what fails has `error` set.
+        """One answer per conversation, in order: from the cache, or from the model. A conversation that fails has `error` set.
 
         Args:
           more: arguments that this model takes beyond those of every ChatModel; JSON-serialisable.
         """
-        about: list[Any] = [self.name, self.settings, max_tokens, temperature, schema]
-        about += [sample] if sample or more else []
-        about += [more] if more else []
+        key_parts: list[Any] = [self.name, self.settings, max_tokens, temperature, schema]
+        key_parts += [sample] if sample or more else []
+        key_parts += [more] if more else []
         answers: dict[str, Completion] = {}
         keys = []
         for number, messages in enumerate(conversations):
             try:
-                keys.append(cache_key("llm", about, spoken(messages)))
+                keys.append(cache_key("llm", key_parts, spoken(messages)))
             except ValueError as error:  # a picture that can't be read
                 keys.append(f"unreadable {number}")
                 answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
-        kept = self._cache.get_many([key for key in keys if key not in answers])
-        answers |= {key: _read(value) for key, value in kept.items()}
+        cached = self._cache.get_many([key for key in keys if key not in answers])
+        answers |= {key: _read(value) for key, value in cached.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
-        asked = list(missing)
-        with Bar(total=len(asked), desc=self._progress, unit="answer", disable=not self._progress) as bar:
-            for start in range(0, len(asked), self._save_every):
-                some = asked[start : start + self._save_every]
-                fresh = self._model.complete(
-                    [missing[key] for key in some],
+        new_keys = list(missing)
+        with Bar(total=len(new_keys), desc=self._progress, unit="answer", disable=not self._progress) as bar:
+            for start in range(0, len(new_keys), self._save_every):
+                chunk = new_keys[start : start + self._save_every]
+                new_answers = self._model.complete(
+                    [missing[key] for key in chunk],
                     max_tokens=max_tokens,
                     temperature=temperature,
                     schema=schema,
                     sample=sample,
                     **more,
                 )
-                self._cache.set_many({key: _write(answer) for key, answer in zip(some, fresh) if answer.error is None})
-                answers |= dict(zip(some, fresh))
-                bar.update(len(some))
+                self._cache.set_many(
+                    {key: _write(answer) for key, answer in zip(chunk, new_answers) if answer.error is None}
+                )
+                answers |= dict(zip(chunk, new_answers))
+                bar.update(len(chunk))
         return [answers[key] for key in keys]
 
     def close(self) -> None:

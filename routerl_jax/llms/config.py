@@ -1,4 +1,4 @@
-"""The configuration of a chat model, and of one that judges answers."""
+"""The configurations of chat models and of judges."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ Form = Literal["turns", "continue"]  # how a conversation becomes messages (llms
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class EndpointConfig:
-    """A language model behind an OpenAI-compatible endpoint. Keys are never in here, only the names of variables that hold
-    them."""
+    """A language model behind an OpenAI-compatible endpoint. It holds no keys, only the names of environment variables with
+    keys."""
 
-    model: str = ""  # its name on the server
+    model: str = ""  # the model's name on the server
     base_url: str = "http://127.0.0.1:8000/v1"  # URL of the endpoint, with its /v1
-    api_key_env: str = ""  # environment variable with the key; empty: none is sent
+    api_key_env: str = ""  # environment variable with the key; empty: no key is sent
     concurrency: Size = 32  # requests under way at once
     timeout: Positive = 120.0  # seconds for one attempt
     retries: Count = 4  # attempts after the first
     rate: NonNegative = 0.0  # requests per second; 0: no limit
-    redis_env: str = ""  # variable with the URL of a Redis that holds the limit for all processes
+    redis_env: str = ""  # environment variable with the URL of a Redis server that shares the limit among processes
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # further fields of every request
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ChatModelConfig(EndpointConfig):
-    """Which language model, and how to reach it."""
+    """A language model and how to reach it."""
 
-    # "openai": behind an endpoint; "engine": on this machine's devices, with a directory, hub id or packaged model for `model`
+    # openai: behind an endpoint; engine: on this machine's devices (`model` is a directory, hub id or packaged model)
     kind: str = "openai"
-    rows: Size = 16  # engine: conversations at once
-    max_length: Size = 4096  # engine: tokens of prompt and answer, at most what the model takes
-    dtype: str = "bfloat16"  # engine: of the weights
+    rows: Size = 16  # engine: number of conversations at once
+    max_length: Size = 4096  # engine: most tokens of prompt and answer; the model's own limit holds, too
+    dtype: str = "bfloat16"  # engine: dtype of the weights
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PolicyModelConfig(EndpointConfig):
-    """A language model behind an endpoint as the policy of agents (`llms.policy.ChatModel`); without a `model` none."""
+    """A language model behind an endpoint as the policy of agents (`llms.policy.ChatModel`). An empty `model` means none."""
 
-    max_length: Size = 32768  # tokens of a conversation, about: they are counted as the usual vocabularies have them
-    # what an agent's surroundings say within its turn. turns: as a user's message; continue: as a part of the model's own
-    # unfinished message, with which the endpoint goes on (`continue_final_message` of vLLM and SGLang)
+    max_length: Size = 32768  # most tokens of a conversation; an estimate by the usual vocabularies
+    # how observations within the policy's turn are sent. turns: as a user's message; continue: as part of the model's own
+    # unfinished message, which the endpoint continues (`continue_final_message` of vLLM and SGLang)
     form: Form = "turns"
-    pictures: bool = True  # it sees pictures
-    min_pixels: Size = 56 * 56  # of a picture that is sent
-    max_pixels: Size = 28 * 28 * 1280  # likewise, at most
-    token_rate: NonNegative = 0.0  # tokens per minute, read and written; 0: no limit
+    pictures: bool = True  # the model sees pictures
+    min_pixels: Size = 56 * 56  # fewest pixels of a picture that is sent
+    max_pixels: Size = 28 * 28 * 1280  # most pixels of a picture that is sent
+    token_rate: NonNegative = 0.0  # tokens per minute, read and written together; 0: no limit
     price_read: NonNegative = 0.0  # money per million tokens of prompts
     price_written: NonNegative = 0.0  # money per million tokens of replies
-    budget: NonNegative = 0.0  # most money for all replies of a process, in the same unit; 0: no bound
+    budget: NonNegative = 0.0  # most money that a process may spend on replies; 0: no bound
 
     def __post_init__(self) -> None:
         if self.form not in get_args(Form):
@@ -70,17 +70,17 @@ class PolicyModelConfig(EndpointConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class JudgeConfig(ChatModelConfig):
-    """A language model that says whether answers are right. Without a `model` there is no judge."""
+    """A language model that says whether answers are right. An empty `model` means no judge."""
 
-    style: str = "default"  # how it is asked: llms.judge_styles.JUDGE_STYLES
-    pictures: bool = False  # it sees the question's pictures, too
-    # score of an answer whose verdict failed or can't be read. zero: wrong; em: exact match decides; leave_out: it is out of
-    # means, and its attempt out of the loss
+    style: str = "default"  # how the judge is asked: llms.judge_styles.JUDGE_STYLES
+    pictures: bool = False  # the judge sees the question's pictures, too
+    # how an answer counts if its verdict failed or can't be read. zero: as wrong; em: exact match decides; leave_out: it is
+    # left out of means, and its rollout out of the loss
     failed: Literal["zero", "em", "leave_out"] = "zero"
-    asks: Size = 3  # times that a verdict is asked for, until one can be read
-    temperature: NonNegative = 0.0  # of the first reply; further ones have at least 0.7
-    max_tokens: Size = 512  # of a reply
-    seconds: Positive = 300.0  # time for all verdicts of a step or an evaluation; those still missing have failed
+    asks: Size = 3  # most requests for one verdict, until one can be read
+    temperature: NonNegative = 0.0  # of the first reply; further replies have at least 0.7
+    max_tokens: Size = 512  # most tokens of a reply
+    seconds: Positive = 300.0  # limit for all verdicts of a step or an evaluation; those missing then have failed
 
     def __post_init__(self) -> None:
         JUDGE_STYLES.get(self.style)

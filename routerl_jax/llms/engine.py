@@ -1,4 +1,4 @@
-"""Our own engine as a chat model: whoever asks, from whatever thread, shares its batches."""
+"""Our own engine as a chat model. Callers from all threads share its batches."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from routerl_jax.llms.schemas import with_schema
 
 
 class EngineModel:
-    """A ChatModel over a generation engine, which it alone may use from now on.
+    """A ChatModel over a generation engine. From now on, nothing else may use the engine.
 
-    Conversations join those that are being decoded as soon as a row is free. What a conversation's answer is depends on it,
-    its settings, its sample and the engine's seed, not on the company. A schema is put in the prompt; nothing forces the
-    model to obey it.
+    A conversation joins those that are being decoded as soon as a row of the KV cache is free. Its answer depends on the
+    conversation, the settings, the sample and the engine's seed, not on the other conversations in the batch. A schema is put
+    in the prompt; nothing forces the model to obey it.
 
     Args:
       engine: its tokenizer must have a chat template.
-      name: of the model; default: what the tokenizer was loaded from.
+      name: name of the model; default: what the tokenizer was loaded from.
 
     Raises:
-      ValueError: no chat template, or one of several processes of a job (each would need the same conversations).
+      ValueError: the tokenizer has no chat template, or the job has several processes (each would need the same
+        conversations).
     """
 
     def __init__(self, engine: Engine, name: str = "") -> None:
@@ -58,14 +59,14 @@ class EngineModel:
         schema: Mapping[str, Any] | None = None,
         sample: int = 0,
     ) -> list[Completion]:
-        """One answer per conversation, in order; what fails has `error` set."""
-        asked = [with_schema(conversation, schema) if schema else conversation for conversation in conversations]
+        """One answer per conversation, in order. A conversation that fails has `error` set."""
+        prompts = [with_schema(conversation, schema) if schema else conversation for conversation in conversations]
         sampling = Sampling(temperature=temperature)
-        jobs = [self._loop.submit(self._answer(one, max_tokens, sampling, sample)) for one in asked]
-        return [_result(job) for job in jobs]
+        futures = [self._loop.submit(self._answer(prompt, max_tokens, sampling, sample)) for prompt in prompts]
+        return [_result(future) for future in futures]
 
     def close(self) -> None:
-        """Ends the thread after the conversations that are under way."""
+        """Ends the thread after the conversations in progress."""
         self._loop.close()
 
     async def _answer(
@@ -80,18 +81,16 @@ class EngineModel:
             generated = await self._loop.turn(stream)
             assert generated is not None, "nothing ends a turn early"
             return self._completion(generated, len(stream.ledger))
-        except (
-            Exception
-        ) as error:  # a template or a prompt that can't be used, an engine that failed: the caller goes on
+        except Exception as error:  # the template or the prompt can't be used, or the engine failed: the caller goes on
             return Completion(error=f"{type(error).__name__}: {error}", finish="error")
         finally:
             if stream is not None:
                 engine.close(stream)
 
     def _marked(self, message: Message) -> Message:
-        """The message with the model's mark before its content for each of its pictures; marks in the content are text."""
+        """The message with one image mark before its content per picture. Marks within the content are plain text."""
         tokenizer, content = self._engine.tokenizer, self._engine.tokenizer.plain(message.content)
-        if message.images and (reader := self._engine.images) is not None:  # else the engine says that it sees none
+        if message.images and (reader := self._engine.images) is not None:  # without one the engine rejects pictures
             content = tokenizer.decode(reader.marker) * len(message.images) + content
         return dataclasses.replace(message, content=content)
 
@@ -108,7 +107,7 @@ class EngineModel:
 
 
 def _result(job: Future[Completion]) -> Completion:
-    """A job's answer, waited for as long as the caller has time. One that takes longer is given up."""
+    """The answer of a job. Waits as long as the caller's time limit allows, then cancels the job."""
     seconds = seconds_left(math.inf)
     try:
         return job.result(None if seconds == math.inf else seconds)

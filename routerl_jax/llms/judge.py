@@ -1,4 +1,4 @@
-"""A language model as a judge of answers: asked by one process within a time limit, its verdicts the same on all."""
+"""A language model as a judge of answers. One process asks it, within a time limit; all processes get the same verdicts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from routerl_jax.remote.cache import Cache
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.ranges import accepted_answers
 
-_AGAIN = 0.7  # least temperature of a second reply: at 0 it would be the first
-_SHARE = 0.75  # of the time that is left, for the first replies: one that hangs leaves time to ask the others again
-_SHOWN = 300  # letters of a reply that a verdict keeps
+_AGAIN = 0.7  # least temperature of a second reply: at 0 it would repeat the first one
+_SHARE = 0.75  # share of the remaining time for a round of replies: if one hangs, there is time to ask the others again
+_SHOWN = 300  # characters of a reply that a verdict keeps
 _TROUBLES: tuple[VerdictKind, ...] = ("failed", "unreadable")
-_GRACE = 1.0  # seconds for a model that keeps to the time limit to say so
+_GRACE = 1.0  # extra seconds in which a model that keeps the time limit itself can report it
 
 
 class _Reply(NamedTuple):
-    """What a reply says, and the reply."""
+    """A reply and the verdict in it."""
 
     kind: VerdictKind
     reply: Completion
@@ -45,14 +45,14 @@ class _Reply(NamedTuple):
 class ModelJudge:
     """A `rewards.verdicts.Judge` that asks a language model.
 
-    An episode without an answer is not asked about and counts 0. A reply that can't be read is asked for again, at a
-    temperature of at least 0.7 and at most `config.asks` times in all. What has no verdict then, or failed, counts as
-    `config.failed` says. All verdicts of a call take at most `config.seconds` and a second; those that are missing then have
-    failed. The model is asked by the main process alone.
+    The judge is not asked about an episode without an answer, which counts 0. If a reply can't be read, the judge is asked
+    again, at a temperature of at least 0.7 and at most `config.asks` times in all. An answer that has no verdict then, or whose
+    request failed, counts as `config.failed` says. All verdicts of a call take at most `config.seconds` plus a second; verdicts
+    still missing then have failed. Only the main process asks the model.
 
     Args:
-      open_model: gives the model, on the main process; called when it is first needed, and after `close`.
-      normalizer: of the exact match that decides with failed="em".
+      open_model: opens the model, on the main process. It is called when the model is first needed, and again after `close`.
+      normalizer: normaliser of the exact match that decides with failed="em".
     """
 
     def __init__(self, open_model: Callable[[], ChatModel], config: JudgeConfig, normalizer: str = "search_r1") -> None:
@@ -64,11 +64,11 @@ class ModelJudge:
         """One verdict per episode, in order, the same on every process (a collective call).
 
         Raises:
-          ValueError, RuntimeError: the model can't be opened. What goes wrong when it is asked is a verdict that failed.
+          ValueError, RuntimeError: the model can't be opened. A request that goes wrong is a failed verdict instead.
         """
         with waiting("judge"):
-            found = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
-        return [Verdict(**fields) for fields in multihost.exchange(found)[0]]
+            verdicts = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
+        return [Verdict(**fields) for fields in multihost.exchange(verdicts)[0]]
 
     def close(self) -> None:
         """Closes the cache and the model's connections, if they are open."""
@@ -77,12 +77,12 @@ class ModelJudge:
             self._model = None
 
     def _verdicts(self, episodes: Sequence[Episode]) -> list[Verdict]:
-        asked = [i for i, episode in enumerate(episodes) if (episode.answer or "").strip()]
-        replies = self._replies([self._conversation(episodes[i]) for i in asked]) if asked else []
-        said = dict(zip(asked, replies))
+        answered = [i for i, episode in enumerate(episodes) if (episode.answer or "").strip()]
+        replies = self._replies([self._conversation(episodes[i]) for i in answered]) if answered else []
+        reply_of = dict(zip(answered, replies))
         verdicts = []
         for i, episode in enumerate(episodes):
-            kind, reply = said.get(i, _Reply("unasked", Completion()))
+            kind, reply = reply_of.get(i, _Reply("unasked", Completion()))
             text = " ".join((reply.error or reply.text).split())[-_SHOWN:]
             verdicts.append(Verdict(kind=kind, counts=self._counts(kind, episode), kept=reply.kept, said=text))
         return verdicts
@@ -93,32 +93,32 @@ class ModelJudge:
         return self._style.conversation(example.question, accepted_answers(example, answer), answer, pictures)
 
     def _replies(self, conversations: Sequence[Sequence[Message]]) -> list[_Reply]:
-        """What each conversation comes to."""
+        """One reply per conversation: the last one that did not fail, if there is one."""
         if self._model is None:
             self._model = self._open()
         model, config = self._model, self._config
-        found: list[_Reply] = []
-        open_ = list(range(len(conversations)))
+        replies: list[_Reply] = []
+        pending = list(range(len(conversations)))
         with patience(config.seconds):
             for sample in range(config.asks):
                 last = sample + 1 == config.asks
                 with patience(seconds_left() * (1.0 if last else _SHARE)):
                     answers = model.complete(
-                        [conversations[i] for i in open_],
+                        [conversations[i] for i in pending],
                         max_tokens=config.max_tokens,
                         temperature=max(config.temperature, _AGAIN) if sample else config.temperature,
                         sample=sample,
                     )
-                read = [self._read(answer) for answer in answers]
-                found = found or list(read)
-                for i, reply in zip(open_, read):
-                    if reply.kind != "failed":  # else there was a reply before, and it could not be read
-                        found[i] = reply
-                open_ = [i for i in open_ if found[i].kind == "unreadable"]
-                if not open_:
+                new_replies = [self._read(answer) for answer in answers]
+                replies = replies or list(new_replies)
+                for i, reply in zip(pending, new_replies):
+                    if reply.kind != "failed":  # a failed request does not replace an unreadable reply
+                        replies[i] = reply
+                pending = [i for i in pending if replies[i].kind == "unreadable"]
+                if not pending:
                     break
-        self._complain(found)
-        return found
+        self._complain(replies)
+        return replies
 
     def _read(self, answer: Completion) -> _Reply:
         if answer.error is not None:
@@ -143,11 +143,13 @@ class ModelJudge:
 
 
 def open_judge(config: JudgeConfig, normalizer: str = "search_r1", cache: Cache | None = None) -> ModelJudge:
-    """The judge that a configuration describes, with its replies kept in `cache` (default: as of `CachedModel`); every process
-    must call this. Weights of kind="engine" are not loaded before the judge is asked.
+    """The judge of a configuration. Every process must call this.
+
+    Its replies are kept in `cache` (default: as in `CachedModel`). With kind="engine" the weights are loaded when the judge is
+    first asked.
 
     Raises:
-      ValueError: no model is named, it can't be reached as the configuration says, or a variable is not set.
+      ValueError: no model is named, it can't be reached as the configuration says, or an environment variable is not set.
     """
     if config.kind == "engine" and jax.process_count() > 1:
         raise ValueError(
@@ -155,21 +157,21 @@ def open_judge(config: JudgeConfig, normalizer: str = "search_r1", cache: Cache 
         )
 
     def opened() -> CachedModel:
-        # All replies of a call are saved at once, or one that hangs would take the others' time.
+        # All replies of a call are saved together. Otherwise one that hangs would take the others' time.
         return CachedModel(_Bounded(chat_model(config)), cache, save_every=1 << 30)
 
     def prepare() -> None:
         if config.kind == "engine" and config.model:
             resolve(config.model)
         else:
-            opened().close()  # raises what is wrong
+            opened().close()  # raises if the configuration is wrong
 
     multihost.on_main(prepare)
     return ModelJudge(opened, config, normalizer)
 
 
 class _Bounded:
-    """A chat model that is waited for no longer than the caller has time, whatever it does, and whose errors are replies."""
+    """A chat model that keeps the caller's time limit even if the model hangs. Its exceptions become failed replies."""
 
     def __init__(self, model: ChatModel) -> None:
         self.name, self.settings = model.name, model.settings
@@ -177,7 +179,7 @@ class _Bounded:
 
     def complete(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Completion]:
         done: Future[list[Completion]] = Future()
-        context = contextvars.copy_context()  # the time limit is the thread's, too
+        context = contextvars.copy_context()  # the time limit holds in the thread, too
 
         def work() -> None:
             try:
@@ -206,6 +208,6 @@ def _failed(message: str, conversations: Sequence[Any]) -> list[Completion]:
 
 
 def settings_that_count(config: JudgeConfig) -> Mapping[str, Any]:
-    """What verdicts depend on: two judges that have it in common are one. Where it is reached, and how fast, may change."""
+    """The settings that verdicts depend on. Two judges that share them count as the same; URL and speed may differ."""
     names = ("kind", "model", "extra", "style", "pictures", "failed", "asks", "temperature", "max_tokens")
     return {name: getattr(config, name) for name in names}

@@ -1,4 +1,4 @@
-"""How a judge is asked whether an answer is right, and how its reply is read. The words are ours, not the papers'."""
+"""Prompts that ask a judge whether an answer is right, and the parsing of its reply. The wording is ours, not the papers'."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Message
 from routerl_jax.llms.schemas import without_thinking
 
-_LONGEST = 2000  # letters of an answer that are shown: a judge's patience is no place for a policy to win
+_LONGEST = 2000  # characters of an answer that the judge sees: a policy must not win by length
 _VERDICTS = {
     **dict.fromkeys(("right", "true", "yes", "correct"), True),
     **dict.fromkeys(("wrong", "false", "no", "incorrect"), False),
 }
 _WORD = rf"({'|'.join(_VERDICTS)})"
 _ALONE = re.compile(_WORD)
-# "verdict: true", and what a model writes that likes JSON
+# "verdict: true", also as JSON
 _LABELLED = re.compile(rf"\b(?:final )?(?:verdict|judge?ment|judge|result|answer|correct)\b\W*[:=]\W*{_WORD}\b")
 _FIRST = re.compile(rf"{_WORD}(?=\s*(?:[.,:;!\n(-]|—|–|$))")
 
@@ -29,10 +29,10 @@ class JudgeStyle:
     """A way to ask a judge.
 
     Attributes:
-      system: what the judge is told first.
-      request: the question, with `{question}`, `{answers}` and `{answer}` in it, which become JSON: so no text of the policy
-        can look like anything but the answer.
-      tag: the verdict is written between `<tag>` and `</tag>`; "": by itself.
+      system: the system message.
+      request: the user's message, with `{question}`, `{answers}` and `{answer}`. These are filled in as JSON, so that the
+        policy's text can't be mistaken for anything but the answer.
+      tag: the verdict stands between `<tag>` and `</tag>`; "": it stands alone.
     """
 
     system: str
@@ -42,7 +42,7 @@ class JudgeStyle:
     def conversation(
         self, question: str, answers: Sequence[str], answer: str, pictures: Sequence[Any] = ()
     ) -> list[Message]:
-        """What the judge is asked; `pictures`: those of the question, before the text."""
+        """The messages to the judge. `pictures` of the question stand before the text."""
         filled = self.request.format(
             question=json.dumps(question, ensure_ascii=False),
             answers=json.dumps(list(answers), ensure_ascii=False),
@@ -54,7 +54,7 @@ class JudgeStyle:
         ]
 
     def read(self, reply: str) -> bool | None:
-        """Whether a reply says that the answer is right; None if it does not say which, or says both."""
+        """True if a reply says that the answer is right; None if it says neither right nor wrong, or both."""
         return read_verdict(reply, self.tag)
 
 
@@ -62,30 +62,31 @@ JUDGE_STYLES: Registry[JudgeStyle] = Registry("judge style")
 
 
 def read_verdict(reply: str, tag: str = "") -> bool | None:
-    """The verdict in a judge's reply: right, true, yes or correct; or wrong, false, no or incorrect, in any case.
+    """The verdict in a judge's reply.
 
-    Reasoning before `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without them it
-    stands alone on the last line, after a label ("Verdict: true"), or at the beginning, before a comma or a full stop. None if
-    it is nowhere, or if these places say different things.
+    True for right, true, yes or correct; False for wrong, false, no or incorrect; in upper or lower case. Reasoning before
+    `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without tags it stands alone on the
+    last line, after a label ("Verdict: true"), or at the beginning, before a comma or a full stop. None if there is no verdict,
+    or if these places disagree.
     """
     text = without_thinking(reply).lower()
     if tag:
-        found = re.findall(rf"<{tag.lower()}>(.*?)(?:</{tag.lower()}>|\Z)", text, re.DOTALL)
-        if found:
-            return _lone(found[-1])
+        tagged = re.findall(rf"<{tag.lower()}>(.*?)(?:</{tag.lower()}>|\Z)", text, re.DOTALL)
+        if tagged:
+            return _lone(tagged[-1])
     lines = [line for line in text.splitlines() if re.search(r"\w", line)]
     if not lines:
         return None
     text = text.strip(" \n\t*_`\"'#>[({")
-    said = {_lone(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
+    verdicts = {_lone(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
     if first := _FIRST.match(text):
-        said.add(_VERDICTS[first[1]])
-    said.discard(None)
-    return said.pop() if len(said) == 1 else None
+        verdicts.add(_VERDICTS[first[1]])
+    verdicts.discard(None)
+    return verdicts.pop() if len(verdicts) == 1 else None
 
 
 def _lone(text: str) -> bool | None:
-    """The verdict that a text is, punctuation aside."""
+    """The verdict if the text is nothing else, punctuation aside."""
     match = _ALONE.fullmatch(re.sub(r"\W+", " ", text.replace("_", " ")).strip())
     return _VERDICTS[match[1]] if match else None
 
@@ -102,7 +103,7 @@ JUDGE_STYLES.register("default")(
         request=_FIELDS + "Is the answer right? Write one word, right or wrong, and nothing else.",
     )
 )
-# R1-Searcher's evaluation by a language model (ACC_L): is the predicted answer correct, True or False.
+# R1-Searcher's evaluation by a language model (ACC_L): True or False.
 JUDGE_STYLES.register("r1_searcher")(
     JudgeStyle(
         system="You check whether a system's answer to a question is correct, given reference answers. All of it comes as JSON "
@@ -122,7 +123,7 @@ JUDGE_STYLES.register("vrag")(
         tag="judge",
     )
 )
-# MMSearch-R1's evaluation (table 7): Yes or No by rules; with pictures=True the judge sees what the question is about.
+# MMSearch-R1's evaluation (table 7): Yes or No by rules. With pictures=True the judge sees the question's pictures.
 JUDGE_STYLES.register("mmsearch_r1")(
     JudgeStyle(
         system="You compare an answer to a question, which may be about a picture, with reference answers. The rules:\n"

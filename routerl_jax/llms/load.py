@@ -1,4 +1,4 @@
-"""From a configuration to a chat model."""
+"""Makes chat models from their configurations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHAT_MODELS: Registry[Callable[[ChatModelConfig], ChatModel]] = Registry("kind o
 
 
 def chat_model(config: ChatModelConfig) -> ChatModel:
-    """The model that a configuration describes.
+    """The chat model of a configuration.
 
     Raises:
-      ValueError: no model is named, an unknown kind, or a variable is not set.
+      ValueError: no model is named, the kind is unknown, or an environment variable is not set.
     """
     if not config.model:
         raise ValueError(
@@ -29,7 +29,7 @@ def chat_model(config: ChatModelConfig) -> ChatModel:
 
 @CHAT_MODELS.register("openai")
 def endpoint_model(config: EndpointConfig) -> ChatModel:
-    """The model behind an endpoint. Raises ValueError as `OpenAIModel`."""
+    """A model behind an endpoint. Raises ValueError as `OpenAIModel` does."""
     limiter = open_limiter(config.rate, redis=secret(config.redis_env)) if config.rate else None
     return OpenAIModel(
         config.model,

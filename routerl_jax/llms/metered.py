@@ -1,4 +1,4 @@
-"""Money and tokens: what replies cost, a budget that is not overdrawn, a limit of tokens per minute."""
+"""The cost of replies: prices, a budget that is never exceeded, and a limit of tokens per minute."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from routerl_jax.llms import faults
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.remote.limits import RateLimiter
 
-_LETTERS = 3  # of a prompt per token, at least: estimates are to be on the safe side
-_PICTURE = 1500  # tokens of a picture
+_LETTERS = 3  # characters of a prompt per token, a low guess: estimates should be on the safe side
+_PICTURE = 1500  # estimated tokens of a picture
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,15 @@ class Price:
     written: float = 0.0
 
     def of(self, prompt_tokens: int, tokens: int) -> float:
-        """What a reply costs."""
+        """The cost of a reply."""
         return (self.read * prompt_tokens + self.written * tokens) / 1e6
 
 
 class Budget:
-    """Money that is spent, or set aside for requests under way; safe to use from several threads.
+    """Money that is spent, or reserved for requests in progress. It is safe to use from several threads.
 
     Args:
-      most: that may be spent; 0: any.
+      most: most money that may be spent; 0: no limit.
     """
 
     def __init__(self, most: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def set_aside(self, cost: float) -> bool:
-        """Whether so much is left; it is set aside then, until `spend`."""
+        """Reserves money until `spend`. False if not so much is left."""
         with self._lock:
             if self.spent + self._aside + cost > self.most:
                 return False
@@ -52,21 +52,21 @@ class Budget:
             return True
 
     def spend(self, cost: float, aside: float = 0.0) -> None:
-        """Books what was spent, in the place of what was set aside for it."""
+        """Records money as spent, and releases what was reserved for it (`aside`)."""
         with self._lock:
             self.spent += cost
             self._aside -= aside
 
 
 class MeteredModel:
-    """A chat model that is asked within a budget and a rate of tokens, with the seconds of its replies.
+    """A chat model with a budget and a limit on the rate of tokens. It also measures the seconds of its replies.
 
-    Before a request the most that it can cost is set aside (its prompt, by a careful estimate, and `max_tokens`); where not so
-    much is left it is not asked, and the reply is an error of the kind `faults.BUDGET`. What the endpoint counts is spent;
-    where it counts nothing, the estimate is. A request without a reply is taken to cost nothing.
+    Before a request, the most that it can cost is reserved: its prompt, by a cautious estimate, and `max_tokens`. If the budget
+    has less left, the request is not sent, and the reply is an error of the kind `faults.BUDGET`. The tokens that the endpoint
+    counts are paid for; if it counts none, the estimate is. A request without a reply is taken to cost nothing.
 
     Args:
-      tokens: limit of tokens, read and written; reserved by the same estimate.
+      tokens: limit on tokens, read and written together. The same estimate is reserved.
     """
 
     def __init__(self, model: ChatModel, price: Price, budget: Budget, tokens: RateLimiter | None = None) -> None:
@@ -83,32 +83,36 @@ class MeteredModel:
         sample: int = 0,
         **more: Any,
     ) -> list[Completion]:
-        """One answer per conversation, in order, asked one after the other; what fails has `error` set."""
+        """One answer per conversation, in order, asked one after the other. A conversation that fails has `error` set."""
         options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
-        return [self._one(one, **options, sample=sample, **more) for one in conversations]
+        return [self._one(conversation, **options, sample=sample, **more) for conversation in conversations]
 
     def _one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
-        read = sum(len(one.content) // _LETTERS + _PICTURE * len(one.images) + 8 for one in conversation)
-        most = self._price.of(read, max_tokens)
-        if not self._budget.set_aside(most):
+        prompt_tokens = sum(
+            len(message.content) // _LETTERS + _PICTURE * len(message.images) + 8 for message in conversation
+        )
+        reserved = self._price.of(prompt_tokens, max_tokens)
+        if not self._budget.set_aside(reserved):
             return Completion(
                 error=f"{self.name}: of the budget of {self._budget.most:g}, {self._budget.spent:.4g} are spent, and this "
-                f"request may cost {most:.2g}: it was not asked; raise the budget and run again, what was answered is kept",
+                f"request may cost {reserved:.2g}: it was not asked; raise the budget and run again, what was answered is kept",
                 finish="error",
                 fault=faults.BUDGET,
             )
         cost = 0.0
         try:
             if self._tokens is not None:
-                self._tokens.acquire("tokens", read + max_tokens)
+                self._tokens.acquire("tokens", prompt_tokens + max_tokens)
             started = time.perf_counter()
             [answer] = self._model.complete([conversation], max_tokens=max_tokens, **options)
             if answer.error is None and not (answer.prompt_tokens or answer.tokens):
-                answer = dataclasses.replace(answer, prompt_tokens=read, tokens=1 + len(answer.text) // _LETTERS)
+                answer = dataclasses.replace(
+                    answer, prompt_tokens=prompt_tokens, tokens=1 + len(answer.text) // _LETTERS
+                )
             cost = self._price.of(answer.prompt_tokens, answer.tokens)
             return dataclasses.replace(answer, seconds=time.perf_counter() - started)
         finally:
-            self._budget.spend(cost, most)
+            self._budget.spend(cost, reserved)
 
     def close(self) -> None:
         """Closes the model's connections."""

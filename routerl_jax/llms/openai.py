@@ -23,7 +23,7 @@ from routerl_jax.remote.http import HttpClient, HttpError
 from routerl_jax.remote.limits import RateLimiter, acquire_async
 from routerl_jax.remote.secrets import secret
 
-# How a schema is asked for, strictest first; servers reject what they don't know with one of these.
+# Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.
 _FORMATS = ("json_schema", "json_object", "none")
 _REJECTED = frozenset({400, 404, 415, 422, 501})
 _NO_STOP = re.compile(r"(?i)unsupported[^.]*\bstop\b|\bstop\b[^.]*(not supported|unsupported)")
@@ -32,22 +32,22 @@ _NO_STOP = re.compile(r"(?i)unsupported[^.]*\bstop\b|\bstop\b[^.]*(not supported
 class OpenAIModel:
     """A model that answers `POST {base_url}/chat/completions`.
 
-    A schema is sent as `response_format` of type json_schema; a server that rejects it is asked for json_object, then for
-    plain text, with the schema in the prompt. What worked is used from then on. In the same way a server that wants
-    `max_completion_tokens`, or no temperature, or no stop strings, gets its will.
+    A schema is sent as `response_format` of type json_schema. If the server rejects that, it is asked for json_object, then for
+    plain text, with the schema in the prompt. The way that worked is used from then on. The request adapts in the same way to
+    a server that wants `max_completion_tokens`, no temperature, or no stop strings.
 
     Args:
-      name: of the model, as the server knows it.
+      name: the model's name on the server.
       base_url: such as `https://api.openai.com/v1` or `http://127.0.0.1:8000/v1`.
-      api_key_env: environment variable that holds the key; "" sends none.
-      concurrency: requests under way at once.
+      api_key_env: environment variable that holds the key; "" sends no key.
+      concurrency: most requests in progress at once.
       timeout: seconds for one attempt.
       retries: further attempts, see `remote.http.HttpClient`.
       extra: further fields of every request (`{"chat_template_kwargs": {"enable_thinking": False}}`, `seed`, ...).
       limiter: rate limit of requests.
 
     Raises:
-      ValueError: no URL, or the environment variable is not set.
+      ValueError: `base_url` is no URL, or the environment variable is not set.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OpenAIModel:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url={base_url!r} must begin with http:// or https:// (and usually end with /v1)")
         self.name = name
-        self.settings = dict(extra or {})  # part of what an answer depends on
+        self.settings = dict(extra or {})  # answers depend on them
         key = secret(api_key_env)
         self._url = f"{base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -87,10 +87,11 @@ class OpenAIModel:
         sample: int = 0,
         fields: Mapping[str, Any] | None = None,
     ) -> list[Completion]:
-        """One answer per conversation, in order; what fails has `error` set. `sample` is added to a `seed` of the settings.
+        """One answer per conversation, in order. A conversation that fails has `error` set.
 
         Args:
-          fields: further fields of these requests (`stop`, `top_p`, ..), which stand in for those of the settings.
+          sample: is added to the `seed` of the settings, if there is one.
+          fields: further fields of these requests (`stop`, `top_p`, ..). They override those of the settings.
         """
 
         seconds = seconds_left(math.inf)
@@ -122,7 +123,7 @@ class OpenAIModel:
         sample: int = 0,
         fields: Mapping[str, Any] | None = None,
     ) -> Completion:
-        """One answer, for coroutines of the shared background loop."""
+        """One answer. For coroutines on the shared background loop."""
         level = self._format
         try:
             pictures = [[image_uri(image) for image in message.images] for message in conversation]
@@ -135,8 +136,8 @@ class OpenAIModel:
             body: dict[str, Any] = {
                 "model": self.name,
                 "messages": [
-                    {"role": message.role, "content": _content(message, shown)}
-                    for message, shown in zip(messages, pictures)
+                    {"role": message.role, "content": _content(message, uris)}
+                    for message, uris in zip(messages, pictures)
                 ],
                 **self.settings,
             }
@@ -161,7 +162,7 @@ class OpenAIModel:
         shared_loop().run(self._http.close())
 
     async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
-        """One request, in the dialect that the server understands."""
+        """Sends a request with the fields that the server accepts."""
         for _ in range(4):
             dialect: dict[str, Any] = {self._tokens_key: max_tokens}
             if not self._stop:
@@ -177,12 +178,12 @@ class OpenAIModel:
             try:
                 return _completion(reply.json())
             except ValueError as error:
-                said = self._http.redact(f"{self._url}: {error}")
-                return Completion(error=said, finish="error", fault=faults.HALF_REPLY)
+                message = self._http.redact(f"{self._url}: {error}")
+                return Completion(error=message, finish="error", fault=faults.HALF_REPLY)
         raise HttpError(f"{self._url}: the server accepts no form of the request", 400)
 
     def _learn_dialect(self, message: str, sent: Mapping[str, Any]) -> bool:
-        """True if the server's complaint is about a field that can be written in another way (or left out)."""
+        """True if the server rejects a field that can be written in another way or left out. Later requests do so."""
         if "max_completion_tokens" in message and "max_tokens" in sent:
             self._tokens_key = "max_completion_tokens"
             return True
@@ -196,17 +197,17 @@ class OpenAIModel:
 
 
 def _content(message: Message, pictures: Sequence[str]) -> str | list[dict[str, Any]]:
-    """A message's content: a string, or parts where there are pictures, each at its place."""
+    """A message's content: a string, or, if it has pictures, a list of parts with each picture at its place."""
     if not pictures:
         return message.content
     parts: list[dict[str, Any]] = []
-    done = 0
-    for place, uri in zip(message.places or [0] * len(pictures), pictures, strict=True):
-        if text := message.content[done:place]:
+    position = 0
+    for offset, uri in zip(message.places or [0] * len(pictures), pictures, strict=True):
+        if text := message.content[position:offset]:
             parts.append({"type": "text", "text": text})
         parts.append({"type": "image_url", "image_url": {"url": uri}})
-        done = place
-    text = message.content[done:]
+        position = offset
+    text = message.content[position:]
     return [*parts, {"type": "text", "text": text}] if text or not message.places else parts
 
 
@@ -220,14 +221,14 @@ def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _completion(reply: Any) -> Completion:
-    """A reply as a Completion. Raises ValueError where it is not of the protocol."""
+    """A reply as a Completion. Raises ValueError if it breaks the protocol."""
     try:
         choice = reply["choices"][0]
         message = choice["message"]
         content = message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the reply has no choices[0].message: {json.dumps(reply)[:200]}") from error
-    if isinstance(content, list):  # parts
+    if isinstance(content, list):  # a list of parts
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     usage = reply.get("usage") or {}
     finish = choice.get("finish_reason") or "stop"

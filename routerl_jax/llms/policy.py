@@ -1,4 +1,4 @@
-"""A chat model behind an OpenAI-compatible endpoint as the policy of agents: in the engine's place, with no token ids."""
+"""A chat model behind an OpenAI-compatible endpoint as the policy of agents. It replaces the engine, and has no token ids."""
 
 from __future__ import annotations
 
@@ -28,26 +28,30 @@ from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import LocalRateLimiter
 
-_MOST_SEED = 2**31 - 1  # servers keep seeds in 32 bits with a sign
+_MOST_SEED = 2**31 - 1  # servers store seeds as signed 32-bit integers
 
 
 class ChatModel(Endpoint):
     """A `generation.policy.Policy`: `rj.run(agent, examples, rj.ChatModel("gpt-4o-mini", base_url=..), tools)`.
 
-    Agents, conversations and tools are the same as with an `Engine`. What is different: episodes have no `sequences`, and so
-    nothing can be learnt from them; they have `usage`; room and lengths are counted in tokens of no particular vocabulary; an
-    episode whose endpoint gives no reply ends there, with `failure` set, and the run goes on. Replies are kept, each as soon
-    as it comes, under the model, its settings, the messages and the decoding: what was answered once is not asked again, in any
-    run. A conversation's replies depend on (example id, sample, turn) and the seed, as an engine's do, as far as the endpoint
-    honours `seed`.
+    Agents, conversations and tools are the same as with an `Engine`. These things differ:
+
+    - Episodes have no `sequences`, so nothing can be learnt from them. They have `usage`.
+    - Lengths and room are counted in estimated tokens, of no particular vocabulary.
+    - If the endpoint gives no reply, the episode ends there with `failure` set, and the run goes on.
+    - Each reply is cached as soon as it arrives, under the model, its settings, the messages and the decoding. What was
+      answered once is not asked again, in any run.
+
+    A conversation's replies depend on (example id, sample, turn) and the seed, as an engine's do, if the endpoint honours
+    `seed`.
 
     Args:
-      model: its name on the server, or a whole configuration.
-      cache: of replies; default: as of `CachedModel`.
+      model: the model's name on the server, or a whole configuration.
+      cache: cache of replies; default: as in `CachedModel`.
       settings: fields of `PolicyModelConfig`: `base_url`, `api_key_env`, `concurrency`, `form`, `budget`, ..
 
     Raises:
-      ValueError: a setting that can't be, no model, or a variable is not set.
+      ValueError: a setting is impossible, there is no model, or an environment variable is not set.
     """
 
     def __init__(self, model: str | PolicyModelConfig, *, cache: Cache | None = None, **settings: Any) -> None:
@@ -72,39 +76,39 @@ class ChatModel(Endpoint):
         self._under_way: dict[int, tuple[Stream, _Request]] = {}
         self._jobs: queue.SimpleQueue[tuple[_Request, dict[str, Any]] | None] = queue.SimpleQueue()
         self._replies: queue.SimpleQueue[tuple[_Request, Completion]] = queue.SimpleQueue()
-        # As many as have been needed at once; a cache has a connection for each.
+        # Threads are started as they are needed; the cache has a connection for each.
         self._workers: list[threading.Thread] = []
 
     @property
     def name(self) -> str:
-        """Of the model, on the server."""
+        """The model's name on the server."""
         return self.config.model
 
     @property
     def about(self) -> dict[str, Any]:
-        """What replies depend on beside messages and sampling; JSON-serialisable."""
+        """The settings that replies depend on, besides messages and sampling; JSON-serialisable."""
         config = self.config
         pixels = {"min_pixels": config.min_pixels, "max_pixels": config.max_pixels} if config.pictures else {}
         return {"model": config.model, "form": config.form, "max_length": config.max_length, **pixels, **config.extra}
 
     @property
     def tokenizer(self) -> Transcript:
-        """Of no model: a `Transcript`."""
+        """A `Transcript`, which is the vocabulary of no model."""
         return self.transcript
 
     @property
     def images(self) -> SentPictures | None:
-        """How pictures are sent; None if it sees none."""
+        """Prepares pictures for sending; None if the model sees no pictures."""
         return self._pictures
 
     @property
     def rows(self) -> int:
-        """Conversations that go on at once."""
+        """Most conversations in progress at once."""
         return self.config.concurrency
 
     @property
     def busy(self) -> bool:
-        """True if a reply is awaited."""
+        """True if a reply is still expected."""
         return bool(self._under_way)
 
     # --- conversations ---
@@ -115,9 +119,10 @@ class ChatModel(Endpoint):
         """Starts a conversation.
 
         Raises:
-          PromptTooLong: the prompt leaves no room.
+          PromptTooLong: the prompt leaves no room for a reply.
           TurnFailed: a picture can't be read.
-          ValueError: it is empty, there are pictures, and the model sees none, or not a mark for each.
+          ValueError: the prompt is empty; or there are pictures, and the model sees none, or the prompt does not have one mark
+            per picture.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
@@ -139,11 +144,11 @@ class ChatModel(Endpoint):
         return stream
 
     def room(self, stream: Stream) -> int:
-        """Tokens that the conversation may still take, about."""
+        """Estimated number of tokens that still fit into the conversation."""
         return self.max_length - len(stream.ledger)
 
     def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
-        """Appends what the policy did not write. Raises DoesNotFit, or ValueError as `open`."""
+        """Appends tokens that the policy did not write. Raises DoesNotFit, and ValueError as `open` does."""
         fed = self._fed(tokens, images)
         if len(fed["tokens"]) > self.room(stream):
             raise DoesNotFit(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
@@ -166,11 +171,11 @@ class ChatModel(Endpoint):
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
     ) -> None:
-        """Asks for the next turn, at once; `step` gives it.
+        """Sends a request for the next turn at once. `step` returns the turn.
 
         Raises:
           DoesNotFit: the conversation is full.
-          ValueError: a turn is under way, `max_tokens` is below 1, or tokens are given, which no endpoint takes.
+          ValueError: a turn is in progress, `max_tokens` is below 1, or tokens are given, which no endpoint takes.
         """
         if given or begun:
             raise ValueError("an endpoint can't be given the ids that a turn begins with")
@@ -181,8 +186,8 @@ class ChatModel(Endpoint):
             raise DoesNotFit(f"{stream.name} is full; check `room` before asking for a turn")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-        what = asked(stream.ledger, stream.forced, self.transcript, self.config.form)
-        request = _Request(what=what, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
+        chat = asked(stream.ledger, stream.forced, self.transcript, self.config.form)
+        request = _Request(what=chat, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
         self._under_way[id(stream)] = (stream, request)
         if len(self._workers) < min(self.rows, len(self._under_way)):
             self._workers.append(threading.Thread(target=self._work, daemon=True, name="chat-model"))
@@ -190,28 +195,28 @@ class ChatModel(Endpoint):
         self._jobs.put((request, self._fields(stream, request)))
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
-        """Nothing: an endpoint is asked with the whole conversation."""
+        """Does nothing: every request to an endpoint has the whole conversation."""
 
     def close(self, stream: Stream) -> None:
-        """Ends a conversation; a reply that is still to come is kept, and nobody's."""
+        """Ends a conversation. A reply that still arrives goes into the cache and is otherwise ignored."""
         self._under_way.pop(id(stream), None)
 
     def step(self) -> list[tuple[Stream, Generated | TurnFailed]]:
-        """Waits for a reply, and returns all that have come."""
+        """Waits for a reply. Returns all that have arrived."""
         finished: list[tuple[Stream, Generated | TurnFailed]] = []
         while self._under_way and not finished:
-            came = [self._replies.get()]
+            arrived = [self._replies.get()]
             while not self._replies.empty():
-                came.append(self._replies.get())
+                arrived.append(self._replies.get())
             streams = {id(request): stream for stream, request in self._under_way.values()}
-            for request, reply in came:
+            for request, reply in arrived:
                 if (stream := streams.get(id(request))) is not None:
                     del self._under_way[id(stream)]
                     finished.append((stream, self._turn(stream, request, reply)))
         return finished
 
     def end(self) -> None:
-        """Closes the cache and the connections, after the requests that are under way."""
+        """Closes the cache and the connections, after the requests in progress."""
         for _ in self._workers:
             self._jobs.put(None)
         for worker in self._workers:
@@ -222,7 +227,7 @@ class ChatModel(Endpoint):
     # --- requests ---
 
     def _fields(self, stream: Stream, request: _Request) -> dict[str, Any]:
-        """Fields of a request beside messages, `max_tokens` and `temperature`."""
+        """Fields of a request besides messages, `max_tokens` and `temperature`."""
         sampling, fields = request.sampling, {}
         if stops := to_send(request.stops):
             fields["stop"] = stops
@@ -247,11 +252,11 @@ class ChatModel(Endpoint):
                 temperature=request.sampling.temperature,
                 fields=fields,
             )[0]
-        except Exception as error:  # whoever waits must hear of it
+        except Exception as error:  # the waiting thread must hear of it
             return Completion(error=f"{type(error).__name__}: {error}", finish="error", fault=faults.OTHER)
 
     def _turn(self, stream: Stream, request: _Request, reply: Completion) -> Generated | TurnFailed:
-        """Books a reply."""
+        """Adds a reply to its stream, and its cost to the usage."""
         cost = self.price.of(reply.prompt_tokens, reply.tokens)
         if reply.kept:
             self.budget.spend(cost)
@@ -268,8 +273,8 @@ class ChatModel(Endpoint):
             return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
         text = reply.text if request.what.continued else gone_on(reply.text, request.what.begun)
         if not text.strip():
-            said = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
-            return TurnFailed(Failure(kind=faults.EMPTY, message=said))
+            message = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
+            return TurnFailed(Failure(kind=faults.EMPTY, message=message))
         text, reason = ended(reply, whole_letters(text), request.stops, request.what.begun)
         ids = self.transcript.encode_written(text)
         stream.ledger.sample(ids, [0.0] * len(ids), -1)

@@ -1,4 +1,4 @@
-"""Asking for JSON in words, where a model can't be made to write it, and taking an answer out of what surrounds it."""
+"""Asks for JSON in the prompt of models that can't be forced to write it, and removes the reasoning around an answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CLOSED_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE
 
 
 def with_schema(conversation: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
-    """The conversation with its last message asking for JSON of this schema."""
+    """The conversation, with a request for JSON of this schema at the end of its last message."""
     ask = f"\n\nWrite a single JSON value that fits the schema below. Write nothing before or after it.\n{json.dumps(schema)}"
     *before, last = conversation
     return [*before, dataclasses.replace(last, content=last.content + ask)]
@@ -26,9 +26,10 @@ def with_schema(conversation: Sequence[Message], schema: Mapping[str, Any]) -> l
 def without_thinking(text: str) -> str:
     """An answer without the reasoning that some models write before it, between `<think>` and `</think>`.
 
-    Reasoning that was cut off before its end leaves nothing; one whose beginning was in the prompt ends at `</think>`.
+    If reasoning was cut off before its end, nothing of it remains. If its beginning was in the prompt, everything up to
+    `</think>` is removed.
     """
     end = max((match.end() for match in _END.finditer(text)), default=0)
-    text = _THINKING.sub("", text[:end]) + text[end:]  # beyond the last end, every beginning would search in vain
+    text = _THINKING.sub("", text[:end]) + text[end:]  # no search beyond the last end, where it would be in vain
     text = _CLOSED_THINKING.sub("", text)
     return _OPEN_THINKING.sub("", text).strip()

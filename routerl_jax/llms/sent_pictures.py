@@ -1,4 +1,4 @@
-"""Pictures on their way to a chat model: brought to a size here, so that everybody knows what the model sees."""
+"""Prepares pictures for chat models. They are resized here, so that the size that the model sees is known."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from routerl_jax.llms import faults
 from routerl_jax.models.images import ImageProcessor, ImageSource, decode_image, image_digest
 from routerl_jax.models.regions import Size
 
-_KEPT = 256  # pictures; those of a page are shown again and again
+_KEPT = 256  # pictures that are kept, because the same page is often shown again
 
 
 class UnusablePicture(TurnFailed, ValueError):
-    """A picture can't be read. In an observation words stand in its place, as for every ValueError of a picture; one that the
-    question is about ends the episode."""
+    """A picture can't be read. In an observation, words replace it, as for every ValueError of a picture. If it is one of the
+    question's pictures, the episode ends."""
 
     def __str__(self) -> str:
         return self.failure.message
@@ -30,7 +30,7 @@ class UnusablePicture(TurnFailed, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class SentPicture:
-    """A picture as it is sent: a PNG of `frame` (width, height) pixels, counted as `tokens`."""
+    """A picture as it is sent: a PNG of `frame` (width, height) pixels that counts as `tokens` tokens."""
 
     content: bytes
     frame: Size
@@ -41,13 +41,13 @@ class SentPicture:
 class SentPictures:
     """A `models.image_tokens.PictureReader` for endpoints.
 
-    A picture gets the size that Qwen2.5-VL's processor gives it, so that such a model behind the endpoint resizes nothing, and
-    boxes that it writes are in the frame that we know. Other models may see it smaller: of those, boxes are right in relative
-    coordinates alone (`RegionRule.box_scale`).
+    A picture gets the size that Qwen2.5-VL's processor gives it. A Qwen2.5-VL model behind the endpoint then resizes nothing,
+    and the boxes that it writes are in a frame that we know. Other models may see the picture smaller; their boxes are right
+    in relative coordinates only (`RegionRule.box_scale`).
 
     Args:
-      processor: whose sizes, and tokens by area, these are.
-      mark: id that stands for a picture.
+      processor: decides the size of a picture and its number of tokens.
+      mark: token id that stands for a picture.
     """
 
     def __init__(self, processor: ImageProcessor, mark: int) -> None:
@@ -57,11 +57,11 @@ class SentPictures:
 
     @property
     def marker(self) -> list[int]:
-        """One id."""
+        """The one id that stands for a picture."""
         return [self._mark]
 
     def process(self, source: ImageSource, name: str | None = None) -> SentPicture:
-        """The picture as it is sent. Raises UnusablePicture that names it."""
+        """The picture as it is sent. Raises UnusablePicture, which names the picture."""
         try:
             key = image_digest(source)
             if key not in self._sent:
@@ -74,40 +74,42 @@ class SentPictures:
         return self._sent[key]
 
     def frame(self, source: ImageSource, name: str | None = None) -> Size:
-        """(width, height) in pixels of the picture that is sent."""
+        """(width, height) in pixels of the picture as it is sent."""
         return self.process(source, name).frame
 
     def fed(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
-        """What `Ledger.feed` takes for tokens with these pictures at their marks.
+        """The arguments of `Ledger.feed` for tokens with these pictures at their marks.
 
         Raises:
           UnusablePicture: a picture can't be read.
-          ValueError: there are not as many marks.
+          ValueError: the number of marks differs from the number of pictures.
         """
-        placed = [self.process(image) for image in images]
+        pictures = [self.process(image) for image in images]
         marks = [i for i, token in enumerate(tokens) if token == self._mark]
-        if len(marks) != len(placed):
-            raise ValueError(f"{len(marks)} marks stand for {len(placed)} pictures; put one where each picture belongs")
-        result: list[int] = []
+        if len(marks) != len(pictures):
+            raise ValueError(
+                f"{len(marks)} marks stand for {len(pictures)} pictures; put one where each picture belongs"
+            )
+        fed_tokens: list[int] = []
         starts: list[tuple[int, PlacedImage]] = []
-        waiting = iter(placed)
+        remaining = iter(pictures)
         for token in tokens:
             if token != self._mark:
-                result.append(token)
+                fed_tokens.append(token)
                 continue
-            picture = next(waiting)
-            starts.append((len(result), picture))
-            result += [token] * picture.tokens
-        return {"tokens": result, "images": starts}
+            picture = next(remaining)
+            starts.append((len(fed_tokens), picture))
+            fed_tokens += [token] * picture.tokens
+        return {"tokens": fed_tokens, "images": starts}
 
     def _made(self, source: ImageSource, name: str | None) -> SentPicture:
         image = decode_image(source, name=name)
         processor = self.processor
         _, rows, columns = processor.grid(image.height, image.width, name=name or "image")
         frame = columns * processor.patch_size, rows * processor.patch_size
-        out = io.BytesIO()
+        buffer = io.BytesIO()
         resized = image if image.size == frame else image.resize(frame, Image.Resampling.BICUBIC)
-        resized.save(out, format="PNG", compress_level=1)
-        content = out.getvalue()
+        resized.save(buffer, format="PNG", compress_level=1)
+        content = buffer.getvalue()
         tokens = processor.tokens(image.height, image.width)
         return SentPicture(content, frame, tokens, hashlib.sha256(content).hexdigest())

@@ -1,8 +1,8 @@
-"""Conversations of agents as messages of a chat: a tokenizer that belongs to no model, and what its ids say.
+"""Turns the token ids of agents into chat messages: a tokenizer that belongs to no model, and the parsing of its ids.
 
-Agents write prompts, observations and forced openings as token ids. Those of a `Transcript` are numbers of its own for pieces
-of text, so that whatever an agent fed can be read back, and for the marks of a chat: whose words begin, where they end, where
-a picture stands.
+Agents write prompts, observations and forced openings as token ids. A `Transcript` has ids of its own for pieces of text, so
+that everything that an agent fed can be read back. It also has ids for the marks of a chat: the beginning of each role's
+message, its end, and a picture.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from routerl_jax.llms.sent_pictures import SentPicture
 Role = Literal["system", "user", "assistant"]
 
 _ROLES: tuple[Role, ...] = ("system", "user", "assistant")
-_MARKS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|picture|>")  # their ids are their places
+_MARKS = (*(f"<|{role}|>" for role in _ROLES), "<|end|>", "<|picture|>")  # a mark's id is its index
 _END, PICTURE = 3, 4
-# About a token each, by the usual vocabularies: short words with the space before them, three digits, one or two other signs.
+# Each piece is about one token of the usual vocabularies: a short word with the space before it, three digits, one or two
+# other characters.
 _PIECE = re.compile(r" ?[A-Za-z]{1,7}| ?[0-9]{1,3}| ?[^\W\d_]{1,2}| ?[^\w\s]{1,2}|\s{1,8}|.", re.DOTALL)
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
 
@@ -38,9 +39,9 @@ _NO_TOOLS = (
 
 
 class Transcript(Tokenizer):
-    """A tokenizer for what goes to a chat model: lossless, of an unbounded vocabulary, about a token of the usual ones per id.
+    """A lossless tokenizer for chat models with an unbounded vocabulary. An id is about one token of the usual vocabularies.
 
-    An id means a piece of text to the process that made it, and nothing to anybody else.
+    Ids have a meaning only in the process that made them.
     """
 
     def __init__(self) -> None:
@@ -49,36 +50,36 @@ class Transcript(Tokenizer):
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; marks in it are marks."""
+        """Ids of a text. Marks in it become the ids of marks."""
         ids: list[int] = []
-        done = 0
-        for found in _MARK.finditer(text):
-            ids += self.encode_written(text[done : found.start()])
-            ids.append(self._numbers[found[0]])
-            done = found.end()
-        return ids + self.encode_written(text[done:])
+        end = 0
+        for match in _MARK.finditer(text):
+            ids += self.encode_written(text[end : match.start()])
+            ids.append(self._numbers[match[0]])
+            end = match.end()
+        return ids + self.encode_written(text[end:])
 
     def encode_written(self, text: str) -> list[int]:
-        """Ids of what a model wrote, in which nothing is a mark."""
+        """Ids of text that a model wrote. Marks in it are plain text."""
         return [self._number(piece) for piece in _PIECE.findall(text)]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """As `encode`."""
+        """The same as `encode`."""
         return self.encode(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, marks included."""
+        """The text of ids, including marks."""
         return "".join(self._pieces[i] for i in ids)
 
     @functools.cached_property
     def marks(self) -> frozenset[str]:
-        """Of whose words begin and end, and of a picture."""
+        """The marks of the beginning and end of messages, and of a picture."""
         return frozenset(_MARKS)
 
     def chat(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = (), continue_final: bool = False
     ) -> list[int]:
-        """Ids of messages, and of the beginning of the assistant's next one. Raises ValueError if there are tools."""
+        """Ids of messages and of the beginning of the assistant's next message. Raises ValueError if there are tools."""
         if tools:
             raise ValueError(_NO_TOOLS)
         parts = [f"<|{message.role}|>{message.content}<|end|>" for message in messages]
@@ -87,24 +88,24 @@ class Transcript(Tokenizer):
         return self.encode("".join(parts) + "<|assistant|>")
 
     def render(self, messages: Any, tools: Any = (), **settings: Any) -> str:
-        """Raises ValueError: there is no template."""
+        """Always raises ValueError, because there is no chat template."""
         raise ValueError(_NO_TOOLS)
 
     def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
-        """Ids of the end of the assistant's words, a user's message, and the beginning of the assistant's next words. Raises
-        ValueError where a tool is to speak."""
+        """Ids of the end of the assistant's message, a user's message, and the beginning of the assistant's next message.
+        Raises ValueError if the role is a tool."""
         if role == "tool":
             raise ValueError(_NO_TOOLS)
         return self.encode(f"<|end|><|user|>{text}<|end|><|assistant|>")
 
     @property
     def has_chat_template(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     @functools.cached_property
     def eos_ids(self) -> frozenset[int]:
-        """None: a reply ends where the endpoint ends it."""
+        """Empty: a reply ends where the endpoint ends it."""
         return frozenset()
 
     def __len__(self) -> int:
@@ -122,7 +123,7 @@ class Transcript(Tokenizer):
 
 @dataclasses.dataclass
 class _Said:
-    """A stretch of one role's words. `written`: where, in its text, what was begun for the policy begins, if it is the last."""
+    """A run of one role's text. In the last one, the forced beginning of the policy's turn starts at index `written`."""
 
     role: Role
     text: str = ""
@@ -133,13 +134,13 @@ class _Said:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a chat model is asked.
+    """A request to a chat model.
 
     Attributes:
       messages: the conversation.
-      begun: what the reply should go on from: the forced beginning of the policy's turn; "" where there is none.
-      continued: the last message is the assistant's own, `begun` at its end, and is to be gone on with as it is. Else the reply
-        is asked to repeat `begun`.
+      begun: the forced beginning of the policy's turn, which the reply should continue; "" if there is none.
+      continued: the last message is the assistant's own, with `begun` at its end, and the endpoint continues it. Otherwise the
+        reply is asked to repeat `begun`.
     """
 
     messages: list[Message]
@@ -150,71 +151,71 @@ class Asked:
 def asked(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, form: Form = "turns") -> Asked:
     """A conversation as messages.
 
-    What the policy wrote, or was written in its place, are the assistant's words. What its surroundings said within its turn
-    (an observation between tags) is a user's message in the form `turns`. In the form `continue` it is a part of the
-    assistant's own, and the endpoint goes on with what the assistant has said so far; a conversation that shows pictures within
-    a turn takes the form `turns`, as endpoints take pictures from users alone. A text without roles, as agents write that don't
-    `instruct`, begins with the user's words.
+    Text that the policy wrote, or that was forced in its place, is the assistant's. An observation within the policy's turn
+    (between tags) depends on the form. In the form `turns` it is a user's message. In the form `continue` it is part of the
+    assistant's message, which the endpoint continues. Endpoints take pictures from users only, so a conversation that shows
+    pictures within a turn always takes the form `turns`. A prompt without roles, as agents without `instruct` write it, begins
+    with the user's message.
 
     Args:
-      forced: stretches of the ledger that were fed in the policy's place.
+      forced: spans of the ledger that were fed in the policy's place.
     """
     if form == "continue":
-        said = _said(ledger, forced, transcript, whole=True)
-        if not any(one.images for one in said if one.role == "assistant"):
-            continued = bool(said) and said[-1].role == "assistant"
-            begun = said[-1].text[said[-1].written :] if continued else ""
-            return Asked(messages=[_message(one) for one in said], begun=begun, continued=continued)
-    said = _said(ledger, forced, transcript, whole=False)
-    last = said[-1] if said else _Said("user")
+        parts = _said(ledger, forced, transcript, whole=True)
+        if not any(part.images for part in parts if part.role == "assistant"):
+            continued = bool(parts) and parts[-1].role == "assistant"
+            begun = parts[-1].text[parts[-1].written :] if continued else ""
+            return Asked(messages=[_message(part) for part in parts], begun=begun, continued=continued)
+    parts = _said(ledger, forced, transcript, whole=False)
+    last = parts[-1] if parts else _Said("user")
     if last.role != "assistant":
-        return Asked(messages=[_message(one, strip=True) for one in said])
+        return Asked(messages=[_message(part, strip=True) for part in parts])
     begun, last.text = last.text[last.written :], last.text[: last.written]
-    say = _BEGIN_WITH.format(begun=begun.strip()) if begun.strip() else _GO_ON
-    said = said if last.text.strip() else said[:-1]
-    if said and said[-1].role == "user":
-        said[-1].text = f"{said[-1].text.rstrip()}\n\n{say}"
+    request = _BEGIN_WITH.format(begun=begun.strip()) if begun.strip() else _GO_ON
+    parts = parts if last.text.strip() else parts[:-1]
+    if parts and parts[-1].role == "user":
+        parts[-1].text = f"{parts[-1].text.rstrip()}\n\n{request}"
     else:
-        said.append(_Said("user", say))
-    return Asked(messages=[_message(one, strip=True) for one in said], begun=begun)
+        parts.append(_Said("user", request))
+    return Asked(messages=[_message(part, strip=True) for part in parts], begun=begun)
 
 
 def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, *, whole: bool) -> list[_Said]:
-    """Stretches by who says them. `whole`: all of the assistant's turn is its own."""
-    policy = list(ledger.sampled)
-    written = list(policy)
+    """The conversation cut by role. `whole`: observations within the assistant's turn count as the assistant's."""
+    policy_mask = list(ledger.sampled)
+    written_mask = list(policy_mask)
     for start, stop in forced:
-        policy[start:stop] = [True] * (stop - start)
+        policy_mask[start:stop] = [True] * (stop - start)
     pictures = dict(ledger.images)
-    said: list[_Said] = []
+    parts: list[_Said] = []
     role: Role | None = None
-    own = False  # the policy has written in this turn
+    has_written = False  # the policy has written something in this turn
     i = 0
     while i < len(ledger):
         token = ledger.tokens[i]
         if token < len(_ROLES):
-            role, own = _ROLES[token], False
+            role, has_written = _ROLES[token], False
         elif token != _END:
             if role == "assistant":
-                mine = policy[i] or not own or whole
+                by_assistant = policy_mask[i] or not has_written or whole
             else:
-                mine = role is None and (policy[i] or (whole and own))
-            who: Role = "assistant" if mine else role if role in ("system", "user") else "user"
-            own = own or policy[i]
-            if not said or said[-1].role != who:
-                said.append(_Said(who))
+                by_assistant = role is None and (policy_mask[i] or (whole and has_written))
+            speaker: Role = "assistant" if by_assistant else role if role in ("system", "user") else "user"
+            has_written = has_written or policy_mask[i]
+            if not parts or parts[-1].role != speaker:
+                parts.append(_Said(speaker))
             if i in pictures:
                 picture = pictures[i]
                 assert isinstance(picture, SentPicture)
-                said[-1].images.append(picture.content)
-                said[-1].places.append(len(said[-1].text))
+                parts[-1].images.append(picture.content)
+                parts[-1].places.append(len(parts[-1].text))
                 i += picture.tokens - 1
             else:
-                said[-1].text += transcript.decode([token])
-                if written[i] or (own and not policy[i]):
-                    said[-1].written = len(said[-1].text)
+                parts[-1].text += transcript.decode([token])
+                if written_mask[i] or (has_written and not policy_mask[i]):
+                    parts[-1].written = len(parts[-1].text)
         i += 1
-    return [one for one in said if one.text.strip() or one.images]
+    return [part for part in parts if part.text.strip() or part.images]
 
 
 def _message(said: _Said, strip: bool = False) -> Message:
@@ -222,5 +223,5 @@ def _message(said: _Said, strip: bool = False) -> Message:
     if strip:
         start = len(text) - len(text.lstrip())
         text = text.strip()
-        places = [min(max(place - start, 0), len(text)) for place in places]
+        places = [min(max(offset - start, 0), len(text)) for offset in places]
     return Message(role=said.role, content=text, images=tuple(said.images), places=tuple(places))

@@ -1,1 +1,1 @@
-"""What calling other machines takes: requests, keys, caches, limits on rates."""
+"""Calls to other machines: requests, keys, caches, rate limits."""

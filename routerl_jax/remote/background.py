@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, so that ordinary code can have many requests under way at once."""
+"""An event loop on a separate thread, so that synchronous code can have many requests in progress at once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class BackgroundLoop:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Runs a coroutine and waits for its result; if the caller is interrupted or `timeout` passes, it is cancelled.
+        """Runs a coroutine and waits for its result. If the caller is interrupted or `timeout` passes, it is cancelled.
 
         Raises:
-          RuntimeError: called from the loop's own thread, which would wait for itself.
-          TimeoutError: no result after `timeout` seconds.
+          RuntimeError: it is called from the loop's own thread (which would wait for itself), or the call was cancelled.
+          TimeoutError: there is no result after `timeout` seconds.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -47,7 +47,7 @@ class BackgroundLoop:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, in a loop of its own; from a notebook, whose own loop is running, too."""
+    """Runs a coroutine in a new loop and returns its result. This also works in a notebook, whose own loop is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -57,7 +57,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def at_once(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:
-    """What `work` makes of each item, in order, of at most so many at a time. The first failure is raised and ends the rest."""
+    """The results of `work` for all items, in order, at most `most` at once. The first failure is raised and ends the rest."""
     slots = asyncio.Semaphore(most)
 
     async def one(item: S) -> T:
@@ -73,7 +73,7 @@ async def at_once(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: i
 
 
 async def in_thread(work: Callable[[], T], name: str) -> T:
-    """The result of `work`, which runs on a thread of its own. A wait that is cancelled leaves it running, alone."""
+    """Runs `work` on a new thread and returns its result. If the wait is cancelled, the thread still runs to its end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -91,7 +91,7 @@ async def in_thread(work: Callable[[], T], name: str) -> T:
             result = work()
         except BaseException as error:
             failure = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
             loop.call_soon_threadsafe(settle, result, failure)
 
     threading.Thread(target=run, daemon=True, name=name).start()
@@ -103,7 +103,7 @@ _lock = threading.Lock()
 
 
 def shared_loop() -> BackgroundLoop:
-    """This process's background loop; a forked process gets its own."""
+    """The background loop of this process. A forked process gets its own."""
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid():

@@ -1,7 +1,7 @@
-"""Caches of replies that were dear: in memory, in SQLite, in Redis, and in layers of these.
+"""Caches for expensive replies: in memory, in SQLite, in Redis, and in layers of these.
 
-A cache maps strings to bytes. It may forget anything at any time, and nothing else goes wrong when it does. All of them are
-safe to use from several threads; SqliteCache and RedisCache also from several processes.
+A cache maps strings to bytes. It may drop any entry at any time, so callers must not rely on one. All caches are safe to use
+from several threads; SqliteCache and RedisCache also from several processes.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ _BATCH = 500  # keys per statement; SQLite takes 32,766 variables, older builds 
 
 
 class Entry(NamedTuple):
-    """What a cache holds under a key, and when that ends (seconds since the epoch; None: never)."""
+    """A value in a cache, and the time when it expires (seconds since the epoch; None: never)."""
 
     value: bytes
     expires: float | None
 
 
 def cache_key(*parts: Any) -> str:
-    """A key of fixed length for anything that JSON can write; equal parts have equal keys, in every process."""
+    """A key of fixed length for anything that is JSON-serialisable. Equal parts give equal keys, in every process."""
     text = json.dumps(parts, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Cache(abc.ABC):
-    """A map from strings to bytes that may forget."""
+    """A map from strings to bytes that may drop entries."""
 
     name: str
 
     @abc.abstractmethod
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What is held of these keys and has not expired."""
+        """The entries of these keys that exist and have not expired."""
 
     @abc.abstractmethod
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items, for `ttl` seconds if given; an older value of a key is replaced."""
+        """Stores items, for `ttl` seconds if given. Replaces older values of their keys."""
 
     def get_many(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The values that are held of these keys; what is absent or expired is left out."""
+        """The values of these keys. Keys that are absent or expired are left out."""
         return {key: entry.value for key, entry in self.entries(keys).items()}
 
     def get(self, key: str) -> bytes | None:
-        """The value of one key, or None."""
+        """The value of one key; None if it is absent or expired."""
         return self.get_many([key]).get(key)
 
     def set(self, key: str, value: bytes, ttl: float | None = None) -> None:
-        """Keeps one value."""
+        """Stores one value."""
         self.set_many({key: value}, ttl)
 
     def close(self) -> None:  # noqa: B027 - a cache in memory has nothing to close
@@ -75,7 +75,7 @@ class MemoryCache(Cache):
     """The most recently used entries, in this process.
 
     Args:
-      entries, max_bytes: whatever is over either bound is forgotten, least recently used first.
+      entries, max_bytes: bounds. Above either, the least recently used entries are dropped.
     """
 
     name = "memory"
@@ -89,8 +89,8 @@ class MemoryCache(Cache):
         return len(self._entries)
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What is held of these keys and has not expired."""
-        found, now = {}, time.time()
+        """The entries of these keys that exist and have not expired."""
+        entries, now = {}, time.time()
         with self._lock:
             for key in keys:
                 entry = self._entries.get(key)
@@ -100,16 +100,16 @@ class MemoryCache(Cache):
                     self._remove(key)
                     continue
                 self._entries.move_to_end(key)
-                found[key] = entry
-        return found
+                entries[key] = entry
+        return entries
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items, for `ttl` seconds if given."""
+        """Stores items, for `ttl` seconds if given."""
         expires = _expiry(ttl)
         with self._lock:
             for key, value in items.items():
                 self._remove(key)
-                if len(value) > self._max_bytes:  # it would push out all others, and then itself
+                if len(value) > self._max_bytes:  # it would displace all others, and then itself
                     continue
                 self._entries[key] = Entry(bytes(value), expires)
                 self._bytes += len(value)
@@ -142,20 +142,20 @@ DELETE FROM entries WHERE key IN (
   SELECT key FROM (SELECT key, size, SUM(size) OVER (ORDER BY used, key) AS upto FROM entries) WHERE upto - size < ?)
 """
 _PATIENCE = 10.0  # seconds to wait while another process writes
-_TOUCH_AFTER = 60.0  # seconds; reading writes no oftener than this, so recency is as fine as that
-_ROW_BYTES = 128  # what a row takes beside its value, about
+_TOUCH_AFTER = 60.0  # seconds between updates of a row's time of use, so that reading seldom writes
+_ROW_BYTES = 128  # estimated size of a row without its value
 
 
 class SqliteCache(Cache):
-    """Entries in one SQLite file (WAL), which any number of processes of one machine may share.
+    """Entries in one SQLite file (WAL). Any number of processes on one machine may share it.
+
+    If the file is no database, it is moved aside (`.damaged-*`, with a warning), and a new one is created. With max_bytes=None
+    it is a ValueError instead.
 
     Args:
-      path: default `cache.sqlite` in $ROUTERL_CACHE (~/.cache/routerl_jax).
-      max_bytes: of all values; above it the least recently used tenth is deleted. None: all are kept, for answers that cost
-        too much to be asked for twice.
-
-    A file that is no database is put aside (`.damaged-*`, with a warning) and a new one begun: it is only a cache. Where all is
-    to be kept, it is a ValueError.
+      path: default: `cache.sqlite` in $ROUTERL_CACHE (~/.cache/routerl_jax).
+      max_bytes: bound on the size of all entries. Above it, the least recently used ones are deleted until a tenth is free.
+        None: nothing is deleted, for answers that are too expensive to ask for twice.
     """
 
     name = "SQLite"
@@ -167,10 +167,10 @@ class SqliteCache(Cache):
         self._connections: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock"):  # several processes may be about to make it
+        with FileLock(f"{self.path}.lock"):  # several processes may try to create the file
             try:
                 self._connection()
-            except sqlite3.OperationalError:  # locked, read-only, no space: the file is not to blame
+            except sqlite3.OperationalError:  # locked, read-only or no space: the file itself is fine
                 raise
             except sqlite3.DatabaseError as error:
                 if max_bytes is None:
@@ -179,26 +179,26 @@ class SqliteCache(Cache):
                 self._connection()
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What is held of these keys and has not expired."""
+        """The entries of these keys that exist and have not expired."""
         database, now = self._connection(), time.time()
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         stale: list[tuple[float, str]] = []
-        for some in _batches(list(dict.fromkeys(keys))):
-            marks = ",".join("?" * len(some))
-            rows = database.execute(f"SELECT key, value, expires, used FROM entries WHERE key IN ({marks})", some)
+        for batch in _batches(list(dict.fromkeys(keys))):
+            marks = ",".join("?" * len(batch))
+            rows = database.execute(f"SELECT key, value, expires, used FROM entries WHERE key IN ({marks})", batch)
             for key, value, expires, used in rows:
                 if expires is not None and expires <= now:
                     continue
-                found[key] = Entry(value, expires)
+                entries[key] = Entry(value, expires)
                 if now - used > _TOUCH_AFTER:
                     stale.append((now, key))
         if stale:
-            with contextlib.suppress(sqlite3.OperationalError), database:  # how recent a row is may go unrecorded
+            with contextlib.suppress(sqlite3.OperationalError), database:  # the time of use may go unrecorded
                 database.executemany("UPDATE entries SET used = ? WHERE key = ?", stale)
-        return found
+        return entries
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items, for `ttl` seconds if given. Raises sqlite3.Error if the file can't be written."""
+        """Stores items, for `ttl` seconds if given. Raises sqlite3.Error if the file can't be written."""
         database, now, expires = self._connection(), time.time(), _expiry(ttl)
         rows = [(key, bytes(value), len(value) + _ROW_BYTES, expires, now) for key, value in items.items()]
         rows = [row for row in rows if row[2] <= self._max_bytes]
@@ -212,7 +212,7 @@ class SqliteCache(Cache):
                 database.execute(_EVICT, (total - int(0.9 * self._max_bytes),))
 
     def close(self) -> None:
-        """Closes the connections of all threads; none may be using the cache."""
+        """Closes the connections of all threads. No thread may use the cache meanwhile."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
@@ -220,7 +220,7 @@ class SqliteCache(Cache):
             self._local = threading.local()
 
     def _connection(self) -> sqlite3.Connection:
-        """This thread's connection; a forked process opens its own."""
+        """The connection of this thread. A forked process opens its own."""
         connection, owner = getattr(self._local, "opened", (None, 0))
         if connection is not None and owner == os.getpid():
             return connection
@@ -247,50 +247,51 @@ class SqliteCache(Cache):
 
 
 class RedisCache(Cache):
-    """Entries in a Redis server, shared by machines. Its `maxmemory` and `maxmemory-policy allkeys-lru` are its bound.
+    """Entries in a Redis server, which several machines may share. The server's `maxmemory` and `maxmemory-policy allkeys-lru`
+    bound its size.
 
     Args:
       url: `redis://[:password@]host:port/db`, `rediss://` or `unix://`.
-      timeout: seconds for one command; a server that is gone or hangs raises `redis.RedisError` after it (LayeredCache
-        then goes on without).
+      timeout: seconds for one command. If the server is gone or hangs, `redis.RedisError` is raised after this time; a
+        LayeredCache then goes on without it.
     """
 
-    _prefix = "routerl:cache:"  # of its keys
+    _prefix = "routerl:cache:"  # prefix of its keys
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         self._redis = connect_redis(url, timeout)
         self.name = f"Redis at {redis_place(url)}"
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What is held of these keys and has not expired."""
-        found: dict[str, Entry] = {}
-        for some in _batches(list(dict.fromkeys(keys))):
+        """The entries of these keys that exist and have not expired."""
+        entries: dict[str, Entry] = {}
+        for batch in _batches(list(dict.fromkeys(keys))):
             pipeline = self._redis.pipeline(transaction=False)
-            pipeline.mget([self._prefix + key for key in some])
-            for key in some:
+            pipeline.mget([self._prefix + key for key in batch])
+            for key in batch:
                 pipeline.pttl(self._prefix + key)
-            values, *left = pipeline.execute()
+            values, *lifetimes = pipeline.execute()
             now = time.time()
-            for key, value, milliseconds in zip(some, values, left):
+            for key, value, milliseconds in zip(batch, values, lifetimes):
                 if value is not None and milliseconds != -2:  # -2: expired between the two commands, -1: never expires
-                    found[key] = Entry(value, None if milliseconds == -1 else now + milliseconds / 1000)
-        return found
+                    entries[key] = Entry(value, None if milliseconds == -1 else now + milliseconds / 1000)
+        return entries
 
     def get_many(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """The values that are held of these keys."""
-        found: dict[str, bytes] = {}
-        for some in _batches(list(dict.fromkeys(keys))):
-            values: Any = self._redis.mget([self._prefix + key for key in some])
-            found |= {key: value for key, value in zip(some, values) if value is not None}
-        return found
+        """The values of these keys that exist."""
+        values_by_key: dict[str, bytes] = {}
+        for batch in _batches(list(dict.fromkeys(keys))):
+            values: Any = self._redis.mget([self._prefix + key for key in batch])
+            values_by_key |= {key: value for key, value in zip(batch, values) if value is not None}
+        return values_by_key
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items, for `ttl` seconds if given."""
+        """Stores items, for `ttl` seconds if given."""
         if ttl is not None and ttl <= 0:
             return
-        for some in _batches(list(items)):
+        for batch in _batches(list(items)):
             pipeline = self._redis.pipeline(transaction=False)
-            for key in some:
+            for key in batch:
                 pipeline.set(self._prefix + key, items[key], px=None if ttl is None else max(1, int(ttl * 1000)))
             pipeline.execute()
 
@@ -300,9 +301,10 @@ class RedisCache(Cache):
 
 
 class LayeredCache(Cache):
-    """Several caches, the fastest first: what a slower one has is put into the faster ones.
+    """Several caches, the fastest first. Entries found in a slower one are copied into the faster ones.
 
-    A layer that raises is logged once and left out for `retry_after` seconds, then tried again; nothing raises here.
+    If a layer raises, that is logged once, and the layer is left out for `retry_after` seconds, then tried again. Nothing is
+    raised here.
     """
 
     def __init__(self, layers: Sequence[Cache], *, retry_after: float = 15.0) -> None:
@@ -313,24 +315,24 @@ class LayeredCache(Cache):
         self._lock = threading.Lock()
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
-        """What any layer holds of these keys and has not expired."""
-        found: dict[str, Entry] = {}
+        """The entries of these keys that any layer has and that have not expired."""
+        entries: dict[str, Entry] = {}
         missing = list(dict.fromkeys(keys))
         for number, layer in enumerate(self.layers):
             if not missing:
                 break
-            here: dict[str, Entry] = {}
+            layer_entries: dict[str, Entry] = {}
             with self._using(number) as usable:
                 if usable:
-                    here = layer.entries(missing)
-            if here:
-                found |= here
-                missing = [key for key in missing if key not in here]
-                self._fill(number, here)
-        return found
+                    layer_entries = layer.entries(missing)
+            if layer_entries:
+                entries |= layer_entries
+                missing = [key for key in missing if key not in layer_entries]
+                self._fill(number, layer_entries)
+        return entries
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
-        """Keeps items in every layer that works."""
+        """Stores items in every layer that works."""
         for number, layer in enumerate(self.layers):
             with self._using(number) as usable:
                 if usable:
@@ -343,7 +345,7 @@ class LayeredCache(Cache):
                 layer.close()
 
     def _fill(self, below: int, entries: Mapping[str, Entry]) -> None:
-        """Puts what layer `below` had into those above it, until it expires there."""
+        """Copies entries of layer `below` into the layers above it, with the same time of expiry."""
         if not below:
             return
         now = time.time()
@@ -358,16 +360,16 @@ class LayeredCache(Cache):
 
     @contextlib.contextmanager
     def _using(self, number: int) -> Iterator[bool]:
-        """True if the layer may be used; what it raises marks it as down."""
+        """Yields True if the layer may be used. An exception in the block marks the layer as down."""
         with self._lock:
             usable = time.monotonic() >= self._down.get(number, 0.0)
         try:
             yield usable
         except Exception as error:
             with self._lock:
-                known = number in self._down
+                was_down = number in self._down
                 self._down[number] = time.monotonic() + self._retry_after
-            if not known:
+            if not was_down:
                 logging.warning(
                     "the cache in %s does not work (%s: %s): going on without it, trying again every %g s",
                     self.layers[number].name,
@@ -383,10 +385,11 @@ class LayeredCache(Cache):
 
 
 def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "") -> LayeredCache:
-    """The usual cache: memory, then SQLite, then Redis where there is a URL.
+    """The standard cache: memory, then SQLite, then Redis if there is a URL.
 
     Args:
-      path: of the SQLite file; "" is the default one, None is none.
+      path: path of the SQLite file; "": the default path; None: no SQLite.
+      redis: URL of a Redis server; "": no Redis.
     """
     layers: list[Cache] = [MemoryCache()]
     if path is not None:
@@ -402,10 +405,10 @@ def open_cache(path: str | os.PathLike[str] | None = "", redis: str = "") -> Lay
 
 
 def connect_redis(url: str, timeout: float) -> Any:
-    """A client that gives up after `timeout` seconds and doesn't try twice; it connects with its first command.
+    """A Redis client that gives up after `timeout` seconds and does not retry. It connects with its first command.
 
     Raises:
-      ValueError: not a Redis URL, or the package is not installed.
+      ValueError: the URL is not one of Redis, or the package is not installed.
     """
     with needs("Redis", "web"):
         import redis
@@ -422,8 +425,8 @@ def connect_redis(url: str, timeout: float) -> Any:
 
 def redis_place(url: str) -> str:
     """The URL without user and password, for messages."""
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    scheme, _, address = url.partition("://")
+    return f"{scheme}://{address.rpartition('@')[2]}"
 
 
 def _expiry(ttl: float | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Requests to web services: bounded time, size, concurrency and retries, and no key in any message."""
+"""Requests to web services, with bounded time, size, concurrency and retries. No message contains a key."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from routerl_jax.core.extras import needs
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.retries import RETRIED, retry_after
 
-_MOST_BYTES = 16 << 20  # of a reply
-_LONGEST_PAUSE = 60.0  # seconds; a server that asks for more is asked again after this, until the retries are used up
+_MOST_BYTES = 16 << 20  # most bytes of a reply
+_LONGEST_PAUSE = 60.0  # seconds; if a server asks for a longer pause, it is still asked again after this
 
 
 class HttpError(Exception):
-    """A request that failed for good: the message says where and why; `status` is 0 where no reply came."""
+    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class Reply:
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON. Raises ValueError that shows its beginning."""
+        """The body as JSON. Raises ValueError if it is not JSON; the message shows its beginning."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -49,20 +49,20 @@ class Reply:
 class HttpClient:
     """A client of one service, for coroutines of one event loop.
 
-    Failures that may pass (no connection, no reply in time, 408, 425, 429, 5xx) are tried again after a growing, random
-    pause, or after what `Retry-After` says; after a 429 all requests of the client wait that long. Redirects are errors: a
-    key must not follow them elsewhere.
+    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`) are retried after a growing,
+    random pause, or after the time in `Retry-After`. After a 429 with `Retry-After`, all requests of the client wait that long.
+    Redirects are errors, because a key must not be sent elsewhere.
 
     Args:
       timeout: seconds for one attempt.
       retries: attempts after the first.
-      concurrency: requests under way at once; others wait.
-      turn: awaited before each attempt (a rate limit); False ends the request.
-      secret: never shown in messages.
-      backoff: seconds of the first pause, about; the next ones double.
+      concurrency: most requests in progress at once; others wait.
+      turn: awaited before each attempt, for a rate limit. False ends the request.
+      secret: a text that is never shown in messages.
+      backoff: approximate seconds of the first pause; each further pause is twice as long.
 
     Raises:
-      ValueError: a timeout or concurrency that is not above zero, or negative retries.
+      ValueError: `timeout` or `concurrency` is not above zero, or `retries` is negative.
     """
 
     def __init__(
@@ -94,18 +94,18 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
         body: Any = None,
     ) -> Reply:
-        """The reply to a request; a `body` is sent as JSON, or as it is if it is bytes. Raises HttpError."""
-        place = _place(url)
+        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. Raises HttpError."""
+        address = _place(url)
         for attempt in range(self._retries + 1):
             await self._wait_pause()
             if self._turn is not None and not await self._turn():
-                raise HttpError(f"{place}: the rate limit leaves no turn in time")
+                raise HttpError(f"{address}: the rate limit leaves no turn in time")
             outcome = await self._attempt(method, url, headers, params, body)
             if isinstance(outcome, Reply):
                 return outcome
             if not outcome.passing or attempt == self._retries:
                 tried = f" (tried {attempt + 1} times)" if attempt else ""
-                raise HttpError(self.redact(f"{place}: {outcome.message}{tried}"), outcome.status)
+                raise HttpError(self.redact(f"{address}: {outcome.message}{tried}"), outcome.status)
             pause = outcome.retry_after
             if pause is None:
                 pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
@@ -127,8 +127,8 @@ class HttpClient:
             self._session = None
 
     async def _wait_pause(self) -> None:
-        while (left := self._paused_until - time.monotonic()) > 0:
-            await asyncio.sleep(left * random.uniform(1.0, 1.1))
+        while (seconds_left := self._paused_until - time.monotonic()) > 0:
+            await asyncio.sleep(seconds_left * random.uniform(1.0, 1.1))
 
     async def _attempt(self, method: str, url: str, headers: Any, params: Any, body: Any) -> Reply | _Failed:
         aiohttp = import_aiohttp()
@@ -179,7 +179,7 @@ class HttpClient:
 class _Failed:
     message: str
     status: int = 0
-    passing: bool = False  # may be gone at the next attempt
+    passing: bool = False  # the next attempt may succeed
     retry_after: float | None = None
 
 
@@ -187,7 +187,7 @@ _sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_session(**settings: Any) -> Any:
-    """An aiohttp session of the running loop, which is closed at the end of the process if nobody has."""
+    """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
     session = import_aiohttp().ClientSession(**settings)
     _sessions.add(session)
     return session
@@ -201,27 +201,27 @@ def _close_sessions() -> None:
 
 
 def import_aiohttp() -> Any:
-    """The package aiohttp, or a ValueError that says how to get it."""
+    """The package aiohttp. Raises ValueError, which says how to install it, if it is missing."""
     with needs("the web", "web"):
         import aiohttp
     return aiohttp
 
 
 def _reason(content: bytes) -> str:
-    """What a service says of its failure, in one line."""
+    """The reason for a failure that a service gives, in one line."""
     text = content[:4000].decode(errors="replace")
     try:
-        said = json.loads(content)
+        value = json.loads(content)
         for key in ("error", "message", "detail"):
-            if isinstance(said, dict) and said.get(key):
-                said = said[key]
-        text = said if isinstance(said, str) else json.dumps(said)
+            if isinstance(value, dict) and value.get(key):
+                value = value[key]
+        text = value if isinstance(value, str) else json.dumps(value)
     except (ValueError, RecursionError):
         pass
     return " ".join(text.split())[:300]
 
 
 def _place(url: str) -> str:
-    """Where a URL leads, without user, password and query."""
+    """A URL without user, password and query, for messages."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,7 +1,7 @@
-"""Rate limits of paid and shared services: token buckets, in this process or in Redis for all processes together.
+"""Rate limits for paid and shared services: token buckets in this process, or in Redis for all processes together.
 
-A caller reserves its tokens at once and is told how long to wait for them. So callers are served in the order in which they
-ask, nobody polls, and one round trip to Redis is enough.
+A caller reserves its tokens at once and is told how long to wait for them. So callers are served in the order of their
+requests, no caller polls, and one round trip to Redis is enough.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from absl import logging
 
 from routerl_jax.remote.cache import connect_redis, redis_place
 
-_MANY_KEYS = 10_000  # full buckets are forgotten above this
+_MANY_KEYS = 10_000  # above this number, full buckets are dropped
 
 
 class RateLimiter(abc.ABC):
-    """Lets `rate` tokens a second pass for every key, and `burst` at once after a pause. Safe to use from several threads."""
+    """Allows `rate` tokens per second and key, and `burst` at once after a pause. It is safe to use from several threads."""
 
     @abc.abstractmethod
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        """Takes n tokens and returns the seconds until they may be used; None, and takes none, if that is over `timeout`."""
+        """Reserves n tokens and returns the seconds until they may be used. Over `timeout`: reserves none, returns None."""
 
     def acquire(self, key: str, n: float = 1, timeout: float | None = None) -> bool:
-        """Waits for n tokens; False, at once, if they can't be had within `timeout` seconds."""
+        """Waits for n tokens. Returns False at once if they are not available within `timeout` seconds."""
         wait = self.reserve(key, n, timeout)
         if wait:
             time.sleep(wait)
@@ -35,7 +35,7 @@ class RateLimiter(abc.ABC):
 
 
 async def acquire_async(limiter: RateLimiter, key: str, n: float = 1, timeout: float | None = None) -> bool:
-    """As `limiter.acquire`, for coroutines: the wait holds no thread."""
+    """The same as `limiter.acquire` for coroutines. The wait blocks no thread."""
     wait = await asyncio.to_thread(limiter.reserve, key, n, timeout)
     if wait:
         await asyncio.sleep(wait)
@@ -47,7 +47,7 @@ class LocalRateLimiter(RateLimiter):
 
     Args:
       rate: tokens per second and key.
-      burst: most tokens that gather in a bucket.
+      burst: most tokens that a bucket can hold.
 
     Raises:
       ValueError: rate or burst is not above zero.
@@ -56,11 +56,13 @@ class LocalRateLimiter(RateLimiter):
     def __init__(self, rate: float, burst: float = 1) -> None:
         _check(rate, burst)
         self.rate, self.burst = float(rate), float(burst)
-        self._buckets: dict[str, tuple[float, float]] = {}  # key -> tokens (below zero: reserved), when
+        self._buckets: dict[
+            str, tuple[float, float]
+        ] = {}  # key -> tokens (below zero: reserved), time of the last change
         self._lock = threading.Lock()
 
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        """Takes n tokens and returns the seconds until they may be used; None if that is over `timeout`."""
+        """Reserves n tokens and returns the seconds until they may be used; None if that is over `timeout`."""
         with self._lock:
             now = time.monotonic()
             tokens, then = self._buckets.get(key, (self.burst, now))
@@ -81,7 +83,7 @@ class LocalRateLimiter(RateLimiter):
         }
 
 
-# KEYS[1] bucket; ARGV rate, burst, n, longest wait (-1: any). Returns microseconds to wait, or -1 where that is too long.
+# KEYS[1]: bucket; ARGV: rate, burst, n, longest wait (-1: any). Returns microseconds to wait, or -1 if that is too long.
 _BUCKET = """
 local rate, burst, n, longest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local clock = redis.call('TIME')
@@ -98,15 +100,15 @@ return math.ceil(wait * 1e6)
 
 
 class RedisRateLimiter(RateLimiter):
-    """Token buckets in Redis, one limit for all processes and machines; the server's clock counts.
+    """Token buckets in Redis: one limit for all processes and machines, by the clock of the server.
 
-    While Redis is gone, each process holds itself to a bucket of its own with the whole rate, which is
-    logged once; Redis is tried again after `retry_after` seconds.
+    While Redis is not available, each process uses a bucket of its own with the whole rate. This is logged once. Redis is tried
+    again after `retry_after` seconds.
 
     Args:
-      url: as `cache.RedisCache`.
-      rate: tokens per second and key, of all together.
-      burst: most tokens that gather in a bucket.
+      url: as for `cache.RedisCache`.
+      rate: tokens per second and key, for all processes together.
+      burst: most tokens that a bucket can hold.
       timeout: seconds for one command.
 
     Raises:
@@ -131,7 +133,7 @@ class RedisRateLimiter(RateLimiter):
         self._down_until: float | None = None
 
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
-        """Takes n tokens and returns the seconds until they may be used; None if that is over `timeout`."""
+        """Reserves n tokens and returns the seconds until they may be used; None if that is over `timeout`."""
         down_until = self._down_until
         if down_until is not None and time.monotonic() < down_until:
             return self._fallback.reserve(key, n, timeout)
@@ -165,6 +167,6 @@ def _check(rate: float, burst: float) -> None:
 
 
 def open_limiter(rate: float, redis: str = "") -> RateLimiter:
-    """A limit in Redis where there is a URL, else in this process; one second's worth may gather, at least 1."""
+    """A limit in Redis if there is a URL, else in this process. Its burst is the tokens of one second, at least 1."""
     burst = max(1.0, rate)
     return RedisRateLimiter(redis, rate, burst) if redis else LocalRateLimiter(rate, burst)

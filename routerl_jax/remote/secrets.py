@@ -1,4 +1,4 @@
-"""Keys and passwords: they are in environment variables, and configurations name these variables."""
+"""Keys and passwords. They are in environment variables, and configurations name these variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def secret(variable: str) -> str:
-    """What the environment variable holds; "" for no variable. Raises ValueError if it is not set."""
+    """The value of an environment variable; "" if no variable is named. Raises ValueError if the variable is not set."""
     if not variable:
         return ""
     value = os.environ.get(variable, "").strip()

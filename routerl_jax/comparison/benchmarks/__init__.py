@@ -1,1 +1,1 @@
-"""Benchmarks by name, one file each: questions, knowledge bases, and where both are had."""
+"""Benchmarks by name, one file each: questions, knowledge bases, and where to get them."""

@@ -1,4 +1,4 @@
-"""Atlas, the embedded world of countries and elements: nothing is to be had, it comes with the package."""
+"""Atlas, the embedded world of countries and elements. It comes with the package."""
 
 from __future__ import annotations
 

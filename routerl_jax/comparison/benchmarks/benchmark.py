@@ -1,4 +1,4 @@
-"""What a benchmark is, and how its files are found."""
+"""The description of a benchmark, and the search for its files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from routerl_jax.training.config import KnowledgeConfig
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class Benchmark:
-    """Questions and the knowledge bases that they are asked over.
+    """Questions, and the knowledge bases that answer them.
 
     Attributes:
-      questions: what data.readers.open_dataset takes, of which the first that is there counts: `atlas/SPLIT`, or a pattern of
-        files in the data directory (`hotpotqa/dev.*`), with the format before it where the rows' keys don't tell.
-      knowledge: by the names that agents use; a `source` is a pattern, too, or several with `|` between them, of which the
-        first that is there counts, or `atlas/NAME`, or the address of a served one. A directory with a built knowledge base is
-        opened as it is, of whatever kind. `hf://datasets/ORG/NAME/FILE`, for questions too, is a file on the hub (data.hub).
-      pictures: questions are about their pictures: those without one that is there are left out, and counted.
-      about: a line.
-      paper: its arXiv number, "" for none.
-      licence: of the data, as far as it is known.
-      get: where the data are had, and what is to be made of them.
+      questions: alternatives for data.readers.open_dataset; the first that exists is used. Each is `atlas/SPLIT`, or a pattern
+        of files in the data directory (`hotpotqa/dev.*`), with the format before it if the keys of the rows don't show it.
+      knowledge: knowledge bases by the names that agents use. A `source` is a pattern, or several patterns separated by `|`, of
+        which the first that exists is used; or `atlas/NAME`; or the address of a served knowledge base. A directory with a
+        built knowledge base is opened as it is, whatever its kind. `hf://datasets/ORG/NAME/FILE` is a file on the hub
+        (data.hub); questions may use it, too.
+      pictures: questions need their pictures. Those whose picture is missing are left out, and counted.
+      about: a description in one line.
+      paper: arXiv number; "" if there is none.
+      licence: licence of the data, if known.
+      get: where to get the data, and how to prepare them.
     """
 
     questions: tuple[str, ...]
@@ -44,8 +45,8 @@ class Benchmark:
 
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark")
-OWN = "own:"  # before a name in the source of a knowledge base: what the benchmark's own one is made of
-WIKIPEDIA = KnowledgeConfig(source="wikipedia/corpus.*")  # one corpus for all benchmarks that bring none along
+OWN = "own:"  # prefix of a source: the source of the benchmark's own knowledge base with the name that follows
+WIKIPEDIA = KnowledgeConfig(source="wikipedia/corpus.*")  # one corpus for all benchmarks that have none of their own
 GET_WIKIPEDIA = (
     "wikipedia/corpus.jsonl.gz is a corpus of Wikipedia ({id, title, text} or {id, contents} a line), such as wiki-18 of "
     "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets."
@@ -72,23 +73,23 @@ GET_SPLIT_TABLES = (
 
 
 def get_pool(questions: str) -> str:
-    """How a corpus is made of the passages that come with a file of questions in the data directory."""
+    """Says how to make a corpus from the passages in a file of questions in the data directory."""
     corpus = f"{pathlib.PurePosixPath(questions).parent}/corpus.jsonl.gz"
     return f"Its corpus is made of them: python -m launch.make_corpus --questions={questions} --output={corpus}"
 
 
 def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, KnowledgeConfig]) -> Benchmark:
-    """The benchmark with other knowledge bases in the place of its own, if there are any.
+    """The benchmark with `knowledge` instead of its own knowledge bases; unchanged if `knowledge` is empty.
 
     Args:
-      knowledge: a source `own:NAME` is what the benchmark's own knowledge base of that name is made of.
+      knowledge: new knowledge bases. A source `own:NAME` is the source of the benchmark's own knowledge base NAME.
 
     Raises:
-      ValueError: it has none of that name.
+      ValueError: the benchmark has no knowledge base of that name.
     """
     if not knowledge:
         return benchmark
-    found = {}
+    replaced = {}
     for kb, spec in knowledge.items():
         if spec.source.startswith(OWN):
             own = spec.source.removeprefix(OWN)
@@ -98,38 +99,44 @@ def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, Know
                     f"{', '.join(benchmark.knowledge)}"
                 )
             spec = dataclasses.replace(spec, source=benchmark.knowledge[own].source)
-        found[kb] = spec
+        replaced[kb] = spec
     get = f"{benchmark.get} config.knowledge says what is asked in the place of its own knowledge bases.".strip()
-    return dataclasses.replace(benchmark, knowledge=found, get=get)
+    return dataclasses.replace(benchmark, knowledge=replaced, get=get)
 
 
 def listing() -> list[tuple[str, str, str, str, str]]:
-    """(name, paper, names of the knowledge bases, a line, where the data are had) of every benchmark, sorted by name."""
+    """(name, paper, names of the knowledge bases, description, where to get the data) of every benchmark, sorted by name."""
     entries = [(name, BENCHMARKS.get(name)) for name in BENCHMARKS]
-    return [(name, one.paper, ", ".join(one.knowledge), one.about, one.get) for name, one in entries]
+    return [
+        (name, benchmark.paper, ", ".join(benchmark.knowledge), benchmark.about, benchmark.get)
+        for name, benchmark in entries
+    ]
 
 
 def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
-    """The benchmark with the files that are there in the place of patterns, and one name of questions.
+    """The benchmark with existing files instead of patterns, and a single name of questions.
 
     Args:
-      data: the directory in which patterns are looked for; "": the working directory.
+      data: directory in which patterns are searched for; "": the working directory.
 
     Raises:
-      ValueError: questions or what a knowledge base is built from are not there; says where they were looked for and had.
+      ValueError: the questions or the source of a knowledge base do not exist. The message says where they were searched for,
+        and where to get them.
     """
-    questions = next((found for one in benchmark.questions if (found := _found(one, data))), None)
+    questions = next((match for pattern in benchmark.questions if (match := _found(pattern, data))), None)
     if questions is None:
         raise _lacking(name, benchmark, data, "questions", benchmark.questions)
     knowledge = {}
     for kb, spec in benchmark.knowledge.items():
-        given = spec.directory or spec.kind in ("tool", "hybrid")
-        patterns = (spec.source,) if given else tuple(spec.source.split("|"))
-        source = spec.source if given else next((found for one in patterns if (found := _found(one, data))), None)
+        fixed = spec.directory or spec.kind in ("tool", "hybrid")
+        patterns = (spec.source,) if fixed else tuple(spec.source.split("|"))
+        source = (
+            spec.source if fixed else next((match for pattern in patterns if (match := _found(pattern, data))), None)
+        )
         if source is None:
             raise _lacking(name, benchmark, data, f"knowledge base {kb!r}", patterns)
         source = on_this_machine(source)
-        built = not given and (pathlib.Path(source) / MANIFEST).is_file()
+        built = not fixed and (pathlib.Path(source) / MANIFEST).is_file()
         knowledge[kb] = _as_built(source) if built else dataclasses.replace(spec, source=source)
     questions += "[pictures]" if benchmark.pictures else ""
     return dataclasses.replace(benchmark, questions=(questions,), knowledge=knowledge)
@@ -140,12 +147,12 @@ def _as_built(directory: str) -> KnowledgeConfig:
 
 
 def _found(pattern: str, data: str) -> str | None:
-    """What is there of a pattern, the first by name; what is no file's name as it is; None where nothing is there."""
+    """The first file, by name, that matches a pattern; None if there is none. A name of another kind is returned as it is."""
     form, files = split_name(pattern)
     if files.startswith(("atlas/", "http://", "https://", PREFIX)) or (":" in files and "/" not in files):
         return pattern
-    places = sorted(glob.glob(os.path.join(_root(data), os.path.expanduser(files))))
-    return f"{form}:{places[0]}" if places and form else next(iter(places), None)
+    paths = sorted(glob.glob(os.path.join(_root(data), os.path.expanduser(files))))
+    return f"{form}:{paths[0]}" if paths and form else next(iter(paths), None)
 
 
 def _root(data: str) -> str:
@@ -157,7 +164,7 @@ def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tu
     where = f"looked for {' or '.join(names)}"
     if not data:
         where += " (config.data is empty: name the directory with the files of benchmarks)"
-    had = f". {benchmark.get}" if benchmark.get else ""
+    advice = f". {benchmark.get}" if benchmark.get else ""
     return ValueError(
-        f"benchmark {name!r}: its {what} is not there; {where}{had}".replace("questions is", "questions are")
+        f"benchmark {name!r}: its {what} is not there; {where}{advice}".replace("questions is", "questions are")
     )

@@ -1,4 +1,4 @@
-"""All benchmarks that come with the package; importing this registers them."""
+"""All benchmarks of the package. Importing this module registers them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MMSearch-R1's five benchmarks (Wu et al., arXiv 2506.20670): a picture search and a text search."""
+"""MMSearch-R1's five benchmarks (Wu et al., arXiv 2506.20670), with an image search and a text search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from routerl_jax.training.config import KnowledgeConfig
 
 
 def _knowledge(directory: str) -> dict[str, KnowledgeConfig]:
-    """What recipes.mmsearch_r1 calls its tools: a search by the picture and one by words."""
+    """The image search and the text search, with the tool names of recipes.mmsearch_r1."""
     return {
         "image": KnowledgeConfig(
             source=f"{directory}/image_search*|image_search*",

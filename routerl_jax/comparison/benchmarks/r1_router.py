@@ -15,10 +15,10 @@ from routerl_jax.comparison.benchmarks.benchmark import (
     Benchmark,
 )
 
-# What it calls them, so that a policy of recipes.r1_router finds them.
+# The names that recipes.r1_router uses, so that its policies find them.
 KNOWLEDGE = {"text": WIKIPEDIA, "text_image": M_BEIR, "table": SPLIT_TABLES}
 _FILES = "datasets/ of https://github.com/OpenBMB/R1-Router"
-# of each: its file there, files of the benchmark's own directory, what it is, licence
+# per benchmark: its file there, files of the benchmark's own directory, description, licence
 _SETS: Mapping[str, tuple[str, tuple[str, ...], str, str]] = {
     "2wiki": ("2wikimultihopqa_val.jsonl", (), "2WikiMultihopQA, the first 3,000 of its validation", "Apache-2.0"),
     "open_wikitable": ("openwikitqa_val.jsonl", (), "Open-WikiTable", "not stated"),

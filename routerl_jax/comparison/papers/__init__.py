@@ -1,1 +1,1 @@
-"""Tables of papers by name, one file a paper: their numbers, and ours in the same layout."""
+"""Tables of papers by name, one file per paper: their numbers, and ours in the same layout."""

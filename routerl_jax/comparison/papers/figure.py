@@ -1,4 +1,4 @@
-"""Figures of papers that plot what is measured here: the command that draws each."""
+"""Figures of papers whose values are measured here, and the command that draws each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class PaperFigure:
     """A figure of a paper.
 
     Attributes:
-      shows: what it plots.
-      command: draws or tabulates the same here.
-      where: which panel, page of the documentation or key of which file has it.
+      shows: what the figure plots.
+      command: the command that draws or tabulates the same here.
+      where: the panel, the page of the documentation, or the file and key that has it.
     """
 
     title: str
@@ -31,6 +31,6 @@ PAPER_FIGURES: Registry[PaperFigure] = Registry("figure of a paper")
 
 
 def listing() -> list[tuple[str, str, str, str, str]]:
-    """(name, paper, what it shows, command, where it is then) of every figure, sorted by name."""
+    """(name, paper, what it shows, command, where the result is) of every figure, sorted by name."""
     figures = [(name, PAPER_FIGURES.get(name)) for name in PAPER_FIGURES]
-    return [(name, one.paper, one.shows, one.command, one.where) for name, one in figures]
+    return [(name, figure.paper, figure.shows, figure.command, figure.where) for name, figure in figures]

@@ -1,4 +1,4 @@
-"""All tables and figures of papers that come with the package; importing this registers them."""
+"""All tables and figures of papers in the package. Importing this module registers them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _COLUMNS = columns(_BENCHMARKS, {"Acc": "judge", "SR": "search_ratio"}, mean="Av
 
 
 def _fixed(model: str, method: str, agent: str, ratio: float, accuracies: tuple[float, ...]) -> Row:
-    """A row whose search ratio is the same on all benchmarks, as nothing is left to the model."""
+    """A row with the same search ratio on all benchmarks, because the model does not decide about searches."""
     return Row(model, method, agent, tuple(number for accuracy in accuracies for number in (accuracy, ratio)))
 
 
@@ -28,7 +28,7 @@ PAPER_TABLES.register("mmsearch_r1.table1")(
     PaperTable(
         title="MMSearch-R1, Table 1",
         paper=_PAPER,
-        columns=(*_COLUMNS[-2:], *_COLUMNS[:-2]),  # its averages stand first
+        columns=(*_COLUMNS[-2:], *_COLUMNS[:-2]),  # the averages come first
         rows=(
             _fixed("GPT4o", "Direct Answer", _DIRECT, 0, (36.0, 41.7, 42.7, 22.2, 46.6, 26.9)),
             _fixed("Gemini 2.5 Pro", "Direct Answer", _DIRECT, 0, (36.4, 37.2, 37.0, 26.9, 53.4, 27.7)),

@@ -16,7 +16,7 @@ _BENCHMARKS = {
     "WebQA": "webqa",
 }
 _QWEN = Setting("Qwen2.5-VL-7B", r"qwen2\.5-vl-7b")
-# the same three for all questions (section 4): Wikipedia's passages, M-BEIR's pictures with captions, Open-WikiTable's tables
+# The same three for all questions (section 4): Wikipedia's passages, M-BEIR's pictures with captions, Open-WikiTable's tables
 _KNOWLEDGE = {
     "text": KnowledgeConfig(source="wikipedia/corpus.*", encoder="BAAI/bge-m3"),
     "text_image": KnowledgeConfig(source="m_beir/captions.*", kind="text_image"),
@@ -36,7 +36,7 @@ def _table(number: int, rows: tuple[Row, ...], policies: tuple[Setting, ...], no
         ),
         retriever=Setting("BGE-M3; UniIR; Open-WikiTable's dense retriever", r"bge-m3|uniir"),
         questions="1,000 of each at random, all 715 of Dyn-VQA",  # appendix A.2, table 3
-        k=5,  # of each knowledge base: 15 of all (section 5.1); 3 iterations (section 4)
+        k=5,  # per knowledge base: 15 in all (section 5.1); 3 iterations (section 4)
         searches=3,
         knowledge=_KNOWLEDGE,
         note=f"All numbers are F1-Recall. {note}".strip(),

@@ -93,7 +93,7 @@ _ablation(
         ),
     ),
 )
-# by what the answer is rewarded
+# by the reward of the answer
 _ablation(
     5,
     (_QWEN,),
@@ -103,7 +103,7 @@ _ablation(
         Row("Qwen", "F1", "row:f1", (58.0, 65.4, 71.9, 55.4, 63.6, 63.7, 45.6, 52.8, 57.7, 60.6)),
     ),
 )
-# by the questions of training
+# by the training questions
 _ablation(
     6,
     (_QWEN,),

@@ -19,7 +19,7 @@ _COLUMNS = columns(_BENCHMARKS, {"EM": "em", "F1": "f1"}, mean="Average")
 _GPT = Setting("GPT-4o-mini", "gpt-4o-mini")
 _QWEN_3B = Setting("Qwen2.5-3B-Instruct", r"qwen2\.5-3b-instruct")
 _QWEN_7B = Setting("Qwen2.5-7B-Instruct", r"qwen2\.5-7b-instruct")
-# the modes of RouteRAG's agent, over whatever passages a benchmark has (recipes.routerag.TOOLS)
+# The modes of RouteRAG's agent, over the passages of a benchmark (recipes.routerag.TOOLS)
 _KNOWLEDGE = {
     "passage": KnowledgeConfig(source=f"{OWN}text"),
     "graph": KnowledgeConfig(source=f"{OWN}text", kind="graph"),

@@ -1,4 +1,4 @@
-"""A table of a paper, as data: its layout, its numbers, and which of ours belong where."""
+"""A paper's table as data: its layout, its numbers, and the places of our numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Collection, Iterable, Mapping
 from routerl_jax.core.registry import Registry
 from routerl_jax.training.config import KnowledgeConfig
 
-RECIPE = "recipe:"  # before an agent: whatever row works as the agent of this recipe, prompted or trained
-NAMED = "row:"  # before an agent: what config.rows names so, such as a trained run; `row:KEY:ROUTING` is it with other routing
+RECIPE = "recipe:"  # prefix of an agent: any row with the agent of this recipe, prompted or trained
+NAMED = "row:"  # prefix of an agent: the entry KEY of config.rows, such as a trained run; `row:KEY:ROUTING` has another routing
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """How a paper prints numbers: ours times `scale`, with so many digits."""
+    """How a paper prints numbers: our number times `scale`, with `digits` decimals."""
 
     scale: float
     digits: int
 
     def printed(self, value: float) -> str:
-        """A number of the paper's, as it prints them."""
+        """A number in the paper's scale, as the paper prints it."""
         return f"{value:.{self.digits}f}"
 
 
@@ -30,12 +30,12 @@ SHARE, PERCENT, HUNDREDTHS, COUNT = Unit(1, 3), Unit(100, 1), Unit(100, 2), Unit
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """What a column has.
+    """The content of a column.
 
     Attributes:
-      benchmarks: on which; of several, the mean over them, or over all their questions if `pooled`.
+      benchmarks: its benchmarks. For several, the mean over them, or over all their questions if `pooled`.
       metric: a key of a row of results.json (comparison.results.row_results): `em`, `judge`, `search_ratio`, ..
-      group: of which of their questions alone: key and value of a row's `by`, such as ("type", "single_hop").
+      group: a part of the questions: key and value of a row's `by`, such as ("type", "single_hop"). None: all questions.
     """
 
     heading: str
@@ -51,9 +51,9 @@ class Row:
     """A method, with its published numbers in the order of the columns.
 
     Attributes:
-      group: the model, as the paper calls it.
-      agent: which of ours does it, `recipe:NAME` or `row:KEY`; "" for none.
-      published: as the paper prints them; None where it has none, or where the text at hand does not tell which it is.
+      group: the model, in the paper's words.
+      agent: our agent for the method: a baseline, `recipe:NAME` or `row:KEY`; "" if there is none.
+      published: the numbers as printed; None if the paper has none, or if the text at hand does not show which it is.
     """
 
     group: str
@@ -64,18 +64,18 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What the numbers were had with.
+    """A setting of the paper's numbers.
 
     Attributes:
-      said: by the paper.
-      mark: a regular expression that is found in a name of ours, in lower case, if it is the same; "" if that can't be told.
+      said: the setting in the paper's words.
+      mark: a regular expression. If our name, in lower case, contains a match, the setting is the same. "": can't be compared.
     """
 
     said: str
     mark: str = ""
 
     def matches(self, name: str) -> bool:
-        """Whether a name of ours is the same."""
+        """True if our name stands for the same setting."""
         return bool(self.mark and re.search(self.mark, name.lower()))
 
 
@@ -84,11 +84,11 @@ class PaperTable:
     """A table of a paper.
 
     Attributes:
-      policies: models that it has.
-      k, searches: documents of a search, and most searches of a question; 0 where the paper does not say.
-      judge: the model whose verdicts it has.
-      knowledge: knowledge bases of all its benchmarks in the place of their own, as config.knowledge.
-      note: what a reader should know of its numbers.
+      policies: the models in the table.
+      k, searches: documents per search, and most searches per question; 0 if the paper does not say.
+      judge: the model that judges answers.
+      knowledge: knowledge bases that replace those of all its benchmarks, as config.knowledge does.
+      note: a remark for readers of the numbers.
     """
 
     title: str
@@ -107,37 +107,37 @@ class PaperTable:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """Ours that need no naming: baselines, and prompted recipes."""
+        """Our agents that config.rows need not name."""
         agents = (row.agent for row in self.rows if row.agent)
         return tuple(dict.fromkeys(agent for agent in agents if not agent.startswith((RECIPE, NAMED))))
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What config.rows can name: rows of trained runs and others of which there are several, and recipes."""
+        """The keys of config.rows that the table uses: `KEY` of agents `row:KEY`, and recipes."""
         agents = (row.agent for row in self.rows if row.agent.startswith((RECIPE, NAMED)))
         return tuple(dict.fromkeys(agent.split(":")[1] for agent in agents))
 
     @property
     def benchmarks(self) -> tuple[str, ...]:
-        """In the order of the columns."""
+        """All benchmarks, in the order of the columns."""
         return tuple(dict.fromkeys(name for column in self.columns for name in column.benchmarks))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """In the order of the columns."""
+        """All metrics, in the order of the columns."""
         return tuple(dict.fromkeys(column.metric for column in self.columns))
 
     def added(self, rows: Mapping[str, str]) -> tuple[str, ...]:
-        """The agents that config.rows adds to it: each as it is, and with the routing that the table asks of it."""
-        found = (named(row.agent, rows) for row in self.rows)
-        return tuple(dict.fromkeys(agent for agent in found if agent))
+        """The agents that config.rows adds to the table, each with the routing that its row asks for."""
+        agents = (named(row.agent, rows) for row in self.rows)
+        return tuple(dict.fromkeys(agent for agent in agents if agent))
 
 
 def named(agent: str, rows: Mapping[str, str]) -> str:
-    """What config.rows puts in a row of a table, "" if nothing.
+    """The agent that config.rows puts in a row of a table; "" if there is none.
 
     Args:
-      agent: the row's, such as `row:grpo:random_kb`, which is whatever `grpo` names with that routing.
+      agent: the row's agent, such as `row:grpo:random_kb`: the agent of the key `grpo`, with that routing.
     """
     if not agent.startswith((RECIPE, NAMED)):
         return ""
@@ -149,10 +149,10 @@ PAPER_TABLES: Registry[PaperTable] = Registry("table of a paper")
 
 
 def listing(known: Collection[str]) -> list[tuple[str, str, str, str, str]]:
-    """(name, paper, benchmarks, names that config.rows can give, title) of every table, sorted by name.
+    """(name, paper, benchmarks, keys of config.rows, title) of every table, sorted by name.
 
     Args:
-      known: benchmarks that there are; others are marked.
+      known: benchmarks that exist here; others are marked.
     """
     return [
         (name, table.paper, ", ".join(_marked(table.benchmarks, known)), ", ".join(table.keys), table.title)
@@ -163,15 +163,16 @@ def listing(known: Collection[str]) -> list[tuple[str, str, str, str, str]]:
 def columns(
     benchmarks: Mapping[str, str], metrics: Mapping[str, str], unit: Unit = PERCENT, mean: str = "", of: str = ""
 ) -> tuple[Column, ...]:
-    """Every metric on every benchmark, by heading, and then their means.
+    """Columns for every metric on every benchmark, followed by their means.
 
     Args:
-      mean: heading of the means; "": there are none.
-      of: the metric that there is a mean of alone; "": all.
+      benchmarks, metrics: names by their headings in the table; see Column.
+      mean: heading of the means; "": no means.
+      of: the only metric with a mean; "": all metrics have one.
     """
     single = (
-        Column(f"{said} {heading}".strip(), (benchmark,), metric, unit)
-        for said, benchmark in benchmarks.items()
+        Column(f"{benchmark_heading} {heading}".strip(), (benchmark,), metric, unit)
+        for benchmark_heading, benchmark in benchmarks.items()
         for heading, metric in metrics.items()
     )
     means = (

@@ -41,7 +41,7 @@ def _table(
 
 
 def _main(group: str, numbers: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]:
-    """The seven rows of a model: three read pages as OCR's text, four see them."""
+    """The seven rows of a model: three read the OCR text of pages, four see the pages."""
     methods = {
         "OCR: Vanilla RAG": "row:ocr_vanilla_rag",
         "OCR: ReAct": "row:ocr_react",
@@ -92,8 +92,8 @@ _table(
     f"Overall: {_OVERALL[0].lower()}{_OVERALL[1:]} What reads OCR's text is a comparison of its own (docs/pages.md): its "
     "rows are named in config.rows, and config.beside puts them here.",
 )
-# In the text at hand table 2 has lost its check marks: which of 47.2, 49.3 and 54.9 is which row's can't be told. 57.1 is
-# table 1's VRAG-RL.
+# In the text at hand, table 2 has lost its check marks. So it is unknown which of 47.2, 49.3 and 54.9 belongs to which row.
+# 57.1 is VRAG-RL in table 1.
 _table(
     2,
     (Column("Accuracy", _BENCHMARKS, "judge", pooled=True),),
