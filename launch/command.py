@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
 from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
 
@@ -56,11 +58,11 @@ def start(
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
         try:
-            for name in {"workdir", "output"} & set(FLAGS):
-                _refuse_url(f"--{name}", FLAGS[name].value)
-                if directory := FLAGS[name].value:  # shells leave the ~ of --workdir=~/runs as it is
-                    FLAGS[name].value = os.path.expanduser(directory)
-            main(argv)
+            with contextlib.ExitStack() as stack:
+                for name in sorted({"workdir", "output"} & set(FLAGS)):
+                    if place := FLAGS[name].value:
+                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", place)))
+                main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
@@ -72,6 +74,25 @@ def start(
             sys.exit(130)
 
     app.run(guarded, flags_parser=functools.partial(_parse, schemas))
+
+
+@contextlib.contextmanager
+def _at(flag: str, place: str) -> Iterator[str | pathlib.Path]:
+    """The path at which a program works on what a flag names: the path itself (shells leave the ~ of --workdir=~/runs as it
+    is), or a copy of what is in a bucket, which is uploaded as it changes."""
+    if not in_bucket(place):
+        _refuse_url(flag, place)
+        yield os.path.expanduser(place)
+        return
+    from routerl_jax.parallel.mirrors import mirrored
+
+    with mirrored(place) as path:
+        try:
+            yield path
+        except (ValueError, OSError) as error:
+            if os.environ.get("ROUTERL_TRACEBACK"):
+                raise
+            raise ValueError(named(_told(error))) from error
 
 
 def _told(error: ValueError | OSError) -> str:
@@ -108,7 +129,8 @@ def read_config() -> TrainConfig:
 
     config = read_config_as(TrainConfig)
     for name, knowledge in config.knowledge.items():
-        _refuse_url(f"--config.knowledge.{name}.directory", knowledge.directory)
+        if not in_bucket(knowledge.directory):
+            _refuse_url(f"--config.knowledge.{name}.directory", knowledge.directory)
     return config
 
 
@@ -128,11 +150,9 @@ def read_config_dict() -> ConfigDict:
 
 
 def _refuse_url(key: str, path: str | None) -> None:
-    """Raises a ValueError for a URL: used as a path, gs://bucket would make a local directory called `gs:`."""
+    """Raises a ValueError for another URL than gs:// and s3://, which as a path would make a directory called `az:`."""
     if path and "://" in path:
-        raise ValueError(
-            f"{key}={path}: this must be a path in a file system; mount the bucket (gcsfuse for gs://) and give the path there"
-        )
+        raise ValueError(f"{key}={path}: this must be a path in a file system, or in a bucket (gs://, s3://)")
 
 
 def _print_help(schemas: Schemas | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.buckets import fetched, in_bucket
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import write_whole
@@ -25,10 +26,12 @@ from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
-from routerl_jax.knowledge.store import MANIFEST, Store
+from routerl_jax.knowledge.store import MANIFEST, Store, built_at
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mirrors import mirrored
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 
@@ -69,12 +72,12 @@ def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
         name, _, place = pair.partition("=")
         if name not in knowledge or not place:
             raise ValueError(f"{pair!r} is not NAME=PLACE with a knowledge base of the run: {', '.join(knowledge)}")
-        spec, path = knowledge[name], pathlib.Path(place).expanduser()
+        spec = knowledge[name]
         if place.startswith(("http://", "https://")):
             knowledge[name] = KnowledgeConfig(source=place)
-        elif (path / MANIFEST).is_file():
+        elif built_at(place):
             knowledge[name] = KnowledgeConfig(directory=place)
-        elif not path.exists():
+        elif not fetched(place).exists():
             raise ValueError(f"{pair!r}: {place} does not exist; give a knowledge base, or what it is to be built from")
         elif spec.kind in (TOOL, _HYBRID):
             raise ValueError(
@@ -144,15 +147,14 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return
-    folder = pathlib.Path(spec.directory).expanduser() if spec.directory else None
-    if folder is not None and (folder / MANIFEST).is_file():
+    if spec.directory and built_at(spec.directory):
         return
     if not spec.source:
         raise ValueError(
-            f"config.knowledge.{name}: there is no knowledge base in {folder or 'the cache'} and no source to build it from; "
-            f"set config.knowledge.{name}.source"
+            f"config.knowledge.{name}: there is no knowledge base in {spec.directory or 'the cache'} and no source to "
+            f"build it from; set config.knowledge.{name}.source"
         )
-    if not spec.source.startswith(_ATLAS) and not pathlib.Path(spec.source).expanduser().exists():
+    if not spec.source.startswith(_ATLAS) and not fetched(spec.source).exists():
         raise ValueError(f"config.knowledge.{name}.source={spec.source!r} does not exist; give a file or a directory")
     _build_config(name, spec)
 
@@ -249,8 +251,8 @@ def _open_kb(
 
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
-    if not (directory / "kb.json").is_file():  # several processes of a host may get here: one builds, the others wait
+    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_place(name, spec)
+    if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # a directory in the cache depends on the keys, so it always fits
         expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
@@ -259,7 +261,7 @@ def _open_kb(
         passages = _atlas_passages(spec)
         if passages and not _from_memory(spec.kind):
             expected, passages = expected | {"source": _written_passages(spec, passages, progress)}, None
-        check_kb(directory, expected, f"config.knowledge.{name}", passages)
+        check_kb(spec.directory, expected, f"config.knowledge.{name}", passages)
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
     kb = load_kb(str(directory))
@@ -269,6 +271,25 @@ def _open_kb(
             "it in config.knowledge, and join it by `members`"
         )
     return kb
+
+
+def kb_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+    """The directory of a knowledge base on this machine, whether it is built yet or not."""
+    if not spec.directory:
+        return cache_place(name, spec)
+    return built_at(spec.directory) or pathlib.Path(spec.directory).expanduser()
+
+
+def _built_in_bucket(name: str, spec: KnowledgeConfig, progress: bool) -> pathlib.Path:
+    """A copy of the knowledge base of a directory in a bucket. If there is none yet, the main process builds and uploads it."""
+
+    def build() -> None:
+        if built_at(spec.directory) is None:
+            with mirrored(spec.directory) as directory:
+                _build_kb(name, spec, directory, progress)
+
+    multihost.on_main(build)
+    return fetched(spec.directory)
 
 
 def _has(spec: KnowledgeConfig, key: str) -> bool:
@@ -418,7 +439,7 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     if (passages := _atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
     elif spec.source:
-        content = _content(pathlib.Path(spec.source).expanduser())
+        content = _content(fetched(spec.source))
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())

@@ -28,6 +28,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
@@ -104,6 +105,7 @@ class Run:
             _write_config(config, workdir / "config.json")
             write_whole(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
+        send(workdir)
 
     def save(self, step: int, *, into: Checkpoints | None = None, **extra: Any) -> None:
         """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
@@ -113,11 +115,13 @@ class Run:
         """
         self._check_weights()
         extra["model"] = model_fields(self.model.config)
-        extra["micro_batches"] = self.layout.capacity
+        extra["micro_batches"], extra["micro_width"] = self.layout.capacity, self.layout.width
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
             extra["frozen"] = self._frozen
+        self.checkpoints.wait()  # the earlier one; orbax would now wait for it, too
+        send(self.workdir)  # before the checkpoint: a session that resumes from it needs the metrics that belong to it
         (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra)
 
     def _check_weights(self) -> None:
@@ -137,6 +141,7 @@ class Run:
             latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
         )
         self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
+        self.layout.width = min(self.layout.width, self.restored.get("micro_width", self.layout.width))
         self.policy()
         return latest
 
@@ -172,6 +177,7 @@ class Run:
         if export:
             self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
+            send(self.workdir)
             multihost.barrier("policy saved")
 
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 
 from routerl_jax.core.config import naming
-from routerl_jax.knowledge.store import MANIFEST, Manifest
+from routerl_jax.knowledge.store import Manifest, built_at
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
 from routerl_jax.knowledge.web.snapshot import holds_records
@@ -91,8 +91,7 @@ def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
 def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
     names = []
     for name, spec in knowledge.items():
-        directory = pathlib.Path(spec.directory).expanduser()
-        if spec.directory and (directory / MANIFEST).is_file():
+        if spec.directory and (directory := built_at(spec.directory)):
             with naming(f"config.knowledge.{name}"):
                 if Manifest.read(directory).kind == "web":
                     names.append(name)
