@@ -32,7 +32,7 @@ def environment(scheme: str) -> dict[str, str]:
             "STORAGE_EMULATOR_HOST": url,
             "TENSORSTORE_GCS_HTTP_URL": url,
             "GOOGLE_CLOUD_PROJECT": "test",
-            "GCE_METADATA_ROOT": "127.0.0.1:1",  # nobody asks the cloud who this machine is
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "test",  # tensorstore does not look for credentials
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         }
     return {
