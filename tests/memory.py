@@ -15,5 +15,5 @@ def _too_large(donated: Any, value: jax.Array) -> Any:
 
 
 def needs_too_much(donated: Any = ()) -> Any:
-    """A program that is given arrays to write into, and finds no room."""
-    return _too_large(donated, jnp.float32(1))
+    """A program that is given arrays to write into, and finds no room. It fails at once, as on an accelerator."""
+    return jax.block_until_ready(_too_large(donated, jnp.float32(1)))

@@ -223,7 +223,7 @@ class DeviceCalls:
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
             given=_given(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
         )
-        self.cache, outputs = self._programs.decode(
+        cache, outputs = self._programs.decode(
             params=self.params,
             cache=self._take_cache(),
             inputs=inputs,
@@ -236,7 +236,9 @@ class DeviceCalls:
             truncate=any(stream.turn_request.sampling.truncated for stream in streams),
             top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
         )
-        return layout, jax.device_get(outputs)
+        host = jax.device_get(outputs)
+        self.cache = cache  # here at the earliest, because a program may fail when its results are read
+        return layout, host
 
 
 def _given(layout: Placement[Stream], steps: int) -> np.ndarray:

@@ -31,7 +31,10 @@ from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.device_memory import with_less
 from routerl_jax.parallel.mesh import batch_shards, replicated
 
-_REMEDY = "lower config.engine.rows or config.engine.max_length, or spread the engine's weights (config.engine.layout)"
+_REMEDY = (
+    "lower config.engine.rows (a run may be resumed so); or begin anew with a lower config.engine.max_length, or with the "
+    "engine's weights spread over devices (config.engine.layout)"
+)
 
 
 class Engine:

@@ -26,8 +26,8 @@ from routerl_jax.parallel.mesh import replicated
 
 T = TypeVar("T")
 _REMEDY = (
-    'lower config.learner.micro_tokens or config.engine.max_length, set config.learner.remat="full", spread the weights over '
-    "more devices (config.mesh.fsdp), or train an adapter (config.model.lora)"
+    'lower config.learner.micro_tokens or set config.learner.remat="full" (a run may be resumed with either); or begin anew '
+    "with a lower config.engine.max_length, weights on more devices (config.mesh.fsdp), or an adapter (config.model.lora)"
 )
 
 
@@ -130,11 +130,12 @@ class Learner:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
         reference = self.reference if self._objective[1].exact_kl else None
-        self.state, metrics, logprobs = self._programs.update(
+        state, metrics, logprobs = self._programs.update(
             state=self.state, frozen=self.frozen, reference=reference, batch=batch
         )
-        host = jax.device_get(metrics)
-        return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
+        host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self.state = state  # here at the earliest, because a program may fail when its results are read
+        return host, np.asarray(logprobs)
 
     def logprobs(
         self, sequences: Sequence[TokenSequence], params: nnx.State | None = None, *, portion: int | None = None
@@ -166,7 +167,9 @@ class Learner:
         return with_less(work, self._smaller, "the learner", _REMEDY)
 
     def _smaller(self) -> str | None:
-        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))  # donated to the program that failed
+        # Accelerators find no room before a program has its donated arguments, when it is compiled or its scratch allocated.
+        # CPUs find none afterwards; then the weights are gone.
+        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
         return None if lost else self.layout.halve()
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:

@@ -34,6 +34,9 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.writer import MetricWriter
 
+# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
+_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
+
 
 class Run:
     """A training run in its workdir.
@@ -73,6 +76,7 @@ class Run:
         self.layout = BatchLayout(
             mesh, buckets, config.learner.micro_tokens, model, share=config.learner.share_prefixes
         )
+        self._width = self.layout.width
         self._optimizers = functools.cache(config.learner.optimizer.build)
         self.learner = Learner(
             model,
@@ -115,7 +119,9 @@ class Run:
         """
         self._check_weights()
         extra["model"] = model_fields(self.model.config)
-        extra["micro_batches"], extra["micro_width"] = self.layout.capacity, self.layout.width
+        extra["micro_batches"] = self.layout.capacity
+        if self.layout.width < self._width:  # the devices were out of memory
+            extra["micro_width"] = self.layout.width
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
@@ -246,6 +252,9 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = _saved(path), _as_json(config)
     saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
+    for section, keys in _MEMORY.items():
+        if section in saved:
+            saved[section] |= {key: current[section][key] for key in keys}
     # may change between sessions
     free = {
         "steps",

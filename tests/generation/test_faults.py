@@ -30,7 +30,12 @@ def limit(monkeypatch: pytest.MonkeyPatch, program: str, rows: int) -> None:
         size = max(leaf.shape[1] for leaf in jax.tree.leaves(cache))
         if size <= rows:
             return programs
-        return dataclasses.replace(programs, **{program: lambda **arguments: needs_too_much(arguments["cache"])})
+
+        def fails(**arguments: Any) -> Any:
+            return needs_too_much(arguments["cache"])
+
+        fails._cache_size = getattr(programs, program)._cache_size  # pyright: ignore[reportFunctionMemberAccess]
+        return dataclasses.replace(programs, **{program: fails})
 
     monkeypatch.setattr(device_calls, "jit_programs", limited)
 
