@@ -9,7 +9,7 @@ import pathlib
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -86,13 +86,26 @@ def _at(flag: str, place: str) -> Iterator[str | pathlib.Path]:
         return
     from routerl_jax.parallel.mirrors import mirrored
 
-    with mirrored(place) as path:
+    with mirrored(place) as path, contextlib.redirect_stdout(cast(TextIO, _Named(sys.stdout))):
         try:
             yield path
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
             raise ValueError(named(_told(error))) from error
+
+
+class _Named:
+    """Standard output, with places in buckets instead of the directories that stand for them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(named(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _told(error: ValueError | OSError) -> str:

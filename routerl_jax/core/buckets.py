@@ -43,7 +43,9 @@ def in_bucket(place: object) -> bool:
 
 
 def beside(place: str, name: str) -> str:
-    """The place of a name, which may be `../OTHER`, seen from a place in a bucket."""
+    """The place of a name, which may be `../OTHER`, seen from a place in a bucket; an absolute path is left as it is."""
+    if name.startswith("/"):
+        return name
     scheme, _, path = place.partition("://")
     return f"{scheme}://{posixpath.normpath(posixpath.join(path, name))}"
 

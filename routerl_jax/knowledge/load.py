@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from routerl_jax.core.buckets import fetched, in_bucket, place_of
+from routerl_jax.core.buckets import beside, fetched, in_bucket, place_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import passages_sha256
@@ -75,7 +75,7 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
     settings = dict(store.manifest.settings)
     members = []
     for member in settings.pop("members", ()):
-        at = member if is_url(member) or in_bucket(member) else place_of(store.directory / member)
+        at = _member_place(store.directory, member)
         vectors = not is_url(at) and Manifest.read(fetched(at)).embedding is not None
         try:
             own = index if has_index(at) else None
@@ -83,6 +83,13 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
+
+
+def _member_place(directory: pathlib.Path, member: str) -> str:
+    if is_url(member) or in_bucket(member):
+        return member
+    home = place_of(directory)
+    return beside(home, member) if in_bucket(home) else str((directory / member).resolve())
 
 
 def has_index(place: str) -> bool:

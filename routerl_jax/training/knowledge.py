@@ -8,7 +8,6 @@ import hashlib
 import inspect
 import json
 import pathlib
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,10 +16,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.buckets import fetched, in_bucket
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
-from routerl_jax.core.files import write_whole
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
@@ -32,10 +28,10 @@ from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
+from routerl_jax.training.atlas_sources import ATLAS, atlas_pages, atlas_passages, atlas_triples, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 
-_ATLAS = "atlas/"
 _PAGED = ("ocr", "pages")  # kinds that show pages
 TOOL = "tool"
 _HYBRID = "hybrid"
@@ -154,7 +150,7 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
             f"config.knowledge.{name}: there is no knowledge base in {spec.directory or 'the cache'} and no source to "
             f"build it from; set config.knowledge.{name}.source"
         )
-    if not spec.source.startswith(_ATLAS) and not fetched(spec.source).exists():
+    if not spec.source.startswith(ATLAS) and not fetched(spec.source).exists():
         raise ValueError(f"config.knowledge.{name}.source={spec.source!r} does not exist; give a file or a directory")
     _build_config(name, spec)
 
@@ -258,9 +254,9 @@ def _open_kb(
         expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
         if not spec.source:  # without a source, only keys that differ from the defaults are compared
             expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
-        passages = _atlas_passages(spec)
+        passages = atlas_passages(spec)
         if passages and not _from_memory(spec.kind):
-            expected, passages = expected | {"source": _written_passages(spec, passages, progress)}, None
+            expected, passages = expected | {"source": written_passages(spec, passages, progress)}, None
         check_kb(spec.directory, expected, f"config.knowledge.{name}", passages)
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
@@ -311,7 +307,7 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     from routerl_jax.knowledge.graph.build import build_graph_from_passages
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    passages = _atlas_passages(spec)
+    passages = atlas_passages(spec)
     builder, build = KB_BUILDERS.get(spec.kind), _build_config(name, spec)
     if not passages:
         builder.build(build, directory, progress=progress)
@@ -320,7 +316,7 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written_passages(spec, passages, progress)
+        corpus = written_passages(spec, passages, progress)
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
 
 
@@ -331,19 +327,6 @@ def _from_memory(kind: str) -> bool:
     return kind == "graph" or kind in KINDS
 
 
-def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
-    """The path of a corpus file in the cache with a source's passages. Pictures of Atlas's pages are drawn once, beside it."""
-    name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
-    if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
-        from routerl_jax.data.atlas.pages import all_pages, encoded
-
-        pages = Bar(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
-        for page in pages:
-            if not (picture := path.parent / page.file).is_file():
-                write_whole(picture, encoded(page), shared=True)
-    return _written(name, rows)
-
-
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     """The configuration, of the kind's own class, for building a knowledge base from a source.
 
@@ -352,13 +335,13 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     """
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    passages = _atlas_passages(spec)
+    passages = atlas_passages(spec)
     fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
     fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
     if passages and spec.kind == "graph":
-        fields |= _atlas_triples(spec)
+        fields |= atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
-    if _atlas_pages(spec):
+    if atlas_pages(spec):
         if spec.kind not in _PAGED:
             raise ValueError(
                 f"config.knowledge.{name}.kind={spec.kind!r} shows no pages; set it to {' or '.join(map(repr, _PAGED))}"
@@ -370,63 +353,6 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     return from_config_dict(config, fields | settings, f"config.knowledge.{name}.settings")
 
 
-def _row(passage: Passage) -> dict[str, str]:
-    """A passage as a row of a corpus."""
-    row = {"id": passage.id, "title": passage.title, "text": passage.text}
-    return row | {"image": passage.image} if passage.image else row
-
-
-def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
-    """The passages of a source `atlas/...`; None for a file."""
-    if not spec.source.startswith(_ATLAS):
-        return None
-    from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
-    from routerl_jax.data.atlas.pages import page_passages
-    from routerl_jax.data.atlas.visual import PICTURES, picture_passages
-    from routerl_jax.data.atlas.world import passages_of
-
-    if print_size := _atlas_pages(spec):
-        return page_passages(print_size)
-    name = spec.source.removeprefix(_ATLAS)
-    makers = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
-    return makers[name]() if name in makers else passages_of(name)
-
-
-def _atlas_pages(spec: KnowledgeConfig) -> int:
-    """The size of print of the pages of a source `atlas/pages` or `atlas/pages/PIXELS`, in pixels; 0 for any other source."""
-    from routerl_jax.data.atlas.pages import PAGES, PRINT
-
-    match = re.fullmatch(rf"{_ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
-    return int(match[1] or PRINT) if match else 0
-
-
-def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
-    """Settings that give a graph Atlas's own facts as triples; {} if the settings already name a source of triples."""
-    if "extractor" in spec.settings:
-        return {}
-    from routerl_jax.data.atlas.world import triples_of
-
-    rows = triples_of(spec.source.removeprefix(_ATLAS))
-    return {"extractor": "given", "triples": _written(f"{spec.source}.triples.jsonl", rows)}
-
-
-def _written(name: str, rows: list[dict[str, Any]]) -> str:
-    """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
-    path = _written_place(name, content := _lines(rows))
-    if not path.is_file():
-        write_whole(path, content, shared=True)
-    return str(path)
-
-
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def _written_place(name: str, content: str) -> pathlib.Path:
-    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
-    return cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
-
-
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """A cache directory that depends on what goes into the knowledge base."""
     what = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
@@ -436,8 +362,8 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
         what["index"] = "scann" if has_scann() else "exact"
     what = {key: value for key, value in what.items() if value or key not in ("members", "settings")}
     content = ""
-    if (passages := _atlas_passages(spec)) is not None:
-        content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
+    if (passages := atlas_passages(spec)) is not None:
+        content = passages_sha256(passages) + (str(atlas_triples(spec)) if spec.kind == "graph" else "")
     elif spec.source:
         content = _content(fetched(spec.source))
     # files that settings name, such as triples
