@@ -69,6 +69,14 @@ def place_of(path: pathlib.Path) -> str:
     return str(path.absolute())
 
 
+def path_of(place: str) -> pathlib.Path | None:
+    """The path here that stands for a place in a bucket (`stand_in`); None if there is none."""
+    for directory, known in _STAND_INS.items():
+        if place == known or place.startswith(f"{known}/"):
+            return directory / place[len(known) + 1 :]
+    return None
+
+
 def named(message: str) -> str:
     """A message with the places in buckets instead of the local directories that stand for them."""
     for directory, place in _STAND_INS.items():

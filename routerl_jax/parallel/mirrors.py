@@ -48,9 +48,11 @@ def mirrored(place: str) -> Iterator[pathlib.Path]:
         try:
             yield mirror.path
         finally:
-            mirror.close()
-            del _MIRRORS[mirror.path]
-            buckets.forget(mirror.path)
+            try:
+                mirror.close()
+            finally:
+                del _MIRRORS[mirror.path]
+                buckets.forget(mirror.path)
     except buckets.NotWritten as error:
         raise ValueError(f"{error}. What is missing there is kept in {home}") from error
     except BaseException:

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 from collections.abc import Mapping
 
+from routerl_jax.core.buckets import fetched, in_bucket, path_of, place_of
 from routerl_jax.core.config import naming
 from routerl_jax.knowledge.store import Manifest, built_at
 from routerl_jax.knowledge.web.config import SnapshotConfig
@@ -58,7 +59,7 @@ def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotCo
     """config.snapshot for a warm start or a control, which has its own workdir but uses the run's snapshot."""
     if not config.snapshot.mode:
         return config.snapshot
-    return dataclasses.replace(config.snapshot, directory=str(_root(config, workdir).resolve()))
+    return dataclasses.replace(config.snapshot, directory=place_of(_root(config, workdir).resolve()))
 
 
 def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
@@ -81,8 +82,16 @@ def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
 
 
 def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
-    if config.snapshot.directory:
-        return pathlib.Path(config.snapshot.directory).expanduser()
+    directory = config.snapshot.directory
+    if in_bucket(directory):
+        if (path := path_of(directory)) is None and config.snapshot.mode != "replay":
+            raise ValueError(
+                f"config.snapshot.directory={directory}: a snapshot in a bucket can be replayed alone; leave it out to record "
+                "into the --workdir, or give a directory on this machine"
+            )
+        return path or fetched(directory)
+    if directory:
+        return pathlib.Path(directory).expanduser()
     if workdir is None:
         raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
     return workdir / "snapshot"

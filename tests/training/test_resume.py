@@ -25,7 +25,7 @@ from routerl_jax.training.rl import train_rl
 from routerl_jax.training.run import Run, check_workdir
 from tests import tiny
 from tests.buckets import environment
-from tests.programs import finish, start
+from tests.programs import fine, finish, launch, start
 from tests.training.small_run import STEPS, make_config
 from tests.training.test_rl import make_run
 
@@ -195,6 +195,19 @@ def test_the_index_before_auto_is_the_same_index(tmp_path: pathlib.Path) -> None
         check_workdir(config, tmp_path, resume=True)
 
 
+def test_what_fits_a_run_into_memory_may_change(tmp_path: pathlib.Path) -> None:
+    config = schema.TrainConfig(
+        model=schema.ModelConfig(path="atlas-warm-start"), knowledge={"text": schema.KnowledgeConfig()}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    learner = dataclasses.replace(config.learner, micro_tokens=512, remat="full")
+    smaller = dataclasses.replace(config, engine=dataclasses.replace(config.engine, rows=2), learner=learner)
+    check_workdir(smaller, tmp_path, resume=True)
+    longer = dataclasses.replace(smaller, engine=dataclasses.replace(config.engine, max_length=99))
+    with pytest.raises(ValueError, match="config.engine.max_length was"):
+        check_workdir(longer, tmp_path, resume=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
 def test_a_run_in_a_bucket_goes_on_elsewhere_bit_for_bit(
@@ -221,3 +234,8 @@ def test_a_run_in_a_bucket_goes_on_elsewhere_bit_for_bit(
     results = [json.loads((path / "results.json").read_text())["agents"] for path in (small_run / "whole", here)]
     assert results[0] == results[1]
     assert not list((tmp_path / "second" / "mirrors").iterdir())
+    printed = fine(launch("export_hf", f"--workdir={place}", f"--output={place}-exported", f"--step={STEPS}"))
+    assert printed.startswith(f"wrote {place}-exported")
+    weights = [load_file(path / "model.safetensors") for path in (here / "policy", fetched(f"{place}-exported"))]
+    assert weights[0].keys() == weights[1].keys()
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
