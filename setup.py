@@ -67,6 +67,9 @@ TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.3
 
 TREE = ["scikit-learn>=1.5"]  # clusters of texts
 
+# Places in buckets: fsspec's clients, and those that orbax asks for the kind of a bucket.
+GCS, S3 = ["gcsfs>=2026.9", "google-cloud-storage>=3.0", "google-cloud-storage-control>=1.0"], ["s3fs>=2026.9"]
+
 DOCS = ["latex2mathml>=3.81", "mkdocs-material>=9.8", "mkdocstrings[python]>=1.0"]  # the documentation site
 
 EXTRAS = {
@@ -80,6 +83,8 @@ EXTRAS = {
     "web": WEB,
     "pages": PAGES,
     "tree": TREE,
+    "gcs": GCS,
+    "s3": S3,
     "cuda12": ["jax[cuda12]>=0.10.2"],
     "cuda13": ["jax[cuda13]>=0.10.2"],
     "compile_check": [LIBTPU],
@@ -93,13 +98,19 @@ EXTRAS = {
         *TENSORBOARD,
         *WANDB,
         *DOCS,
+        *GCS,
+        *S3,
         "accelerate>=1.0",  # transformers reads GGUF files with it
         "bm25s>=0.3.16",
         "faiss-cpu>=1.15",  # benchmarks, and tests of its files
         "fastapi>=0.115",  # benchmarks only
+        "flask>=3.0",  # tests of buckets only: moto's server
+        "flask-cors>=6.0",
+        "gcp-storage-emulator>=2026.7",  # tests of buckets only
         "igraph>=0.11",  # tests and benchmarks of graphs only
         LIBTPU,
         "mwparserfromhell>=0.7.2",
+        "moto[s3]>=5.2",  # tests of buckets only
         "mwxml>=0.3.8",
         "openai>=3.57",  # tests of served policies: its client
         "peft>=0.21",  # parity tests only

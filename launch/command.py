@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
+from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
 from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
 
@@ -60,11 +62,11 @@ def start(
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
         try:
-            for name in {"workdir", "output"} & set(FLAGS):
-                _refuse_url(f"--{name}", FLAGS[name].value)
-                if directory := FLAGS[name].value:  # shells leave the ~ of --workdir=~/runs as it is
-                    FLAGS[name].value = os.path.expanduser(directory)
-            main(argv)
+            with contextlib.ExitStack() as stack:
+                for name in sorted({"workdir", "output"} & set(FLAGS)):
+                    if place := FLAGS[name].value:
+                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", place)))
+                main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
@@ -76,6 +78,38 @@ def start(
             sys.exit(130)
 
     app.run(guarded, flags_parser=functools.partial(_parse, schemas))
+
+
+@contextlib.contextmanager
+def _at(flag: str, place: str) -> Iterator[str | pathlib.Path]:
+    """The path at which a program works on what a flag names: the path itself (shells leave the ~ of --workdir=~/runs as it
+    is), or a copy of what is in a bucket, which is uploaded as it changes."""
+    if not in_bucket(place):
+        _refuse_url(flag, place)
+        yield os.path.expanduser(place)
+        return
+    from routerl_jax.parallel.mirrors import mirrored
+
+    with mirrored(place) as path, contextlib.redirect_stdout(cast(TextIO, _Named(sys.stdout))):
+        try:
+            yield path
+        except (ValueError, OSError) as error:
+            if os.environ.get("ROUTERL_TRACEBACK"):
+                raise
+            raise ValueError(named(_told(error))) from error
+
+
+class _Named:
+    """Standard output, with places in buckets instead of the directories that stand for them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(named(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _told(error: ValueError | OSError) -> str:
@@ -112,7 +146,8 @@ def read_config() -> TrainConfig:
 
     config = read_config_as(TrainConfig)
     for name, knowledge in config.knowledge.items():
-        _refuse_url(f"--config.knowledge.{name}.directory", knowledge.directory)
+        if not in_bucket(knowledge.directory):
+            _refuse_url(f"--config.knowledge.{name}.directory", knowledge.directory)
     return config
 
 
@@ -132,11 +167,9 @@ def read_config_dict() -> ConfigDict:
 
 
 def _refuse_url(key: str, path: str | None) -> None:
-    """Raises a ValueError for a URL: used as a path, gs://bucket would make a local directory called `gs:`."""
+    """Raises a ValueError for another URL than gs:// and s3://, which as a path would make a directory called `az:`."""
     if path and "://" in path:
-        raise ValueError(
-            f"{key}={path}: this must be a path in a file system; mount the bucket (gcsfuse for gs://) and give the path there"
-        )
+        raise ValueError(f"{key}={path}: this must be a path in a file system, or in a bucket (gs://, s3://)")
 
 
 def _print_help(schemas: Schemas | None) -> None:

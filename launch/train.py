@@ -22,6 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
+from routerl_jax.core.buckets import in_bucket, place_of
 
 FLAGS = flags.FLAGS
 
@@ -82,6 +83,10 @@ def main(_: Sequence[str]) -> None:
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:
     """What an interrupted run prints: its newest checkpoint (warm start and controls included) and how to resume."""
+    arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
+    go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
+    if in_bucket(place := place_of(workdir)):
+        return f"interrupted; its checkpoints are in {place}. {go_on}"
     patterns = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
     checkpoints = [path for pattern in patterns for path in workdir.glob(pattern) if path.name.isdecimal()]
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
@@ -90,8 +95,7 @@ def _how_to_go_on(workdir: pathlib.Path) -> str:
         if newest is None
         else f"interrupted; the newest checkpoint is {newest}"
     )
-    arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
-    return f"{state}. Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
+    return f"{state}. {go_on}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from routerl_jax.knowledge.store import MANIFEST, Manifest
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import cache_place
+from routerl_jax.training.knowledge import cache_place, kb_place
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "scipy", "tokenizers", "transformers", "scann")
 
@@ -56,7 +56,7 @@ def knowledge_card(name: str, spec: KnowledgeConfig) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": spec.kind, "source": spec.source}
     if spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid"):
         return facts
-    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
+    directory = kb_place(name, spec)
     if not (directory / MANIFEST).is_file():
         return facts
     manifest = Manifest.read(directory)

@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from routerl_jax.core.buckets import fetched
 from routerl_jax.core.compressed import open_bytes, plain_name
 
 
@@ -38,7 +39,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
     Raises:
       ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
     """
-    path = pathlib.Path(path).expanduser()
+    path = fetched(path)
     place = Place(path, "line", 0)
     with open_bytes(path, lambda: f" after {place.unit} {place.number}") as file:
         as_list = _suffix(path) == ".json" and not lines
@@ -51,7 +52,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
     """The path, `~` expanded. Raises ValueError unless it is a file with the extension of a known form."""
-    path = pathlib.Path(path).expanduser()
+    path = fetched(path)
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "does not exist"
         raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")

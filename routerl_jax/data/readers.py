@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int
 
+from routerl_jax.core.buckets import in_bucket
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import FORMATS, distinct_examples, split_name
@@ -189,7 +190,7 @@ def open_dataset(name: str) -> ExampleSource:
 
         return StepExamples(path, text_only=kind == _TRAJECTORIES[1])
     form, path = split_name(name)
-    if not form and ":" in name and not pathlib.Path(name).exists():
+    if not form and ":" in name and not in_bucket(name) and not pathlib.Path(name).exists():
         if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a misspelt format
             _check_format(name.partition(":")[0])
         return DATASETS.get(name)()

@@ -48,7 +48,7 @@ class DeviceCalls:
       layout, cache, routes: see Engine.
 
     Attributes:
-      params: the weights; None while the engine rests.
+      params: the weights; None before the first `load`, and while the engine rests.
       cache: keys and values of all rows; None while the engine rests, and after a program has failed, because the cache was
         donated to it. All rows are empty then, and the next call makes a new cache.
     """
@@ -70,26 +70,35 @@ class DeviceCalls:
                 f"(config.learner.replay_routing) off"
             )
         self._routes = routes
-        self._mesh, self._table, self._dtype = mesh, table, model.compute_dtype
+        self._mesh, self._dtype, self._max_length = mesh, model.compute_dtype, max_length
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
+        self._kind, self._config = cache_kind(model.config, mesh, self._dtype, cache), model.config
+        self._graph, _ = nnx.split(model)
+        self._place = WeightCopier(mesh, layout, self._dtype)
+        self._compiled_before = 0
+        self.params: nnx.State | None = None
+        self.cache: KVCache | None = None
+        self._lay_out(table)
+
+    def resize(self, table: RowTable) -> None:
+        """Takes the rows of another table. The cache is made anew at the next call."""
+        self._compiled_before, self.cache = self.compilations, None
+        self._lay_out(table)
+
+    def _lay_out(self, table: RowTable) -> None:
+        self._table, mesh, longest = table, self._mesh, self._max_length
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         rows = table.rows_per_shard
         self._decode_rows = ladder(min(8, rows), rows, 2)
         self._extend_rows = prefill_rows(rows, mesh)
-        self._extend_steps = ladder(min(32, max_length), min(512, max_length), 2)
-        self._fork_spans = ladder(min(256, max_length), max_length, 2)
-        kind = cache_kind(model.config, mesh, self._dtype, cache)
-        any_span = kind is PagedCache  # reads rows as far as they are filled, whatever the span
-        self._decode_spans = (max_length,) if any_span else self._fork_spans
-        self._extend_spans = (max_length,) if any_span else (0, *ladder(min(512, max_length), max_length, 4))
-        graph, params = nnx.split(model)
-        abstract = kind.abstract(model.config, mesh, table.shards, rows, max_length, self._dtype)
-        self._programs = jit_programs(graph, mesh, abstract)
+        self._extend_steps = ladder(min(32, longest), min(512, longest), 2)
+        self._fork_spans = ladder(min(256, longest), longest, 2)
+        any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
+        self._decode_spans = (longest,) if any_span else self._fork_spans
+        self._extend_spans = (longest,) if any_span else (0, *ladder(min(512, longest), longest, 4))
+        abstract = self._kind.abstract(self._config, mesh, table.shards, rows, longest, self._dtype)
+        self._programs = jit_programs(self._graph, mesh, abstract)
         self._allocate = allocator(abstract)
-        self._place = WeightCopier(mesh, layout, self._dtype)
-        self.params: nnx.State | None = None
-        self.cache: KVCache | None = None
-        self.load(params)
 
     def load(self, params: nnx.State) -> None:
         """Sets the weights (same structure and sharding), copied into the layout if there is one. Makes a cache if needed."""
@@ -111,7 +120,9 @@ class DeviceCalls:
     def compilations(self) -> int:
         """Number of programs compiled so far; bounded by the ladders of shapes."""
         programs = self._programs
-        return compiled_programs(programs.extend, programs.fork, programs.decode, programs.encode)
+        return self._compiled_before + compiled_programs(
+            programs.extend, programs.fork, programs.decode, programs.encode
+        )
 
     def extend(self, streams: Sequence[Stream]) -> int:
         """Feeds rows the missing tokens of their ledgers, up to the last-but-one token, and updates `cached`. Their experts are
@@ -231,7 +242,7 @@ class DeviceCalls:
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
             given=_given(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
         )
-        self.cache, outputs = self._programs.decode(
+        cache, outputs = self._programs.decode(
             params=self.params,
             cache=self._take_cache(),
             inputs=inputs,
@@ -245,7 +256,9 @@ class DeviceCalls:
             top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
             routes=self._routes,
         )
-        return layout, jax.device_get(outputs)
+        host = jax.device_get(outputs)
+        self.cache = cache  # here at the earliest, because a program may fail when its results are read
+        return layout, host
 
 
 def _given(layout: Placement[Stream], steps: int) -> np.ndarray:

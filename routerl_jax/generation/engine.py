@@ -19,16 +19,22 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
-from routerl_jax.generation.programs import DecodeOutputs
+from routerl_jax.generation.outputs import record
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, MOST_TOP, Sampling
-from routerl_jax.generation.stops import StopAutomaton, StopTables
+from routerl_jax.generation.stops import StopTables
 from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, seen
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.device_memory import with_less
 from routerl_jax.parallel.mesh import batch_shards, replicated
+
+_REMEDY = (
+    "lower config.engine.rows (a run may be resumed so); or begin anew with a lower config.engine.max_length, or with the "
+    "engine's weights spread over devices (config.engine.layout)"
+)
 
 
 class Engine:
@@ -88,11 +94,12 @@ class Engine:
         self.version = 0
         self.stats = EngineStats()
         shards = batch_shards(self.mesh)
-        self._table = RowTable(shards, -(-rows // shards))
-        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes)
         self._streams: list[Stream] = []
         self._shared: list[tuple[Stream, Stream]] = []  # (source, target) rows to copy before the next step
         self._clock = 0
+        self._table = RowTable(shards, -(-rows // shards))
+        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes)
+        self._load(nnx.split(model)[1])
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
 
@@ -276,7 +283,7 @@ class Engine:
         update.
         """
         self._evict_all()
-        self._calls.load(params)
+        self._load(params)
         self.version = version
 
     def rest(self) -> None:
@@ -292,11 +299,27 @@ class Engine:
     def step(self) -> list[tuple[Stream, Generated]]:
         """Prefills new tokens, decodes one segment, and returns the turns that finished in it.
 
-        If a program fails or is interrupted, all rows are lost, and conversations are prefilled again at the next step.
+        If a program fails or is interrupted, all rows are lost, and conversations are prefilled again at the next step. If the
+        devices are out of memory, the engine goes on with half its rows.
 
         Raises:
           RuntimeError: the engine rests.
+          OutOfMemory: the devices are out of memory, and the engine has one row left, or the job several processes.
         """
+        return with_less(self._step, self._fewer_rows, "rollouts", _REMEDY)
+
+    def _load(self, params: nnx.State) -> None:
+        with_less(lambda: self._calls.load(params), self._fewer_rows, "rollouts", _REMEDY)
+
+    def _fewer_rows(self) -> str | None:
+        if self._table.rows_per_shard == 1:
+            return None
+        self._evict_all()
+        self._table = RowTable(self._table.shards, self._table.rows_per_shard // 2)
+        self._calls.resize(self._table)
+        return f"config.engine.rows={self.rows}"
+
+    def _step(self) -> list[tuple[Stream, Generated]]:
         if self._calls.params is None:
             raise RuntimeError("the engine rests: give it weights with `update` before its next step")
         if self._calls.cache is None:  # a program failed
@@ -416,34 +439,7 @@ class Engine:
         self.stats.decode_slots += outputs.counts.size * int(outputs.counts.max())
         finished = []
         for slot, stream in layout:
-            done = self._record(stream, outputs, slot, stops[0])
-            if done is not None:
+            self.stats.decoded_tokens += int(outputs.counts[slot])
+            if (done := record(stream, outputs, slot, stops[0], self.version)) is not None:
                 finished.append((stream, done))
         return finished
-
-    def _record(
-        self, stream: Stream, outputs: DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton
-    ) -> Generated | None:
-        """Records the new tokens of one row; returns the turn if it is finished."""
-        request = stream.turn_request
-        count = int(outputs.counts[place])
-        stream.ledger.sample(
-            outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), self.version
-        )
-        if outputs.chosen is not None:
-            stream.ledger.route(stream.cached, list(outputs.chosen[place][:count].copy()))
-        stream.cached += count
-        request.sampled += count
-        request.tops += outputs.tops(place, count, request.top)
-        request.given = request.given[count:]
-        request.remaining -= count
-        request.automaton_state = int(outputs.states[place])
-        self.stats.decoded_tokens += count
-        stopped = int(outputs.stopped[place])
-        if not stopped and request.remaining > 0:
-            return None
-        reason, stop = automaton.ending(stopped)
-        stream.request = None
-        stream.turn += 1
-        tokens = stream.ledger.tokens[-request.sampled :]
-        return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from routerl_jax.core.buckets import fetched, place_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.index import fits
@@ -59,9 +60,9 @@ def corpus_source(
     """
     if not corpus:
         raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
-    path = pathlib.Path(corpus).expanduser()
+    path = fetched(corpus)
     check(path)
-    return Source(str(path.resolve()), digest(path), lambda: read(path))
+    return Source(place_of(path.resolve()), digest(path), lambda: read(path))
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
+from routerl_jax.core.buckets import in_bucket
 from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.models import colours
 from routerl_jax.models.config import TextKind
@@ -83,6 +84,8 @@ def encoder_place(name: str) -> str:
     """A name of the encoder that does not depend on the working directory: a directory's absolute path, or the name itself."""
     if name.startswith(COLOURS):
         return COLOURS + encoder_place(name.removeprefix(COLOURS))
+    if in_bucket(name):
+        return name
     path = pathlib.Path(name).expanduser()
     return str(path.resolve()) if path.is_dir() else name
 

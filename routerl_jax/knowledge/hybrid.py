@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from routerl_jax.core.buckets import in_bucket
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
@@ -131,7 +132,8 @@ def build_hybrid(config: HybridConfig, directory: str | pathlib.Path, *, progres
         raise ValueError("members must be set, such as --config.members=\"('kb/dense', 'kb/bm25')\"")
     directory = pathlib.Path(directory).expanduser().resolve()
     members = tuple(
-        member if is_url(member) else _relative(pathlib.Path(member), directory) for member in config.members
+        member if is_url(member) or in_bucket(member) else _relative(pathlib.Path(member), directory)
+        for member in config.members
     )
     settings = {
         "members": members,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
+from routerl_jax.core.buckets import beside, fetched, in_bucket, place_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import passages_sha256
@@ -29,8 +30,9 @@ def load_kb(
     """Opens a knowledge base that `launch.build_kb` made, or one that `launch.serve_kb` serves.
 
     Args:
-      path_or_url: its directory, or `http://host:port/NAME`, or several URLs of equal servers separated by commas. A URL that
-        ends in `/retrieve` is a server with Search-R1's protocol (knowledge.client.retrieve).
+      path_or_url: its directory (here, or under gs:// or s3://, from where it is copied into the cache), or
+        `http://host:port/NAME`, or several URLs of equal servers separated by commas. A URL that ends in `/retrieve` is a
+        server with Search-R1's protocol (knowledge.client.retrieve).
       mesh: devices of the encoder and of an exact index; default: all devices of this process.
       index: search with this backend (`scann`, `exact`). Default: the one it was built with; if that is ScaNN and ScaNN is not
         installed, `exact`, with a warning.
@@ -58,7 +60,7 @@ def load_kb(
             raise ValueError(f"{error}. Start a server there (launch.serve_kb), or give a directory") from error
     if token is not None:
         raise ValueError(f"{path_or_url}: a token is for URLs")
-    store = Store(path_or_url)
+    store = Store(fetched(path_or_url))
     try:
         opener = KB_KINDS.get(store.manifest.kind)
     except ValueError as error:
@@ -73,14 +75,21 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
     settings = dict(store.manifest.settings)
     members = []
     for member in settings.pop("members", ()):
-        at = member if is_url(member) else str((store.directory / member).resolve())
-        vectors = not is_url(at) and Manifest.read(pathlib.Path(at)).embedding is not None
+        at = _member_place(store.directory, member)
+        vectors = not is_url(at) and Manifest.read(fetched(at)).embedding is not None
         try:
             own = index if has_index(at) else None
             members.append(load_kb(at, mesh=mesh, index=own, encoder=encoder if vectors else None))
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
+
+
+def _member_place(directory: pathlib.Path, member: str) -> str:
+    if is_url(member) or in_bucket(member):
+        return member
+    home = place_of(directory)
+    return beside(home, member) if in_bucket(home) else str((directory / member).resolve())
 
 
 def has_index(place: str) -> bool:
@@ -90,9 +99,10 @@ def has_index(place: str) -> bool:
     """
     if is_url(place):
         return False
-    manifest = Manifest.read(pathlib.Path(place).expanduser())
+    directory = fetched(place)
+    manifest = Manifest.read(directory)
     if manifest.kind == "ocr":
-        return has_index(str(pathlib.Path(place) / TEXTS))
+        return has_index(str(directory / TEXTS))
     return manifest.kind == "hybrid" or (manifest.embedding is not None and manifest.kind != "graph")
 
 
@@ -110,7 +120,7 @@ def check_kb(
     Raises:
       ValueError: a key differs (names it), or an error of `load_kb`.
     """
-    path = pathlib.Path(directory).expanduser()
+    path = fetched(directory)
     manifest = Manifest.read(path)
     searched = Manifest.read(path / TEXTS) if manifest.kind == "ocr" else manifest
     actual = {
@@ -136,7 +146,9 @@ def check_kb(
 def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | None) -> bool:
     if passages is not None:
         return passages_sha256(passages) == manifest.corpus_sha256
-    path = pathlib.Path(source).expanduser()
-    if not path.exists() or str(path.resolve()) == manifest.corpus:
+    if in_bucket(source) and source == manifest.corpus:
+        return True
+    path = fetched(source)
+    if not path.exists() or place_of(path.resolve()) == manifest.corpus:
         return True
     return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256

@@ -26,6 +26,7 @@ import numpy as np
 import tensorstore as ts
 from jaxtyping import Int
 
+from routerl_jax.core.buckets import fetched, in_bucket, listing
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import write_whole
 from routerl_jax.core.types import Passage
@@ -106,6 +107,15 @@ class Manifest:
         """Replaces DIR/kb.json atomically: a reader sees the old one or the new one."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
         write_whole(directory / MANIFEST, text, sync=True)
+
+
+def built_at(place: str) -> pathlib.Path | None:
+    """The knowledge base that was built at a place, as a directory here (for a bucket, a copy in the cache); None if there is
+    none yet. Raises ValueError if a bucket can't be read."""
+    if in_bucket(place) and MANIFEST not in listing(place):
+        return None
+    directory = fetched(place)
+    return directory if (directory / MANIFEST).is_file() else None
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,6 +108,14 @@ class BatchLayout:
         # a resumed run starts with the size that it had.
         self.capacity = 1
 
+    def halve(self) -> str | None:
+        """Makes micro-batches half as large. Returns config.learner.micro_tokens as it then is; None if a micro-batch holds
+        just one row of the longest bucket on each shard."""
+        if self.width == self.buckets[-1]:
+            return None
+        self.width = max(self.width // 2, self.buckets[-1])
+        return f"config.learner.micro_tokens={self.width * self.shards}"
+
     def rows(self, bucket: int) -> int:
         """Rows per shard of a micro-batch of this bucket."""
         return self.width // self.buckets[bucket]

@@ -1,5 +1,8 @@
 """Checkpoints of a run: weights, optimiser, step, stage and data iterator. Only this file uses orbax.
 
+Under gs:// orbax reads and writes in the bucket; several processes of a job each write their share there. Under s3://, which
+orbax does not know, checkpoints are directories here, which are copied (parallel/mirrors.py).
+
 A checkpoint holds the weights that the learner trains, and a digest of the frozen ones (config.model.freeze, or all weights but
 the adapter of a model that has one).
 """
@@ -16,23 +19,26 @@ import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
 
+from routerl_jax.core.buckets import in_bucket, listing, place_of
 from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import DecoderConfig
+
+_COMMITTED = "commit_success.txt"  # orbax's last file of a checkpoint in a bucket
 
 
 class Checkpoints:
     """Saves and restores training state in `directory`.
 
-    A checkpoint appears only when it is complete: orbax writes to a temporary name and renames. A kill at any moment leaves the
-    previous one valid.
+    A checkpoint appears only when it is complete: orbax writes to a temporary name and renames, or in a bucket writes a last
+    file that says so. A kill at any moment leaves the previous one valid.
 
     Args:
-      directory: made if missing.
+      directory: made if missing; or what stands for a place in a bucket.
       keep: number of newest checkpoints that are kept.
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
-        self.directory = str(pathlib.Path(directory).absolute())
+        self.directory = _home(pathlib.Path(directory))
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -144,6 +150,27 @@ class Checkpoints:
     def close(self) -> None:
         """Finishes writing and releases the directory."""
         self._manager.close()
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in a directory, ascending; makes nothing there."""
+    home = _home(directory)
+    if not in_bucket(home):
+        return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
+    names = (name.split("/") for name in listing(home))
+    return sorted({int(step) for step, *rest in names if step.isdecimal() and rest == [_COMMITTED]})
+
+
+def _home(directory: pathlib.Path) -> str:
+    """Where checkpoints are: the place in a bucket if orbax knows its kind, else the absolute path here."""
+    place = place_of(directory)
+    if not place.startswith("s3://"):
+        return place
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"{place}: several processes can't write checkpoints under s3://; use gs://, or mount the bucket on all hosts"
+        )
+    return str(directory.absolute())
 
 
 def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:

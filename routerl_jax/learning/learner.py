@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,14 @@ from routerl_jax.learning.programs import LearnerState, jit_programs, optimizer_
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.lora import adapters
 from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.device_memory import with_less
 from routerl_jax.parallel.mesh import replicated
+
+T = TypeVar("T")
+_REMEDY = (
+    'lower config.learner.micro_tokens or set config.learner.remat="full" (a run may be resumed with either); or begin anew '
+    "with a lower config.engine.max_length, weights on more devices (config.mesh.fsdp), or an adapter (config.model.lora)"
+)
 
 
 class Learner:
@@ -123,11 +130,12 @@ class Learner:
           Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
         """
         reference = self.reference if self._objective[1].exact_kl else None
-        self.state, metrics, logprobs = self._programs.update(
+        state, metrics, logprobs = self._programs.update(
             state=self.state, frozen=self.frozen, reference=reference, batch=batch
         )
-        host = jax.device_get(metrics)
-        return {name: float(value) for name, value in host.items()}, np.asarray(logprobs)
+        host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self.state = state  # here at the earliest, because a program may fail when its results are read
+        return host, np.asarray(logprobs)
 
     def logprobs(
         self, sequences: Sequence[TokenSequence], params: nnx.State | None = None, *, portion: int | None = None
@@ -142,9 +150,27 @@ class Learner:
         result = []
         for start in range(0, len(sequences), portion or len(sequences) or 1):
             part = sequences[start : start + (portion or len(sequences))]
-            batch, index = self.layout.build(part, [s.loss_mask for s in part], [0.0] * len(part))
-            result += self.batch_logprobs(batch, index, params)
+            result += self.within_memory(functools.partial(self._part_logprobs, part, params))
         return result
+
+    def _part_logprobs(self, part: Sequence[TokenSequence], params: nnx.State | None) -> list[np.ndarray]:
+        batch, index = self.layout.build(part, [s.loss_mask for s in part], [0.0] * len(part))
+        return self.batch_logprobs(batch, index, params)
+
+    def within_memory(self, work: Callable[[], T]) -> T:
+        """The result of work that lays out batches and computes with them. It is done again, with micro-batches half as large
+        from then on, whenever the devices are out of memory.
+
+        Raises:
+          OutOfMemory: micro-batches can't be smaller, the weights were lost, or the job has several processes.
+        """
+        return with_less(work, self._smaller, "the learner", _REMEDY)
+
+    def _smaller(self) -> str | None:
+        # Accelerators find no room before a program has its donated arguments, when it is compiled or its scratch allocated.
+        # CPUs find none afterwards; then the weights are gone.
+        lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
+        return None if lost else self.layout.halve()
 
     def batch_logprobs(self, batch: Batch, index: BatchIndex, params: nnx.State | None = None) -> list[np.ndarray]:
         """`logprobs` for a batch that is already laid out."""

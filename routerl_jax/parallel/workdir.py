@@ -2,7 +2,7 @@
 
 The lock is the file DIR/.lock. The holder has it locked with `flock`, which ends with its process, and rewrites a record in it
 every few seconds. Some file systems ignore `flock`, or limit it to one machine; there the record shows whether the holder is
-alive.
+alive. For a directory that stands for a place in a bucket (parallel/mirrors.py) the record is an object of the bucket.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import _thread
 import contextlib
 import ctypes
 import datetime
-import fcntl
-import json
 import os
 import pathlib
 import signal
@@ -25,12 +23,13 @@ from typing import Any
 
 from absl import logging
 
+from routerl_jax.core import buckets
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.lock_records import FileRecord, ObjectRecord, Record
 
 _BEAT = 10.0  # seconds between two updates of the record
 _SILENCE = 150.0  # seconds without an update after which a holder counts as dead; gcsfuse shows files up to 60 s late
 _SETTLE = 2.0  # seconds in which others may claim the lock at the same time, if flock has no effect
-_SIZE = 512  # bytes of a record, fixed so that a new one overwrites the old one
 _ATTEMPTS = 5  # at taking the lock, if its file is removed meanwhile
 
 
@@ -70,7 +69,7 @@ class _Lock:
     """The lock, held from construction to `release`. `successor`: the record of a process that has taken it over meanwhile."""
 
     def __init__(self, directory: pathlib.Path) -> None:
-        self._directory, self._path = directory, directory / ".lock"
+        self._directory = directory
         self._made = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self.successor: dict[str, Any] | None = None
@@ -82,16 +81,18 @@ class _Lock:
             "token": uuid.uuid4().hex,
         }
         for _ in range(_ATTEMPTS):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._kept = _record(directory)
             try:
                 if self._take():
                     break
             except BaseException:
-                os.close(self._file)
+                self._kept.close()
                 raise
-            os.close(self._file)
+            self._kept.close()
         else:
-            raise ValueError(f"{self._path} comes and goes: several processes want {directory}; start one of them")
+            raise ValueError(
+                f"{self._kept.place} comes and goes: several processes want {directory}; start one of them"
+            )
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name=f"lock of {directory}", daemon=True)
         self._heart.start()
@@ -100,32 +101,31 @@ class _Lock:
         """Releases the lock. Removes the directory if it was made for the lock and is still empty."""
         self._ended.set()
         self._heart.join()
-        with contextlib.suppress(OSError):
-            if self.successor is None and self._is_there():
-                self._path.unlink()
+        with contextlib.suppress(OSError, ValueError):
+            if self.successor is None and self._kept.is_there():
+                self._kept.remove()
             if self._made:
                 self._directory.rmdir()  # fails if there is anything in it
-        os.close(self._file)
+        self._kept.close()
 
     def _take(self) -> bool:
         """True if this process has the lock now; False if the previous holder removed its file."""
-        if not _flock(self._file):
-            raise ValueError(self._refusal(_read(self._path)))
-        if not self._is_there():
+        if not self._kept.claim():
+            raise ValueError(self._refusal(self._kept.read()))
+        if not self._kept.is_there():
             return False
-        effective, previous = _effective(self._path), _read(self._path)
+        previous = self._kept.read()
         if previous is not None:
-            same = all(previous.get(key) == self._record[key] for key in ("host", "boot"))
-            if not (effective and same) and not self._silent(previous):
+            if not self._kept.ended(previous, self._record) and not self._silent(previous):
                 return False
             logging.warning(
                 "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
                 *(self._directory, _name(previous), previous.get("seen")),
             )
         self._write()
-        if not effective:
+        if not self._kept.excludes():
             time.sleep(_SETTLE)
-            record = _read(self._path)
+            record = self._kept.read()
             if record is not None and record.get("token") != self._record["token"]:
                 raise ValueError(self._refusal(record))
         return True
@@ -143,7 +143,7 @@ class _Lock:
         end = time.monotonic() + _SILENCE
         while time.monotonic() < end:
             time.sleep(_BEAT / 5)
-            record = _read(self._path)
+            record = self._kept.read()
             if record is None:
                 return False
             if record != left:
@@ -153,31 +153,23 @@ class _Lock:
     def _beat(self) -> None:
         warned = False
         while not self._ended.wait(_BEAT):
-            record = _read(self._path)
-            if record is not None and record.get("token") != self._record["token"]:
-                self.successor = record
-                _interrupt_main()
-                return
             try:
+                record = self._kept.read()
+                if record is not None and record.get("token") != self._record["token"]:
+                    self.successor = record
+                    buckets.forget(self._directory)  # what it holds is no longer uploaded
+                    _interrupt_main()
+                    return
                 self._write()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 if not warned:
                     logging.warning(
-                        "%s can't be written (%s): others may take this process for dead", self._path, error
+                        "%s can't be written (%s): others may take this process for dead", self._kept.place, error
                     )
                 warned = True
 
     def _write(self) -> None:
-        text = json.dumps({**self._record, "seen": _now()})
-        os.pwrite(self._file, text.ljust(_SIZE - 1).encode() + b"\n", 0)
-        os.fsync(self._file)
-
-    def _is_there(self) -> bool:
-        """Whether the path still leads to the open file."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
-        except FileNotFoundError:
-            return False
+        self._kept.write({**self._record, "seen": _now()})
 
     def _refusal(self, holder: dict[str, Any] | None) -> str:
         if holder is None:
@@ -213,30 +205,6 @@ def _boot() -> str:
         return ""
 
 
-def _flock(file: int) -> bool:
-    """False if another process holds the lock; True also if the file system has no locks."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _effective(path: pathlib.Path) -> bool:
-    """Whether flock has an effect here: a second lock on a locked file is refused."""
-    file = os.open(path, os.O_RDWR)
-    try:
-        return not _flock(file)
-    finally:
-        os.close(file)
-
-
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
-    """The record in the lock's file; None if there is none."""
-    try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+def _record(directory: pathlib.Path) -> Record:
+    place = buckets.place_of(directory)
+    return ObjectRecord(f"{place}/.lock") if buckets.in_bucket(place) else FileRecord(directory / ".lock")

@@ -90,10 +90,10 @@ def run_controls(
         results["agents"][name] = control_results["agents"][name]
         results["seconds"][f"controls/{name}"] = control_results["seconds"]["total"]
         results["seconds"]["total"] += control_results["seconds"]["total"]
-        records = [
-            read_records(run_directory / "evaluation" / "trained.jsonl") for run_directory in (workdir, directory)
-        ]
         if multihost.is_main():
+            records = [
+                read_records(run_directory / "evaluation" / "trained.jsonl") for run_directory in (workdir, directory)
+            ]
             comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)
     if multihost.is_main():
         results["comparisons"] = comparisons

@@ -8,31 +8,30 @@ import hashlib
 import inspect
 import json
 import pathlib
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.buckets import fetched, in_bucket
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
-from routerl_jax.core.files import write_whole
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import encoder_place
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
-from routerl_jax.knowledge.store import MANIFEST, Store
+from routerl_jax.knowledge.store import MANIFEST, Store, built_at
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mirrors import mirrored
+from routerl_jax.training.atlas_sources import ATLAS, atlas_pages, atlas_passages, atlas_triples, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 
-_ATLAS = "atlas/"
 _PAGED = ("ocr", "pages")  # kinds that show pages
 TOOL = "tool"
 _HYBRID = "hybrid"
@@ -69,12 +68,12 @@ def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
         name, _, place = pair.partition("=")
         if name not in knowledge or not place:
             raise ValueError(f"{pair!r} is not NAME=PLACE with a knowledge base of the run: {', '.join(knowledge)}")
-        spec, path = knowledge[name], pathlib.Path(place).expanduser()
+        spec = knowledge[name]
         if place.startswith(("http://", "https://")):
             knowledge[name] = KnowledgeConfig(source=place)
-        elif (path / MANIFEST).is_file():
+        elif built_at(place):
             knowledge[name] = KnowledgeConfig(directory=place)
-        elif not path.exists():
+        elif not fetched(place).exists():
             raise ValueError(f"{pair!r}: {place} does not exist; give a knowledge base, or what it is to be built from")
         elif spec.kind in (TOOL, _HYBRID):
             raise ValueError(
@@ -144,15 +143,14 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
     if spec.source.startswith(("http://", "https://")):
         return
-    folder = pathlib.Path(spec.directory).expanduser() if spec.directory else None
-    if folder is not None and (folder / MANIFEST).is_file():
+    if spec.directory and built_at(spec.directory):
         return
     if not spec.source:
         raise ValueError(
-            f"config.knowledge.{name}: there is no knowledge base in {folder or 'the cache'} and no source to build it from; "
-            f"set config.knowledge.{name}.source"
+            f"config.knowledge.{name}: there is no knowledge base in {spec.directory or 'the cache'} and no source to "
+            f"build it from; set config.knowledge.{name}.source"
         )
-    if not spec.source.startswith(_ATLAS) and not pathlib.Path(spec.source).expanduser().exists():
+    if not spec.source.startswith(ATLAS) and not fetched(spec.source).exists():
         raise ValueError(f"config.knowledge.{name}.source={spec.source!r} does not exist; give a file or a directory")
     _build_config(name, spec)
 
@@ -249,17 +247,17 @@ def _open_kb(
 
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = pathlib.Path(spec.directory).expanduser() if spec.directory else cache_place(name, spec)
-    if not (directory / "kb.json").is_file():  # several processes of a host may get here: one builds, the others wait
+    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_place(name, spec)
+    if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # a directory in the cache depends on the keys, so it always fits
         expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
         if not spec.source:  # without a source, only keys that differ from the defaults are compared
             expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
-        passages = _atlas_passages(spec)
+        passages = atlas_passages(spec)
         if passages and not _from_memory(spec.kind):
-            expected, passages = expected | {"source": _written_passages(spec, passages, progress)}, None
-        check_kb(directory, expected, f"config.knowledge.{name}", passages)
+            expected, passages = expected | {"source": written_passages(spec, passages, progress)}, None
+        check_kb(spec.directory, expected, f"config.knowledge.{name}", passages)
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
     kb = load_kb(str(directory))
@@ -269,6 +267,25 @@ def _open_kb(
             "it in config.knowledge, and join it by `members`"
         )
     return kb
+
+
+def kb_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+    """The directory of a knowledge base on this machine, whether it is built yet or not."""
+    if not spec.directory:
+        return cache_place(name, spec)
+    return built_at(spec.directory) or pathlib.Path(spec.directory).expanduser()
+
+
+def _built_in_bucket(name: str, spec: KnowledgeConfig, progress: bool) -> pathlib.Path:
+    """A copy of the knowledge base of a directory in a bucket. If there is none yet, the main process builds and uploads it."""
+
+    def build() -> None:
+        if built_at(spec.directory) is None:
+            with mirrored(spec.directory) as directory:
+                _build_kb(name, spec, directory, progress)
+
+    multihost.on_main(build)
+    return fetched(spec.directory)
 
 
 def _has(spec: KnowledgeConfig, key: str) -> bool:
@@ -290,7 +307,7 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     from routerl_jax.knowledge.graph.build import build_graph_from_passages
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    passages = _atlas_passages(spec)
+    passages = atlas_passages(spec)
     builder, build = KB_BUILDERS.get(spec.kind), _build_config(name, spec)
     if not passages:
         builder.build(build, directory, progress=progress)
@@ -299,7 +316,7 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     elif spec.kind in KINDS:
         build_from_passages(passages, build, directory, progress=progress)
     else:
-        corpus = _written_passages(spec, passages, progress)
+        corpus = written_passages(spec, passages, progress)
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
 
 
@@ -310,19 +327,6 @@ def _from_memory(kind: str) -> bool:
     return kind == "graph" or kind in KINDS
 
 
-def _written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
-    """The path of a corpus file in the cache with a source's passages. Pictures of Atlas's pages are drawn once, beside it."""
-    name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
-    if (print_size := _atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
-        from routerl_jax.data.atlas.pages import all_pages, encoded
-
-        pages = Bar(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
-        for page in pages:
-            if not (picture := path.parent / page.file).is_file():
-                write_whole(picture, encoded(page), shared=True)
-    return _written(name, rows)
-
-
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     """The configuration, of the kind's own class, for building a knowledge base from a source.
 
@@ -331,13 +335,13 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     """
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
-    passages = _atlas_passages(spec)
+    passages = atlas_passages(spec)
     fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
     fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
     if passages and spec.kind == "graph":
-        fields |= _atlas_triples(spec)
+        fields |= atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
-    if _atlas_pages(spec):
+    if atlas_pages(spec):
         if spec.kind not in _PAGED:
             raise ValueError(
                 f"config.knowledge.{name}.kind={spec.kind!r} shows no pages; set it to {' or '.join(map(repr, _PAGED))}"
@@ -349,63 +353,6 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     return from_config_dict(config, fields | settings, f"config.knowledge.{name}.settings")
 
 
-def _row(passage: Passage) -> dict[str, str]:
-    """A passage as a row of a corpus."""
-    row = {"id": passage.id, "title": passage.title, "text": passage.text}
-    return row | {"image": passage.image} if passage.image else row
-
-
-def _atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
-    """The passages of a source `atlas/...`; None for a file."""
-    if not spec.source.startswith(_ATLAS):
-        return None
-    from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
-    from routerl_jax.data.atlas.pages import page_passages
-    from routerl_jax.data.atlas.visual import PICTURES, picture_passages
-    from routerl_jax.data.atlas.world import passages_of
-
-    if print_size := _atlas_pages(spec):
-        return page_passages(print_size)
-    name = spec.source.removeprefix(_ATLAS)
-    makers = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
-    return makers[name]() if name in makers else passages_of(name)
-
-
-def _atlas_pages(spec: KnowledgeConfig) -> int:
-    """The size of print of the pages of a source `atlas/pages` or `atlas/pages/PIXELS`, in pixels; 0 for any other source."""
-    from routerl_jax.data.atlas.pages import PAGES, PRINT
-
-    match = re.fullmatch(rf"{_ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
-    return int(match[1] or PRINT) if match else 0
-
-
-def _atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
-    """Settings that give a graph Atlas's own facts as triples; {} if the settings already name a source of triples."""
-    if "extractor" in spec.settings:
-        return {}
-    from routerl_jax.data.atlas.world import triples_of
-
-    rows = triples_of(spec.source.removeprefix(_ATLAS))
-    return {"extractor": "given", "triples": _written(f"{spec.source}.triples.jsonl", rows)}
-
-
-def _written(name: str, rows: list[dict[str, Any]]) -> str:
-    """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
-    path = _written_place(name, content := _lines(rows))
-    if not path.is_file():
-        write_whole(path, content, shared=True)
-    return str(path)
-
-
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-
-
-def _written_place(name: str, content: str) -> pathlib.Path:
-    digest = hashlib.sha256(content.encode()).hexdigest()[:12]
-    return cache_directory() / "knowledge" / "sources" / digest / pathlib.Path(name).name
-
-
 def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
     key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
@@ -415,10 +362,10 @@ def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
         key_fields["index"] = "scann" if has_scann() else "exact"
     key_fields = {key: value for key, value in key_fields.items() if value or key not in ("members", "settings")}
     content = ""
-    if (passages := _atlas_passages(spec)) is not None:
-        content = passages_sha256(passages) + (str(_atlas_triples(spec)) if spec.kind == "graph" else "")
+    if (passages := atlas_passages(spec)) is not None:
+        content = passages_sha256(passages) + (str(atlas_triples(spec)) if spec.kind == "graph" else "")
     elif spec.source:
-        content = _content(pathlib.Path(spec.source).expanduser())
+        content = _content(fetched(spec.source))
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import read_json
-from routerl_jax.learning.checkpoints import Checkpoints
+from routerl_jax.learning.checkpoints import Checkpoints, saved_steps
 from routerl_jax.learning.learner import trained_parameters
 from routerl_jax.models import pretrained
 from routerl_jax.models.decoder import Decoder
@@ -66,7 +66,7 @@ def load_policy(
         )
         assert not isinstance(model, Embedder)
         return model
-    if not (workdir / "checkpoints").is_dir():
+    if not saved_steps(workdir / "checkpoints"):
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
     checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
     step = checkpoints.latest() if step is None else step

@@ -28,10 +28,14 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
+from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.writer import MetricWriter
+
+# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
+_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
 
 
 class Run:
@@ -77,6 +81,7 @@ class Run:
             share=config.learner.share_prefixes,
             replay=config.learner.replay_routing,
         )
+        self._width = self.layout.width
         self._optimizers = functools.cache(config.learner.optimizer.build)
         self.learner = Learner(
             model,
@@ -110,6 +115,7 @@ class Run:
             _write_config(config, workdir / "config.json")
             write_whole(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
             write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
+        send(workdir)
 
     def save(self, step: int, *, into: Checkpoints | None = None, rollouts: bytes = b"", **extra: Any) -> None:
         """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
@@ -123,10 +129,14 @@ class Run:
         self._check_weights()
         extra["model"] = model_fields(self.model.config)
         extra["micro_batches"] = self.layout.capacity
+        if self.layout.width < self._width:  # the devices were out of memory
+            extra["micro_width"] = self.layout.width
         if self._lora is not None:
             extra["lora"] = self._lora
         if self._frozen:
             extra["frozen"] = self._frozen
+        self.checkpoints.wait()  # the earlier one; orbax would now wait for it, too
+        send(self.workdir)  # before the checkpoint: a session that resumes from it needs the metrics that belong to it
         (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra, rollouts)
 
     def _check_weights(self) -> None:
@@ -147,6 +157,7 @@ class Run:
         )
         self.restored_rollouts = self.checkpoints.rollouts(latest)
         self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
+        self.layout.width = min(self.layout.width, self.restored.get("micro_width", self.layout.width))
         self.policy()
         return latest
 
@@ -182,6 +193,7 @@ class Run:
         if export:
             self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
+            send(self.workdir)
             multihost.barrier("policy saved")
 
 
@@ -250,6 +262,9 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     saved, current = _saved(path), _as_json(config)
     saved["judge"] = _judge_of(saved.get("judge", {}), config)
     saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
+    for section, keys in _MEMORY.items():
+        if section in saved:
+            saved[section] |= {key: current[section][key] for key in keys}
     # may change between sessions
     free = {
         "steps",

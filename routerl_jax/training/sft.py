@@ -20,6 +20,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.learning.checkpoints import saved_steps
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
@@ -71,7 +72,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
-    resumed = resume and any(path.name.isdigit() for path in (workdir / "checkpoints").glob("*"))
+    resumed = resume and bool(saved_steps(workdir / "checkpoints"))
     if config.warm_start.align and not resumed:  # a checkpoint contains the aligned tower
         align_tower(model, config.warm_start.align, config.seed)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
@@ -134,8 +135,10 @@ def _update(
             weights = [
                 w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, observation_weights)
             ]
-        batch, _ = run.layout.build(sequences, weights, [1.0] * len(sequences))
-        learned, _ = run.learner.update(batch)
+        advantages = [1.0] * len(sequences)
+        learned, _ = run.learner.within_memory(
+            lambda: run.learner.update(run.layout.build(sequences, weights, advantages)[0])
+        )
     metrics = {f"actor/{name}": value for name, value in learned.items()}
     if len(sequences) < batch_size:
         metrics["perf/left_out"] = batch_size - len(sequences)

@@ -7,8 +7,9 @@ import pathlib
 import shutil
 from collections.abc import Mapping
 
+from routerl_jax.core.buckets import fetched, in_bucket, path_of, place_of
 from routerl_jax.core.config import naming
-from routerl_jax.knowledge.store import MANIFEST, Manifest
+from routerl_jax.knowledge.store import Manifest, built_at
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
 from routerl_jax.knowledge.web.snapshot import holds_records
@@ -58,7 +59,7 @@ def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotCo
     """config.snapshot for a warm start or a control, which has its own workdir but uses the run's snapshot."""
     if not config.snapshot.mode:
         return config.snapshot
-    return dataclasses.replace(config.snapshot, directory=str(_root(config, workdir).resolve()))
+    return dataclasses.replace(config.snapshot, directory=place_of(_root(config, workdir).resolve()))
 
 
 def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
@@ -81,8 +82,16 @@ def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
 
 
 def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
-    if config.snapshot.directory:
-        return pathlib.Path(config.snapshot.directory).expanduser()
+    directory = config.snapshot.directory
+    if in_bucket(directory):
+        if (path := path_of(directory)) is None and config.snapshot.mode != "replay":
+            raise ValueError(
+                f"config.snapshot.directory={directory}: a snapshot in a bucket can be replayed alone; leave it out to record "
+                "into the --workdir, or give a directory on this machine"
+            )
+        return path or fetched(directory)
+    if directory:
+        return pathlib.Path(directory).expanduser()
     if workdir is None:
         raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
     return workdir / "snapshot"
@@ -91,8 +100,7 @@ def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
 def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
     names = []
     for name, spec in knowledge.items():
-        directory = pathlib.Path(spec.directory).expanduser()
-        if spec.directory and (directory / MANIFEST).is_file():
+        if spec.directory and (directory := built_at(spec.directory)):
             with naming(f"config.knowledge.{name}"):
                 if Manifest.read(directory).kind == "web":
                     names.append(name)

@@ -12,6 +12,7 @@ from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.streams import EngineStats
+from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.credit.assign import (
@@ -154,16 +155,19 @@ def _update(
     """One update on some of the sequences. `learned` have the log-probabilities at which ratios are 1."""
     settings, learner = stage.config.learner, run_.learner
     chosen = [learned[i] for i in minibatch]
-    with clock("update"):
-        weights = credit.token_weights(
-            sequences, minibatch, settings.aggregation, settings.aggregation_tokens or stage.config.engine.max_length
-        )
-        batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
-    if settings.loss.kl_coef and not settings.loss.exact_kl:
-        with clock("reference"):
-            batch = learner.with_reference(batch)
-    with clock("update"):
-        metrics, logprobs = learner.update(batch)
+
+    def work() -> tuple[dict[str, float], np.ndarray, BatchIndex]:
+        with clock("update"):
+            constant = settings.aggregation_tokens or stage.config.engine.max_length
+            weights = credit.token_weights(sequences, minibatch, settings.aggregation, constant)
+            batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
+        if settings.loss.kl_coef and not settings.loss.exact_kl:
+            with clock("reference"):
+                batch = learner.with_reference(batch)
+        with clock("update"):
+            return *learner.update(batch), index
+
+    metrics, logprobs, index = learner.within_memory(work)
     updates.add(
         metrics,
         sampled=[sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch],

@@ -19,7 +19,7 @@ from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.knowledge.graph.build import TRIPLES
 from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
-from routerl_jax.training.knowledge import cache_place
+from routerl_jax.training.knowledge import cache_place, kb_place
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.setup import (
     build_mesh,
@@ -160,7 +160,7 @@ def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
     """The same knowledge base with a source to build it from, and without a language model that would read it again."""
     if spec.source:
         return _with_triples(spec, cache_place(key, spec)) if spec.settings.get("extractor") == "llm" else spec
-    directory = pathlib.Path(spec.directory).expanduser()
+    directory = kb_place(key, spec)
     try:
         manifest = Manifest.read(directory)
     except ValueError as error:

@@ -8,6 +8,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
+from routerl_jax.core.buckets import in_bucket, place_of
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.run import check_workdir
@@ -45,8 +46,14 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
     """The configuration of a run in `workdir`. If it has a warm start, the model is the warm start's policy."""
     if not config.warm_start.steps:
         return config
-    model = dataclasses.replace(config.model, path=str(workdir / _DIRECTORY / "policy"), sight={})
+    model = dataclasses.replace(config.model, path=_path(workdir / _DIRECTORY / "policy"), sight={})
     return dataclasses.replace(config, model=model)
+
+
+def _path(policy: pathlib.Path) -> str:
+    """As configurations name it: all processes of a job, and later sessions, find it there."""
+    place = place_of(policy)
+    return place if in_bucket(place) else str(policy)
 
 
 def supervised(config: TrainConfig) -> TrainConfig:

@@ -188,6 +188,28 @@ def test_passages_of_no_text_fail_their_query_and_halves_of_letters_are_mended(n
     assert getattr(call.passages[0], name) == "cut ? short"
 
 
+def test_replies_of_a_megabyte_are_kept_whole_and_shown_as_far_as_they_fit():
+    """Of a search that works and of one that fails."""
+
+    class Huge:
+        def search(self, queries, k):
+            if "fail" in queries[0]:
+                raise ValueError("no " * 400_000)
+            return [[Passage(id="1", title="", text="word " * 200_000), PASSAGE] for _ in queries]
+
+    def say(example, sample, turn):
+        return [SEARCH.format("text"), SEARCH.format("text").replace("capital", "fail"), ANSWER][turn]
+
+    engine = ScriptedEngine(say, rows=1)
+    episodes = run(AGENT, EXAMPLES[:2], engine, knowledge(text=Huge()))
+    assert [episode.answer for episode in episodes] == ["Accra"] * 2
+    for episode in episodes:
+        assert [len(passage.text) for passage in episode.calls[0].passages] == [10**6, 4]
+        assert len(episode.calls[1].error) < 320
+        assert sum(len(sequence) for sequence in episode.sequences) <= engine.max_length
+    assert engine.live == []
+
+
 def test_scores_of_any_kind_of_number_are_written_down_and_others_fail_their_query():
     class Scored:
         def __init__(self, score):

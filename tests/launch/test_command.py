@@ -1,5 +1,6 @@
 """What all launch programs share."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,8 +11,10 @@ from typing import Any, NoReturn
 import pytest
 
 from launch.command import check_writable, with_installed_configs
+from routerl_jax.core.buckets import read_object, write_object
 from routerl_jax.core.progress import Bar, be_quiet, note
 from routerl_jax.training import rl
+from tests.buckets import bucket  # noqa: F401 (a fixture)
 from tests.programs import launch_here, refusal, write_config
 from tests.training.small_run import make_sft_config
 
@@ -21,31 +24,41 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        (["train", "--config=configs/quickstart.py", "--workdir=gs://bucket/run"], "--workdir=gs://bucket/run"),
-        (["evaluate", "--workdir=gs://bucket/run"], "--workdir=gs://bucket/run"),
-        (["export_hf", "--workdir=runs/x", "--output=gs://bucket/export"], "--output=gs://bucket/export"),
-        (["build_kb", "--config=configs/build_kb.py", "--workdir=s3://bucket/kb"], "--workdir=s3://bucket/kb"),
+        (["evaluate", "--workdir=az://bucket/run"], "--workdir=az://bucket/run"),
+        (["export_hf", "--workdir=runs/x", "--output=https://host/export"], "--output=https://host/export"),
         (
             [
                 "train",
                 "--config=configs/quickstart.py",
                 "--workdir=runs/x",
-                "--config.knowledge.text.directory=gs://b/kb",
+                "--config.knowledge.text.directory=az://b/kb",
             ],
-            "--config.knowledge.text.directory=gs://b/kb",
+            "--config.knowledge.text.directory=az://b/kb",
         ),
     ],
 )
-def test_urls_are_refused(arguments: list[str], key: str) -> None:
-    """They would become local directories called `gs:`."""
-    command = [sys.executable, "-m", f"launch.{arguments[0]}", *arguments[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        f"launch.{arguments[0]}: {key}: this must be a path in a file system; mount the bucket"
+def test_other_urls_than_those_of_buckets_are_refused(arguments: list[str], key: str) -> None:
+    """They would become local directories called `az:`."""
+    assert refusal(*arguments) == (
+        f"launch.{arguments[0]}: {key}: this must be a path in a file system, or in a bucket (gs://, s3://)"
     )
-    assert len(done.stderr.splitlines()) == 1
-    assert not list(ROOT.glob("[gs]*:"))
+    assert not list(ROOT.glob("[ah]*:"))
+
+
+def test_a_program_works_on_a_copy_of_a_bucket_and_names_the_bucket(
+    bucket: str,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--output is written there, and what is wrong with --workdir is said of the place."""
+    assert f"launch.evaluate: {bucket}/run holds no run (config.json is missing)" in refusal(
+        "evaluate", f"--workdir={bucket}/run"
+    )
+    row = {"_id": "1", "question": "Capital of Ghana?", "answer": "Accra", "type": "bridge", "level": "easy"}
+    row |= {"context": [["Ghana", ["Its capital is Accra."]]], "supporting_facts": [["Ghana", 0]]}
+    write_object(f"{bucket}/hotpot.json", json.dumps([row]).encode())
+    assert not launch_here("make_corpus", f"--questions={bucket}/hotpot.json", f"--output={bucket}/corpus.jsonl")
+    assert capsys.readouterr().out.startswith(f"{bucket}/corpus.jsonl: 1 distinct passages")
+    assert json.loads(read_object(f"{bucket}/corpus.jsonl") or b"")["text"] == "Its capital is Accra."
 
 
 def test_dtypes_of_an_export_are_checked_first() -> None:

@@ -218,12 +218,13 @@ def watch_devices() -> dict[str, int]:
 
 def main() -> None:
     from routerl_jax.parallel import multihost
+    from routerl_jax.parallel.mirrors import mirrored
     from routerl_jax.training.rl import train_rl
     from tests.training.reads import recorded_reads
 
     parser = argparse.ArgumentParser()
     parser.add_argument("home", type=pathlib.Path)
-    parser.add_argument("workdir", type=pathlib.Path)
+    parser.add_argument("workdir", help="a directory, here or in a bucket")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--kill", default="never:0")
@@ -238,10 +239,11 @@ def main() -> None:
     config = make_config(arguments.home, mesh=mesh)
     if arguments.ahead:
         config = ahead(config)
-    with recorded_reads() as reads:
-        train_rl(config, arguments.workdir, resume=arguments.resume)
-    if multihost.is_main():
-        (arguments.workdir / "reads.json").write_text(json.dumps(sorted(reads)))
+    with mirrored(arguments.workdir) as workdir:
+        with recorded_reads() as reads:
+            train_rl(config, workdir, resume=arguments.resume)
+        if multihost.is_main():
+            (workdir / "reads.json").write_text(json.dumps(sorted(reads)))
     print(json.dumps(seen))
 
 

@@ -10,8 +10,8 @@ from routerl_jax.data.atlas import pages, world
 from routerl_jax.knowledge.graph.kb import GraphKB
 from routerl_jax.knowledge.hybrid import HybridKB, reciprocal_rank_fusion
 from routerl_jax.models.images import decode_image
+from routerl_jax.training import atlas_sources, knowledge
 from routerl_jax.training import config as schema
-from routerl_jax.training import knowledge
 from routerl_jax.training.setup import open_knowledge
 from tests.knowledge import late
 from tests.training.small_run import make_encoder
@@ -77,11 +77,11 @@ def test_two_processes_may_write_a_source_at_once(cache: pathlib.Path, monkeypat
         written = write(self, *arguments, **options)
         if not others:
             others.append(self)
-            knowledge._written("source.jsonl", rows)
+            atlas_sources._written("source.jsonl", rows)
         return written
 
     monkeypatch.setattr(pathlib.Path, "write_text", interrupted)
-    path = pathlib.Path(knowledge._written("source.jsonl", rows))
+    path = pathlib.Path(atlas_sources._written("source.jsonl", rows))
     assert path.read_text() == '{"id": "1"}\n'
     assert [file.name for file in path.parent.iterdir()] == ["source.jsonl"]
 

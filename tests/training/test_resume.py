@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from routerl_jax.core.buckets import fetched, read_object
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -23,7 +24,8 @@ from routerl_jax.training.controls import run_controls
 from routerl_jax.training.rl import train_rl
 from routerl_jax.training.run import Run, check_workdir
 from tests import tiny
-from tests.programs import finish, start
+from tests.buckets import environment
+from tests.programs import fine, finish, launch, start
 from tests.training.small_run import STEPS, make_config
 from tests.training.test_rl import make_run
 
@@ -207,3 +209,49 @@ def test_the_index_before_auto_is_the_same_index(tmp_path: pathlib.Path) -> None
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with pytest.raises(ValueError, match="knowledge"):
         check_workdir(config, tmp_path, resume=True)
+
+
+def test_what_fits_a_run_into_memory_may_change(tmp_path: pathlib.Path) -> None:
+    config = schema.TrainConfig(
+        model=schema.ModelConfig(path="atlas-warm-start"), knowledge={"text": schema.KnowledgeConfig()}
+    )
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(config)))
+    learner = dataclasses.replace(config.learner, micro_tokens=512, remat="full")
+    smaller = dataclasses.replace(config, engine=dataclasses.replace(config.engine, rows=2), learner=learner)
+    check_workdir(smaller, tmp_path, resume=True)
+    longer = dataclasses.replace(smaller, engine=dataclasses.replace(config.engine, max_length=99))
+    with pytest.raises(ValueError, match=r"config\.engine\.max_length was"):
+        check_workdir(longer, tmp_path, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_a_run_in_a_bucket_goes_on_elsewhere_bit_for_bit(
+    small_run: pathlib.Path, tmp_path: pathlib.Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the checkpoint of step 2 was complete, and resumed by a process that has none of its files: all that it
+    knows is in the bucket."""
+    place = f"{scheme}://bucket/{tmp_path.name}"
+    options = environment(scheme) | {"JAX_NUM_CPU_DEVICES": "1"}
+    for name, value in options.items():
+        monkeypatch.setenv(name, value)
+    module = "tests.training.small_run"
+    caches = [{"ROUTERL_CACHE": str(tmp_path / name)} for name in ("first", "second", "third")]
+    finish(start(module, small_run, place, "--kill", "after-save:2", **caches[0]), status=-signal.SIGKILL)
+    first = (read_object(f"{place}/metrics.jsonl") or b"").decode().splitlines()
+    assert len(first) == 2
+    finish(start(module, small_run, place, "--resume", **caches[1]))
+    monkeypatch.setenv("ROUTERL_CACHE", caches[2]["ROUTERL_CACHE"])
+    here = fetched(place)
+    kept = {"gs": 2, "s3": 1}[scheme]  # a checkpoint goes to s3 at the next upload after it is complete here
+    assert metric_lines(here)[:kept] == first[:kept]
+    assert len(metric_lines(here)) == STEPS
+    assert_same_run(small_run / "whole", here)
+    results = [json.loads((path / "results.json").read_text())["agents"] for path in (small_run / "whole", here)]
+    assert results[0] == results[1]
+    assert not list((tmp_path / "second" / "mirrors").iterdir())
+    printed = fine(launch("export_hf", f"--workdir={place}", f"--output={place}-exported", f"--step={STEPS}"))
+    assert printed.startswith(f"wrote {place}-exported")
+    weights = [load_file(path / "model.safetensors") for path in (here / "policy", fetched(f"{place}-exported"))]
+    assert weights[0].keys() == weights[1].keys()
+    assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])

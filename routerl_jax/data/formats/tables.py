@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+from routerl_jax.core.buckets import fetched
 from routerl_jax.core.compressed import open_bytes, plain_name
 from routerl_jax.core.rows import Place, read_rows
 
@@ -29,7 +30,7 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[s
     """
     if is_pattern(str(path)):
         return itertools.chain.from_iterable(map(read_question_rows, files_called(str(path))))
-    path = pathlib.Path(path).expanduser()
+    path = fetched(path)
     suffix = pathlib.Path(plain_name(path)).suffix.lower()
     if path.suffix.lower() in _PARQUET:
         return _parquet(path)

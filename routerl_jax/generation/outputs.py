@@ -1,0 +1,37 @@
+"""What a decode call has brought a conversation."""
+
+from __future__ import annotations
+
+from routerl_jax.generation.programs import DecodeOutputs
+from routerl_jax.generation.stops import StopAutomaton
+from routerl_jax.generation.streams import Generated, Stream
+
+
+def record(
+    stream: Stream, outputs: DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton, version: int
+) -> Generated | None:
+    """Records the new tokens of one row; returns the turn if it is finished.
+
+    Args:
+      place: the row's index in the outputs.
+      version: of the weights that sampled the tokens.
+    """
+    request = stream.turn_request
+    count = int(outputs.counts[place])
+    stream.ledger.sample(outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), version)
+    if outputs.chosen is not None:
+        stream.ledger.route(stream.cached, list(outputs.chosen[place][:count].copy()))
+    stream.cached += count
+    request.sampled += count
+    request.tops += outputs.tops(place, count, request.top)
+    request.given = request.given[count:]
+    request.remaining -= count
+    request.automaton_state = int(outputs.states[place])
+    stopped = int(outputs.stopped[place])
+    if not stopped and request.remaining > 0:
+        return None
+    reason, stop = automaton.ending(stopped)
+    stream.request = None
+    stream.turn += 1
+    tokens = stream.ledger.tokens[-request.sampled :]
+    return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops)

@@ -1,0 +1,193 @@
+"""Local directories that stand for places in buckets while a program runs.
+
+What is in the bucket is copied here first. What the program writes is uploaded as it goes on (`send`) and when it ends. So all
+that it does to files works as on a disk, and a killed program leaves in the bucket what it had when it last sent.
+
+Checkpoints are last: a run that is resumed finds the metrics and episodes that belong to its newest checkpoint. Under gs://
+orbax reads and writes them in the bucket itself (`learning/checkpoints.py`), and they are not copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+
+from absl import logging
+
+from routerl_jax.core import buckets
+from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.parallel import multihost
+
+CHECKPOINTS = "checkpoints"
+MARK = "_CHECKPOINT_METADATA"  # the file of a checkpoint that is uploaded last, and removed first
+_LAST = (MARK, "config.json", "kb.json", "results.json")  # what says that the files beside it are complete
+_EVERY = 30.0  # seconds between two uploads of what is new
+_MIRRORS: dict[pathlib.Path, _Mirror] = {}
+
+
+@contextlib.contextmanager
+def mirrored(place: str) -> Iterator[pathlib.Path]:
+    """The path at which a program works on a file or directory: the place itself, or what stands for a place in a bucket.
+
+    Raises:
+      ValueError: the bucket can't be read; or, at the end, not written (names the directory that is kept).
+    """
+    if not buckets.in_bucket(place):
+        yield pathlib.Path(place).expanduser()
+        return
+    (cache_directory() / "mirrors").mkdir(parents=True, exist_ok=True)
+    home = pathlib.Path(tempfile.mkdtemp(dir=cache_directory() / "mirrors"))
+    try:
+        mirror = _Mirror(place.rstrip("/"), home)
+        _MIRRORS[mirror.path] = mirror
+        try:
+            yield mirror.path
+        finally:
+            try:
+                mirror.close()
+            finally:
+                del _MIRRORS[mirror.path]
+                buckets.forget(mirror.path)
+    except buckets.NotWritten as error:
+        raise ValueError(f"{error}. What is missing there is kept in {home}") from error
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+    shutil.rmtree(home, ignore_errors=True)
+
+
+def send(path: pathlib.Path) -> None:
+    """Uploads what is new below a path that stands for a place in a bucket, now and every half minute from now on.
+
+    Only the main process of a job does. Nothing happens for other paths.
+
+    Raises:
+      ValueError: the bucket can't be written.
+    """
+    for parent in (path.resolve(), *path.resolve().parents):
+        if mirror := _MIRRORS.get(parent):
+            if mirror.is_ours and multihost.is_main():
+                mirror.start()
+                mirror.send()
+            return
+
+
+class _Mirror:
+    """A place in a bucket, and the path that stands for it. It exists if there is something in the bucket."""
+
+    def __init__(self, place: str, home: pathlib.Path) -> None:
+        self._place = place
+        self.path = home.resolve() / place.rpartition("/")[2]
+        found = _complete(name for name in buckets.listing(place) if self._is_copied(name))
+        if found:
+            buckets.download(place, found, self.path)
+        buckets.stand_in(self.path, place)
+        self._sent = self._files()
+        self._sending, self._ended = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """False once another process has taken over the place (`parallel/workdir.py`)."""
+        return buckets.place_of(self.path) == self._place
+
+    def start(self) -> None:
+        """Begins to upload in the background."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._go_on, name=f"upload to {self._place}", daemon=True)
+            self._thread.start()
+
+    def send(self) -> None:
+        """Uploads and removes what has changed here since the last time."""
+        with self._sending:
+            # Listed before the rest: what belongs to a checkpoint that is there by now is found by the second look.
+            states = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
+            others = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
+            gone = sorted(self._sent.keys() - states.keys() - others.keys(), key=_marks_first)
+            self._remove(name for name in gone if not _is_checkpoint(name))
+            self._upload(others)
+            self._upload(states)
+            self._remove(name for name in gone if _is_checkpoint(name))
+
+    def close(self) -> None:
+        """The last upload."""
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+        if self.is_ours and self._files() != self._sent and multihost.is_main():
+            self.send()
+
+    def _go_on(self) -> None:
+        warned = False
+        while not self._ended.wait(_EVERY):
+            if not self.is_ours:
+                return
+            try:
+                self.send()
+                warned = False
+            except ValueError as error:
+                if not warned:
+                    logging.warning("%s; trying again every %.0f s", error, _EVERY)
+                warned = True
+
+    def _upload(self, states: dict[str, tuple[int, int]]) -> None:
+        changed = [name for name, state in states.items() if self._sent.get(name) != state]
+        for name in sorted(changed, key=_marks_first, reverse=True):
+            try:
+                buckets.upload(self.path / name, self._at(name))
+            except buckets.NotWritten:
+                if (self.path / name).is_file():
+                    raise
+                continue  # removed or replaced meanwhile
+            self._sent[name] = states[name]
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            buckets.remove(self._at(name))
+            del self._sent[name]
+
+    def _at(self, name: str) -> str:
+        return f"{self._place}/{name}" if name else self._place
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """What is to be in the bucket: name -> size and time of the last change in ns. No hidden or half-made files."""
+        if self.path.is_file():
+            status = self.path.stat()
+            return {"": (status.st_size, status.st_mtime_ns)}
+        found = {}
+        for home, below, names in os.walk(self.path):
+            below[:] = [name for name in below if not name.startswith(".")]
+            for path in (pathlib.Path(home, name) for name in names if not name.startswith(".")):
+                name = path.relative_to(self.path).as_posix()
+                if self._is_copied(name):
+                    with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
+                        status = path.stat()
+                        found[name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def _is_copied(self, name: str) -> bool:
+        """False for checkpoints that orbax keeps in the bucket, and for those that it has not finished."""
+        parts = name.split("/")
+        if CHECKPOINTS not in parts[:-1]:
+            return True
+        return self._place.startswith("s3://") and parts[parts.index(CHECKPOINTS) + 1].isdecimal()
+
+
+def _is_checkpoint(name: str) -> bool:
+    return CHECKPOINTS in name.split("/")[:-1]
+
+
+def _marks_first(name: str) -> tuple[bool, str]:
+    return name.rpartition("/")[2] not in _LAST, name
+
+
+def _complete(names: Iterable[str]) -> list[str]:
+    """Names without those of checkpoints that were not uploaded whole, or are half removed."""
+    found = list(names)
+    marked = {name.removesuffix(MARK) for name in found if name.endswith(f"/{MARK}")}
+    return [name for name in found if not _is_checkpoint(name) or any(name.startswith(step) for step in marked)]

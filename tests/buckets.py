@@ -1,0 +1,74 @@
+"""Buckets for tests: servers on this machine that speak Google Cloud Storage's and S3's protocols."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+
+import pytest
+
+_count = itertools.count()
+_STARTED: dict[str, str] = {}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environment(scheme: str) -> dict[str, str]:
+    """What clients of the server of a scheme need; the server is started at the first call and lives as long as the process.
+
+    The place `SCHEME://bucket` is there. Skips the test if the server is not installed.
+    """
+    if scheme not in _STARTED:
+        _STARTED[scheme] = (_start_gs if scheme == "gs" else _start_s3)()
+    url = _STARTED[scheme]
+    if scheme == "gs":
+        return {
+            "STORAGE_EMULATOR_HOST": url,
+            "TENSORSTORE_GCS_HTTP_URL": url,
+            "GOOGLE_CLOUD_PROJECT": "test",
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "test",  # tensorstore does not look for credentials
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        }
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+
+
+def _start_gs() -> str:
+    pytest.importorskip("gcsfs")
+    server = pytest.importorskip("gcp_storage_emulator.server")
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    port = free_port()
+    server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket").start()
+    return f"http://127.0.0.1:{port}"
+
+
+def _start_s3() -> str:
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    port = free_port()
+    moto.ThreadedMotoServer("127.0.0.1", port).start()
+    import boto3
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).create_bucket(Bucket="bucket")
+    return f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["gs", "s3"])
+def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path) -> str:
+    """An empty place in a bucket of each kind; the cache is empty, too."""
+    for name, value in environment(request.param).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "cache"))
+    return f"{request.param}://bucket/{os.getpid()}-{next(_count)}"
