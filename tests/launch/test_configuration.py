@@ -11,7 +11,17 @@ from routerl_jax.core.described import sections
 from routerl_jax.training.config import TrainConfig
 from tests.programs import ROOT, fine, launch, launch_here, refusal
 
-PROGRAMS = ("train", "evaluate", "build_kb", "serve_kb", "construct_data", "ask", "chat", "select_data", "compile_check")
+PROGRAMS = (
+    "train",
+    "evaluate",
+    "build_kb",
+    "serve_kb",
+    "construct_data",
+    "ask",
+    "chat",
+    "select_data",
+    "compile_check",
+)
 
 
 def test_the_page_is_what_the_source_says() -> None:
