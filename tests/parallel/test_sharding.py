@@ -296,6 +296,8 @@ def excuse(name: str, parameter: str, config: dict[str, Any], fsdp: int, tensor:
         return reason
     if name == "SmolLM2-135M" and parameter in ("blocks.q", "blocks.k", "blocks.v", "blocks.o") and fsdp == 256:
         return "neither 576 nor 9 heads nor their width 64 can be divided by 256"
+    if name == "Qwen3-VL-8B" and parameter.startswith("visual.") and fsdp == 256:
+        return "neither the tower's 1152 nor its 4304 nor its 16 heads can be divided by 256"
     return None
 
 
@@ -316,7 +318,7 @@ def test_no_parameter_of_a_published_model_stays_whole_by_accident(name: str) ->
                 assert excuse(name, parameter, PUBLISHED[name], fsdp, tensor), (layout, sizes, parameter, shape, found)
                 spilled.add(parameter)
             assert found <= ways
-    assert len(spilled) <= 5  # the excuses are for few
+    assert len(spilled) <= (8 if name == "Qwen3-VL-8B" else 5)  # the excuses are for few
 
 
 def test_every_family_has_a_published_model() -> None:
