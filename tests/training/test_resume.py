@@ -204,7 +204,7 @@ def test_what_fits_a_run_into_memory_may_change(tmp_path: pathlib.Path) -> None:
     smaller = dataclasses.replace(config, engine=dataclasses.replace(config.engine, rows=2), learner=learner)
     check_workdir(smaller, tmp_path, resume=True)
     longer = dataclasses.replace(smaller, engine=dataclasses.replace(config.engine, max_length=99))
-    with pytest.raises(ValueError, match="config.engine.max_length was"):
+    with pytest.raises(ValueError, match=r"config\.engine\.max_length was"):
         check_workdir(longer, tmp_path, resume=True)
 
 
