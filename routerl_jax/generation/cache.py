@@ -31,6 +31,10 @@ class Extension(Protocol):
         """Per-token values in the layout of `attend`: rows flattened, padding moved to the end that it ignores."""
         ...
 
+    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
+        """The inverse of `align`."""
+        ...
+
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         """Attention of the new tokens (models.decoder.Attend)."""
         ...

@@ -99,7 +99,8 @@ class Engine:
         self._clock = 0
         self._table = RowTable(shards, -(-rows // shards))
         self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes)
-        self._load(nnx.split(model)[1])
+        _, params = nnx.split(model)
+        self._load(params)
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
         self._stops = StopTables(tokenizer.token_bytes, eos, self.config.vocab_size, replicated(self.mesh))
 

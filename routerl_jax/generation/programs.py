@@ -245,7 +245,6 @@ def decode(
 
     shape = (batch, steps, min(top, model.config.vocab_size))
     sparse, experts = model.config.sparse.count(True), model.config.experts
-    routed = routes and experts is not None
     state = jax.lax.while_loop(
         go_on,
         body,
@@ -259,7 +258,7 @@ def decode(
             "automaton": flat(inputs.states),
             "stopped": jnp.zeros(batch, jnp.uint32),
             "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
-            "chosen": jnp.zeros((batch, steps, sparse, experts.chosen), jnp.int16) if routed else None,
+            "chosen": jnp.zeros((batch, steps, sparse, experts.chosen), jnp.int16) if routes and experts else None,
         },
     )
     counts = state["counts"].reshape(shards, active)

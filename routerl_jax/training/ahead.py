@@ -96,5 +96,6 @@ class Ahead:
           ValueError: it can't be read.
         """
         if state:
-            self._waiting = loads(state)
-            logging.info("restored %d rollouts that were generated ahead", len(self._waiting.episodes))
+            rollouts: Rollouts = loads(state)
+            self._waiting = rollouts
+            logging.info("restored %d rollouts that were generated ahead", len(rollouts.episodes))

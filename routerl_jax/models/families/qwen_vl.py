@@ -265,7 +265,7 @@ for _kind in VISION_TYPES:
                 ("model.", "language_model.model."),
                 ("lm_head.", "language_model.lm_head."),
             ),
-            modules=("model.language_model.",) * 2 if _kind == "qwen3_vl" else ("model.", "model.language_model."),
+            modules=("model.language_model." if _kind == "qwen3_vl" else "model.", "model.language_model."),
             finish=read_processor,
             save=save_processor,
         )
