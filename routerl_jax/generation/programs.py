@@ -271,7 +271,9 @@ def decode(
         stopped=state["stopped"].reshape(shards, active),
         top_tokens=tops[0],
         top_logprobs=tops[1],
-        chosen=state["chosen"].reshape(shards, active, *state["chosen"].shape[1:]) if routed else None,
+        chosen=state["chosen"].reshape(shards, active, *state["chosen"].shape[1:])
+        if state["chosen"] is not None
+        else None,
     )
     return segment.finish(state["cached"], counts), outputs
 
