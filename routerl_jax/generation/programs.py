@@ -84,9 +84,8 @@ class DecodeOutputs:
     counts: Int[Array, "D A"]  # tokens sampled per row
     states: Int[Array, "D A"]
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
-    top_tokens: Int[Array, "D A S K"] | None = (
-        None  # the likeliest tokens of each step, best first; None: not requested
-    )
+    # the likeliest tokens of each step, best first; None: not requested
+    top_tokens: Int[Array, "D A S K"] | None = None
     top_logprobs: Float[Array, "D A S K"] | None = None
     # the experts of the token that each step read (of the token before the sampled one); None: not wanted
     chosen: Int[Array, "D A S L C"] | None = None

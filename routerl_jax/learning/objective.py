@@ -37,15 +37,13 @@ class LossConfig:
     ratio: Ratio = "token"
     clip_low: NonNegative = 0.2  # the ratio counts down to 1 - this
     clip_high: NonNegative = 0.2  # above clip_low: DAPO's clip-higher
-    dual_clip: NonNegative = (
-        0.0  # of kind clip: largest ratio that counts where the advantage is negative, e.g. 3; 0: any
-    )
+    # of kind clip: largest ratio that counts where the advantage is negative, e.g. 3; 0: any
+    dual_clip: NonNegative = 0.0
     kl: KLKind = "k3"  # an estimate from the sampled tokens, or the sum over the vocabulary (forward, reverse)
     kl_coef: NonNegative = 0.0  # KL to the reference, added to the loss
     entropy_coef: float = 0.0  # entropy bonus
-    measure_entropy: bool = (
-        False  # log the exact entropy (actor/entropy), from the update's own logits, without a bonus
-    )
+    # log the exact entropy (actor/entropy), from the update's own logits, without a bonus
+    measure_entropy: bool = False
     # weight of the experts' load-balancing loss (models.experts.balance_loss), for models with experts
     balance_coef: NonNegative = 0.0
     # nats; tokens below this entropy only take part in the KL, not in the policy gradient (train on decisions only)
