@@ -138,6 +138,7 @@ def test_the_same_devices_in_turns(
     assert parts.engine.version == STEPS
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_exactly(
     delayed: tuple[list[np.ndarray], list[dict[str, Any]]], tmp_path: pathlib.Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_run_that_was_killed_goes_on_exactly(
     assert untimed(rows) == delayed[1][2:]
 
 
+@pytest.mark.slow
 def test_beside_each_other_on_two_parts_of_the_mesh(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four devices learn while four others generate, at the same time; bit for bit the loop by hand on the same devices."""
     hand = Parts(tmp_path / "by_hand", learner=4, engine=4)
