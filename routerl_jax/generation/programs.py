@@ -243,7 +243,8 @@ def decode(
         }
 
     shape = (batch, steps, min(top, model.config.vocab_size))
-    sparse, experts = model.config.sparse.count(True), model.config.experts
+    experts = model.config.experts
+    routed = None if experts is None or not routes else (model.config.sparse.count(True), experts.chosen)
     state = jax.lax.while_loop(
         go_on,
         body,
@@ -257,7 +258,7 @@ def decode(
             "automaton": flat(inputs.states),
             "stopped": jnp.zeros(batch, jnp.uint32),
             "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
-            "chosen": jnp.zeros((batch, steps, sparse, experts.chosen), jnp.int16) if routes and experts else None,
+            "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
         },
     )
     counts = state["counts"].reshape(shards, active)
