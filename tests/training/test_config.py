@@ -7,6 +7,7 @@ import re
 import types
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,10 +35,13 @@ from configs import (
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.reranked import RerankedKB
 from routerl_jax.learning.advantages import advantage
+from routerl_jax.learning.logprobs import Scores
+from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.llms.judge import open_judge
 from routerl_jax.llms.load import chat_model
 from routerl_jax.llms.policy import ChatModel
+from routerl_jax.models.experts import Routing
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
@@ -73,7 +77,7 @@ def test_reads_are_told_from_bookkeeping() -> None:
 
 def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, monkeypatch) -> None:
     """By a reinforcement run (small_run records its reads), a supervised one, when an adapter is made, by finer credit, when
-    steps are counted, by a judge, a reranker, or a chat model as the policy."""
+    steps are counted, by a judge, experts, a reranker, or a chat model as the policy."""
     monkeypatch.setattr(sft, "_HELD_OUT", 4)
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
@@ -105,6 +109,10 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         assert open_judge(judge, cache=MemoryCache())([tried])[0].kind == "failed"
         with pytest.raises(ValueError, match="no chat template"):
             chat_model(dataclasses.replace(judge, kind="engine"))
+        ones = jnp.ones((1, 1))
+        routing = Routing(chosen=jnp.zeros((1, 1, 1), int), load=ones, mass=ones, entropy=ones[0], tokens=ones[0])
+        fields = {"weights": ones, "advantages": ones, "old_logprobs": ones}
+        assert "balance_loss" in objective(LossConfig(balance_coef=0.1), Scores(ones, ones, ones, routing), fields)[1]
         made("bert", tmp_path / "reranker")
         reranked = schema.KnowledgeConfig(source="atlas/text", kind="bm25", reranker=str(tmp_path / "reranker"))
         assert isinstance(open_knowledge_bases({"text": reranked}, progress=False)["text"], RerankedKB)
