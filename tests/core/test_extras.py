@@ -33,7 +33,7 @@ def test_every_extra_that_is_advised_exists(monkeypatch: pytest.MonkeyPatch) -> 
     packaging = types.SimpleNamespace(setup=lambda **given: told.update(given), find_packages=lambda include: include)
     monkeypatch.setitem(sys.modules, "setuptools", packaging)
     exec((ROOT / "setup.py").read_text("utf-8"), {"__file__": str(ROOT / "setup.py")})
-    assert told["packages"] == ["routerl_jax*"]  # not launch and configs, whose names are anyone's
+    assert told["packages"] == ["routerl_jax*", "launch", "configs*"]
     code = "".join(path.read_text("utf-8") for path in (ROOT / "routerl_jax").rglob("*.py"))
     asked = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", code))
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("launch/*.py"), ROOT / "Makefile"]
