@@ -4,13 +4,12 @@ import importlib.util
 import pathlib
 import re
 import sys
-import types
-from typing import Any
 
 import pytest
 
 from routerl_jax.core import extras
 from routerl_jax.core.extras import install_hint
+from tests.packaging import declared
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -29,10 +28,7 @@ def test_a_copy_without_a_checkout(tmp_path: pathlib.Path, monkeypatch: pytest.M
 def test_every_extra_that_is_advised_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the code's hints, and those of commands in the docs."""
     monkeypatch.chdir(ROOT)
-    told: dict[str, Any] = {}
-    packaging = types.SimpleNamespace(setup=lambda **given: told.update(given), find_packages=lambda include: include)
-    monkeypatch.setitem(sys.modules, "setuptools", packaging)
-    exec((ROOT / "setup.py").read_text("utf-8"), {"__file__": str(ROOT / "setup.py")})
+    told = declared()
     assert told["packages"] == ["routerl_jax*", "launch", "configs*"]
     code = "".join(path.read_text("utf-8") for path in (ROOT / "routerl_jax").rglob("*.py"))
     asked = set(re.findall(r"install_hint\([\"'](\w+)[\"']\)", code))

@@ -9,17 +9,16 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import runpy
 import shutil
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from unittest import mock
 
 import pytest
 
+from tests.packaging import declared
 from tests.programs import ROOT
 
 CLUSTERS = ROOT / "launch" / "clusters"
@@ -90,9 +89,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     for source in sources:
         assert (ROOT / source).exists()
         assert f"!{source}" in ignored
-    with mock.patch("setuptools.setup") as setup:
-        runpy.run_path(str(ROOT / "setup.py"))
-    known = set(setup.call_args.kwargs["extras_require"])
+    known = set(declared()["extras_require"])
     named = re.findall(r"^ARG EXTRAS=(.+)$", text, re.MULTILINE) + re.findall(r"^ARG CUDA=(.+)$", text, re.MULTILINE)
     assert {extra for names in named for extra in names.split(",")} | {"tpu"} <= known
     assert text.count("ARG EXTRAS=") == 3  # an ARG ends with its stage

@@ -430,7 +430,7 @@ def test_impossible_configs_are_refused():
         with pytest.raises(ValueError, match=message):
             VisionConfig(**{**good, **change})
     with pytest.raises(UnsupportedModelError, match="qwen2_vl, qwen2_5_vl"):
-        vision_from_hf({"model_type": "qwen3_vl"})
+        vision_from_hf({"model_type": "qwen4_vl"})
     _, tower = _pair("windows_only")
     with pytest.raises(ValueError, match="multiples of 64"):
         tower(blank(96, tower.config.patch_dim))
