@@ -167,7 +167,9 @@ class Interrupting:
         return [[Passage(id="x", title="", text="found")] for _ in queries]
 
 
-def test_control_c_stops_a_reply_and_not_the_program(tmp_path: pathlib.Path) -> None:
+def test_control_c_stops_a_reply_and_not_the_program(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> None:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job that was started with & ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     engine, tool = ScriptedEngine(script), Interrupting()
 
     def second() -> str:
