@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from routerl_jax.models.huggingface import load_pretrained, save_pretrained
     from routerl_jax.parallel.mesh import make_mesh
     from routerl_jax.rewards import metrics
-    from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+    from routerl_jax.training.config import TrainConfig
     from routerl_jax.training.knowledge import open_knowledge_bases
     from routerl_jax.training.rl import train_rl
+    from routerl_jax.training.sections import KnowledgeConfig
 
 _HOMES = {
     "Action": "core.types",
@@ -40,7 +41,7 @@ _HOMES = {
     "Engine": "generation.engine",
     "Episode": "core.types",
     "Example": "core.types",
-    "KnowledgeConfig": "training.config",
+    "KnowledgeConfig": "training.sections",
     "Passage": "core.types",
     "Sampling": "generation.sampling",
     "SearchAgent": "agents.search_agent",

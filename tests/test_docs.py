@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+import routerl_jax as rj
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = sorted(page for place in (".", "docs", "benchmarks") for page in (ROOT / place).glob("*.md"))
 
@@ -70,3 +72,10 @@ def test_messages_of_the_troubleshooting_page_are_raised():
     parts = {message: [part for part in message.split("..") if len(part.strip()) > 3] for message in messages}
     assert [message for message in messages if not parts[message]] == []
     assert [(message, part) for message in messages for part in parts[message] if part not in texts] == []
+
+
+@pytest.mark.parametrize("name", rj.__all__)
+def test_names_of_the_library_are_defined_where_it_finds_them(name):
+    """The site's page of the library links there."""
+    module, member = rj._HOMES[name], getattr(rj, name)
+    assert getattr(member, "__module__", f"routerl_jax.{module}") == f"routerl_jax.{module}"
