@@ -44,9 +44,11 @@ REFERENCE = (
     "llms",
     "evaluation",
     "training.config",
+    "training.knowledge",
     "training.learner_config",
     "training.sections",
     "training.loggers",
+    "training.rl",
     "models.huggingface",
     "parallel.mesh",
 )
