@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http
 import itertools
 import logging
 import os
 import socket
+import threading
+from typing import Any
 
 import pytest
 
@@ -47,9 +50,41 @@ def _start_gs() -> str:
     pytest.importorskip("gcsfs")
     server = pytest.importorskip("gcp_storage_emulator.server")
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    _with_generations(server)
     port = free_port()
     server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket").start()
     return f"http://127.0.0.1:{port}"
+
+
+def _with_generations(server: Any) -> None:
+    """Adds what the emulator leaves out and tensorstore needs: downloads say their generation, and uploads may depend on it."""
+    from gcp_storage_emulator.exceptions import NotFound
+    from gcp_storage_emulator.handlers import objects
+
+    download, insert, lock = objects.download, objects.insert, threading.Lock()
+
+    def generation(storage: Any, bucket: str, name: str) -> str:
+        try:
+            return storage.get_file_obj(bucket, name)["generation"]
+        except NotFound:
+            return "0"
+
+    def read(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+        response["X-Goog-Generation"] = generation(storage, request.params["bucket_name"], request.params["object_id"])
+        download(request, response, storage, *args, **kwargs)
+
+    def write(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+        with lock:
+            wanted, name = (request.query.get(key, [""])[0] for key in ("ifGenerationMatch", "name"))
+            if wanted and generation(storage, request.params["bucket_name"], name) != wanted:
+                response.status = http.HTTPStatus.PRECONDITION_FAILED
+                return
+            insert(request, response, storage, *args, **kwargs)
+
+    objects.download = read
+    for _, handlers in server.HANDLERS:
+        for method, handler in handlers.items():
+            handlers[method] = {download: read, insert: write}.get(handler, handler)
 
 
 def _start_s3() -> str:
