@@ -27,3 +27,16 @@ def browser() -> Iterator[Any]:
             yield opened
         finally:
             opened.close()
+
+
+@contextlib.contextmanager
+def fresh_page(opened: Any, *, width: int, timeout: int) -> Iterator[Any]:
+    """A page of its own, `width` pixels wide, whose waits end after `timeout` ms. An error of its scripts fails the test."""
+    page = opened.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(timeout)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    yield page
+    page.close()
+    assert wrong == []

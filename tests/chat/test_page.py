@@ -16,7 +16,7 @@ from routerl_jax.chat.page import create_app
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import flags
 from tests.agents.scripted import SEARCH, ScriptedEngine, SeeingScript, knowledge
-from tests.browser import browser
+from tests.browser import browser, fresh_page
 from tests.chat.talking import chat_with, script
 from tests.knowledge.serving.servers import running
 
@@ -50,14 +50,8 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def page(chromium: Any) -> Iterator[Any]:
     """A fresh page; whatever goes wrong in its scripts fails the test."""
-    page = chromium.new_page(viewport={"width": 1100, "height": 900})
-    page.set_default_timeout(60_000)
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert wrong == []
+    with fresh_page(chromium, width=1100, timeout=60_000) as page:
+        yield page
 
 
 def test_a_conversation(page: Any, tmp_path: pathlib.Path) -> None:

@@ -20,7 +20,7 @@ from routerl_jax.evaluation.records import write_records
 from routerl_jax.remote.asgi import listen
 from routerl_jax.viewer.app import create_app
 from routerl_jax.viewer.runs import find_runs
-from tests.browser import browser
+from tests.browser import browser, fresh_page
 from tests.viewer.made_run import SCRIPT, episode, make_run, write_metrics
 
 _SECONDS = 60_000  # ms that anything may take on a busy machine
@@ -60,14 +60,8 @@ def served(*runs: pathlib.Path) -> Iterator[str]:
 @pytest.fixture
 def page(chromium: Any, url: str) -> Iterator[Any]:
     """A fresh page; whatever goes wrong in its scripts fails the test."""
-    page = chromium.new_page(viewport={"width": 1400, "height": 900})
-    page.set_default_timeout(_SECONDS)
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    yield page
-    page.close()
-    assert wrong == []
+    with fresh_page(chromium, width=1400, timeout=_SECONDS) as page:
+        yield page
 
 
 def rows(page: Any) -> list[str]:
