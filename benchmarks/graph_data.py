@@ -11,7 +11,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.triples import GivenTriples
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 
 DATASETS = ("musique", "hotpotqa", "2wikimultihopqa")
 
@@ -24,7 +24,7 @@ def questions_and_passages(data: pathlib.Path, dataset: str) -> tuple[list[dict[
     rows = [row for _, row in read_rows(data / dataset / "questions_dev.jsonl.gz") if row.get("supporting")]
     corpus = list(read_corpus(data / dataset / "corpus.jsonl.gz"))
     if dataset == "musique":
-        given = GivenTriples(data / dataset / "triples.jsonl.gz")
+        given = PrecomputedTriples(data / dataset / "triples.jsonl.gz")
         corpus = [passage for passage in corpus if given.of(passage)]
         there = {passage.id for passage in corpus}
         rows = [row for row in rows if set(row["supporting"]) <= there]

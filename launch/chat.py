@@ -64,7 +64,7 @@ def schemas() -> dict[str, type]:
 def main(_: Sequence[str]) -> None:
     from rich.console import Console
 
-    from routerl_jax.chat.opened import open_chat
+    from routerl_jax.chat.session import open_chat
     from routerl_jax.chat.terminal import Terminal
     from routerl_jax.training.knowledge import with_knowledge
     from routerl_jax.training.load import load_config

@@ -153,16 +153,18 @@ def vqa(workdir: pathlib.Path) -> Any:
 def experts(workdir: pathlib.Path) -> Any:
     """The report of a job in which a planner and a grounder show how to search pages and look closer."""
     from routerl_jax.curation.expert_config import ExpertsConfig
-    from routerl_jax.curation.expert_job import Opened, show
+    from routerl_jax.curation.expert_job import ExpertResources, demonstrate
     from routerl_jax.llms.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ExpertsConfig)
     check_writable("--workdir", workdir)
-    return show(
+    return demonstrate(
         config,
         workdir,
-        lambda: Opened(chat_model(config.planner), chat_model(config.grounder), open_knowledge_bases(config.knowledge)),
+        lambda: ExpertResources(
+            chat_model(config.planner), chat_model(config.grounder), open_knowledge_bases(config.knowledge)
+        ),
         overwrite=FLAGS.overwrite,
     )
 

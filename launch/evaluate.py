@@ -192,7 +192,7 @@ def _evaluate() -> None:
     from flax import nnx
 
     from routerl_jax.core.config import naming
-    from routerl_jax.core.files import write_whole
+    from routerl_jax.core.files import write_atomic
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
@@ -322,10 +322,10 @@ def _evaluate() -> None:
     table = _earlier(output / "results.json", request) | table  # read again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
-    write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
+    write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
-    write_whole(output / "report.md", text)
+    write_atomic(output / "report.md", text)
     measured = (
         metric for metric in (*headline, *report.EM) if all(f"{metric}_interval" in row for row in table.values())
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from absl import flags
 
 from launch.command import check_writable, start
-from routerl_jax.core.files import whole_file
+from routerl_jax.core.files import atomic_file
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
@@ -47,7 +47,7 @@ def main(_: Sequence[str]) -> None:
 
 def write_corpus(path: pathlib.Path, passages: Iterable[Passage]) -> None:
     """Writes passages to a file that appears only when it is complete."""
-    with whole_file(path, shared=True) as raw:
+    with atomic_file(path, shared=True) as raw:
         # no time stamp and no name inside, so that the same passages give the same bytes
         file = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
         for passage in passages:

@@ -56,7 +56,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.curation.questions import counts_of
     from routerl_jax.curation.rollouts import policy_attempts
     from routerl_jax.curation.selection import SelectionConfig, select
-    from routerl_jax.parallel.workdir import alone
+    from routerl_jax.parallel.workdir import directory_lock
     from routerl_jax.training.setup import build_policy, build_recipe, open_examples
 
     config = read_config()
@@ -85,7 +85,7 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(f"{workdir} holds a selection already; pass --resume to continue it, or {other}")
 
     attempt = policy_attempts(config, functools.partial(build_policy, config), lambda _: recipe.agent, workdir)
-    with alone(workdir):
+    with directory_lock(workdir):
         report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
     print(f"{len(source)} questions: {shares}")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from routerl_jax.training.rl import train_rl
     from routerl_jax.training.sections import KnowledgeConfig
 
-_HOMES = {
+_MODULES = {
     "Action": "core.types",
     "Agent": "agents.agent",
     "Call": "core.types",
@@ -85,10 +85,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'routerl_jax' has no attribute {name!r}")
-    module = importlib.import_module(f"routerl_jax.{_HOMES[name]}")
-    return module if _HOMES[name].endswith(f".{name}") else getattr(module, name)
+    module = importlib.import_module(f"routerl_jax.{_MODULES[name]}")
+    return module if _MODULES[name].endswith(f".{name}") else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -77,5 +77,5 @@ def test_messages_of_the_troubleshooting_page_are_raised():
 @pytest.mark.parametrize("name", rj.__all__)
 def test_names_of_the_library_are_defined_where_it_finds_them(name):
     """The site's page of the library links there."""
-    module, member = rj._HOMES[name], getattr(rj, name)
+    module, member = rj._MODULES[name], getattr(rj, name)
     assert getattr(member, "__module__", f"routerl_jax.{module}") == f"routerl_jax.{module}"

@@ -198,7 +198,7 @@ def _top(modules: list[str]) -> str:
     homes = next(
         ast.literal_eval(node.value)
         for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_HOMES"
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_MODULES"
     )
     rows = []
     for name, home in homes.items():

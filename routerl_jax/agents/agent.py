@@ -13,7 +13,7 @@ from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, promp
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
 from routerl_jax.agents.request import Request
-from routerl_jax.agents.routing import Always, Drawn, Routing
+from routerl_jax.agents.routing import FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
@@ -111,8 +111,8 @@ class Agent(abc.ABC):
         """
         if len(tools) < 2:
             return {}
-        agents: dict[str, Agent] = {f"only_{tool}": Rerouted(self, Always(tool)) for tool in tools}
-        return {**agents, "random_kb": Rerouted(self, Drawn())}
+        agents: dict[str, Agent] = {f"only_{tool}": Rerouted(self, FixedRouting(tool)) for tool in tools}
+        return {**agents, "random_kb": Rerouted(self, RandomRouting())}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
         """Agents that search once, for the question itself, and answer from that; by default none.
@@ -346,17 +346,17 @@ class Tool:
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
         """The reply to a request to a tool. A branch that still replays its past gets the recorded reply."""
-        course = self._rollout.course
-        if course.replaying:
+        state = self._rollout.branch_state
+        if state.replaying:
             asked.close()
-            call = course.replay()
+            call = state.replay()
             assert isinstance(call, Call), (
                 "the agent searches where it wrote before: it does not act alike on equal turns"
             )
             return call
-        index = course.begin()
+        index = state.begin()
         call = await asked
-        course.finish(index, call)
+        state.finish(index, call)
         return call
 
 

@@ -14,8 +14,8 @@ from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.request import Request, Want
-from routerl_jax.core.patience import patience, seconds_left
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.query import as_read, query_image, query_text
@@ -84,8 +84,8 @@ async def search_calls(
 
     Args:
       k: passages per query.
-      timeout: seconds after which the batch counts as failed. The tool knows this limit (core.patience), so that it can give up
-        a little sooner and say why. If the batch fails, the single queries have the same time again, all together.
+      timeout: seconds after which the batch counts as failed. The tool knows this limit (core.time_limit), so that it can give
+        up a little sooner and say why. If the batch fails, the single queries have the same time again, all together.
       want: see `Request`.
 
     Returns:
@@ -187,7 +187,7 @@ async def _search(
         return (time.perf_counter() - started) / len(queries)
 
     def work() -> list[_Timed]:
-        with patience(_TOLD * limit):
+        with time_limit(_TOLD * limit):
             try:
                 reply, seconds = timed_search(_asked(tools[tool], want), read, k)
                 return list(zip(_checked(tool, reply, len(queries)), seconds))
@@ -220,7 +220,7 @@ def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float)
         image = ""
     call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
     if isinstance(result, _Failure):
-        error = whole_letters(result.message)
+        error = replace_surrogates(result.message)
         if len(error) > _LONGEST_ERROR:
             error = f"{error[:_LONGEST_ERROR]} .."
         return dataclasses.replace(call, error=error)
@@ -262,7 +262,7 @@ def _is_text(passage: Passage, name: str) -> bool:
 def _whole(passage: Passage) -> Passage:
     """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
-    cleaned = {name: whole_letters(text) for name, text in texts.items()}
+    cleaned = {name: replace_surrogates(text) for name, text in texts.items()}
     if cleaned == texts and type(passage.score) is float:
         return passage
     return dataclasses.replace(passage, **cleaned, score=float(passage.score))

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
-from routerl_jax.agents.forks import Course, Taken, Written
+from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
@@ -44,8 +44,8 @@ class Rollout:
         sampling: Sampling,
         wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
         wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
-        course: Course | None = None,
-        spawn: Callable[[Rollout, Course], None] | None = None,
+        branch_state: BranchState | None = None,
+        spawn: Callable[[Rollout, BranchState], None] | None = None,
         tags: Sequence[str] = (),
     ) -> None:
         self.example = example
@@ -54,7 +54,7 @@ class Rollout:
         self.sampling = sampling
         self.wait_turn = wait_turn
         self.wait_tool = wait_tool
-        self.course = course or Course()
+        self.branch_state = branch_state or BranchState()
         self.spawn = spawn
         self.tags = tags  # of the agent's protocol
         self.conversations: list[Conversation] = []
@@ -109,7 +109,7 @@ class Conversation:
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
-        name = f"{rollout.example.id}{rollout.course.suffix}"
+        name = f"{rollout.example.id}{rollout.branch_state.suffix}"
         name = f"{name}#{number}" if number else name
         self._stream = self._engine.open(ids, name, rollout.sample, images=images)
         self._viewer = Viewer(self._engine.images, images)
@@ -153,53 +153,53 @@ class Conversation:
         self._rollout.add(turn)
         return turn
 
-    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
         """The tokens of a turn: sampled, replayed, or both if the branch starts within this turn."""
-        course = self._rollout.course
-        if course.replaying:
-            event = course.replay()
-            if isinstance(event, Written):
+        state = self._rollout.branch_state
+        if state.replaying:
+            event = state.replay()
+            if isinstance(event, RecordedTurn):
                 self._engine.feed(self._stream, event.tokens)
                 return event
-            assert isinstance(event, Taken), (
+            assert isinstance(event, ForkChoice), (
                 "the agent writes where it searched before: it does not act alike on equal turns"
             )
             self._engine.feed(self._stream, event.before)
             self._engine.share([(event.source, self._stream)])
             return await self._take(event.tool, event.before, stop, max_tokens, sampling)
-        if not course.may_fork(stop):
-            index = course.begin()
+        if not state.may_fork(stop):
+            index = state.begin()
             written = await self._sample(stop, max_tokens, sampling)
-            course.finish(index, written)
+            state.finish(index, written)
             return written
         return await self._write_and_fork(stop, max_tokens, sampling)
 
-    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> Written:
+    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
         """Lets the policy write up to a decision and forks the attempt there. This attempt takes the first choice."""
-        course = self._rollout.course
-        choices = course.choices
+        state = self._rollout.branch_state
+        choices = state.choices
         assert choices is not None
-        index = course.begin()
+        index = state.begin()
         written = await self._sample((choices.opening, *stop), max_tokens, sampling)
         text = self._engine.tokenizer.decode(written.tokens)
         if written.stop_reason != "stop" or choices.opening not in text or any(string in text for string in stop):
-            course.finish(index, written)
+            state.finish(index, written)
             return written
         left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
         longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
         decides = text.endswith(choices.opening) and choices.open(self._forced + text)
-        if left >= longest and decides and course.alone and self._rollout.spawn is not None:
-            for branch in course.others(written.tokens, self._stream):
+        if left >= longest and decides and state.alone and self._rollout.spawn is not None:
+            for branch in state.others(written.tokens, self._stream):
                 self._rollout.spawn(self._rollout, branch)
             return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, index)
         if left > 0:  # there is no decision to fork here: finish the turn
             rest = await self._sample(
                 stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
             )
-            written = Written(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
+            written = RecordedTurn(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
         else:
-            written = Written(tokens=written.tokens, stop_reason="length")
-        course.finish(index, written)
+            written = RecordedTurn(tokens=written.tokens, stop_reason="length")
+        state.finish(index, written)
         return written
 
     async def _take(
@@ -210,15 +210,15 @@ class Conversation:
         max_tokens: int | None,
         sampling: Sampling,
         place: int | None = None,
-    ) -> Written:
+    ) -> RecordedTurn:
         """Writes one choice at a decision, and lets the policy finish the turn."""
-        course, ledger = self._rollout.course, self._stream.ledger
-        assert course.choices is not None
-        place = course.begin() if place is None else place
-        name = self._engine.tokenizer.encode(course.choices.names[tool])
+        state, ledger = self._rollout.branch_state, self._stream.ledger
+        assert state.choices is not None
+        place = state.begin() if place is None else place
+        name = self._engine.tokenizer.encode(state.choices.names[tool])
         start = len(ledger)
         rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
-        course.branches.append(
+        state.branches.append(
             Branch(
                 tool=tool,
                 turn=len(self._rollout.turns),
@@ -228,8 +228,8 @@ class Conversation:
                 logprob=ledger.logprob(start, start + len(name)),
             )
         )
-        written = Written(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
-        course.finish(place, written)
+        written = RecordedTurn(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
+        state.finish(place, written)
         return written
 
     async def _sample(
@@ -240,13 +240,13 @@ class Conversation:
         *,
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
-    ) -> Written:
+    ) -> RecordedTurn:
         """The tokens that the engine samples; see `Engine.request`."""
         self._engine.request(
             self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
         )
         generated = await self._rollout.wait_turn(self._rollout, self._stream)
-        return Written(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
+        return RecordedTurn(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
 
     async def score(self, texts: Sequence[str]) -> list[float]:
         """The log-probability that the policy gives each of these texts, in nats at temperature 1.
@@ -259,7 +259,7 @@ class Conversation:
           ValueError: attempts are forked; or a text other than the last contains an end of turn; or the policy is an endpoint,
             which can't score texts.
         """
-        if self._rollout.course.choices is not None:
+        if self._rollout.branch_state.choices is not None:
             raise ValueError("a forked attempt scores no texts: take forks=0")
         encoded = [self._engine.tokenizer.encode(text) for text in texts]
         ids = list(itertools.chain.from_iterable(encoded))
@@ -384,7 +384,7 @@ class Conversation:
             sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
             prompt=self.prompt,
             truncated=truncated,
-            branches=tuple(rollout.course.branches),
+            branches=tuple(rollout.branch_state.branches),
             usage=usage,
         )
 

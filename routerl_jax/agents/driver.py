@@ -16,15 +16,15 @@ from absl import logging
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, check_choices
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
-from routerl_jax.agents.forks import Course
+from routerl_jax.agents.forks import BranchState
 from routerl_jax.agents.request import Request
-from routerl_jax.core.patience import USUAL
 from routerl_jax.core.progress import Bar, waiting
+from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
-from routerl_jax.remote.background import run_to_end
+from routerl_jax.remote.background import run_coroutine
 
 
 @dataclasses.dataclass
@@ -47,7 +47,7 @@ def run(
     *,
     sampling: Sampling | None = None,
     deterministic: bool = True,
-    tool_timeout: float = USUAL,
+    tool_timeout: float = DEFAULT_SECONDS,
     progress: str = "",
     stats: DriverStats | None = None,
     forks: int = 0,
@@ -104,7 +104,7 @@ def run(
     driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks, finished)
 
     with Bar(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
-        episodes = run_to_end(driver.run_all(jobs, bar))
+        episodes = run_coroutine(driver.run_all(jobs, bar))
     if driver.unfit:
         logging.warning(
             "%d of %d episodes end without an answer, as something does not fit a conversation. The first: %s",
@@ -148,7 +148,7 @@ class _Driver:
         self._calls: list[_PendingCall] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._active: dict[asyncio.Task[Episode], Rollout] = {}
-        self._spawned: list[tuple[Rollout, Course]] = []
+        self._spawned: list[tuple[Rollout, BranchState]] = []
         self._changed: asyncio.Event
 
     async def run_all(self, jobs: Sequence[tuple[Example, int]], bar: Any) -> list[Episode]:
@@ -161,11 +161,11 @@ class _Driver:
             while queue or self._active:
                 while queue and len(self._active) < concurrency:
                     index, (example, sample) = queue.popleft()
-                    index_of[self._start(example, sample, Course(self._choices, self.forks))] = index
+                    index_of[self._start(example, sample, BranchState(self._choices, self.forks))] = index
                 await self._settle()
-                for parent, course in self._spawned:
+                for parent, state in self._spawned:
                     origin = next(task for task, rollout in self._active.items() if rollout is parent)
-                    index_of[self._start(parent.example, parent.sample, course)] = index_of[origin]
+                    index_of[self._start(parent.example, parent.sample, state)] = index_of[origin]
                     bar.total += 1
                 if self._spawned:
                     self._spawned.clear()
@@ -190,9 +190,9 @@ class _Driver:
                 task.cancel()
         return [episode for i in range(len(jobs)) for episode in sorted(episodes[i], key=self._way)]
 
-    def _start(self, example: Example, sample: int, course: Course) -> asyncio.Task[Episode]:
+    def _start(self, example: Example, sample: int, state: BranchState) -> asyncio.Task[Episode]:
         rollout = Rollout(
-            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, course, self._spawn),
+            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
             tags=self.agent.special_tokens,
         )
         working = self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
@@ -204,9 +204,9 @@ class _Driver:
         self._active[task] = rollout
         return task
 
-    def _spawn(self, rollout: Rollout, course: Course) -> None:
+    def _spawn(self, rollout: Rollout, state: BranchState) -> None:
         """Notes a further branch of an attempt; it starts once all running attempts wait."""
-        self._spawned.append((rollout, course))
+        self._spawned.append((rollout, state))
 
     def _result(self, task: asyncio.Task[Episode], rollout: Rollout) -> Episode:
         error = task.exception()

@@ -19,7 +19,7 @@ from routerl_jax.generation.streams import Stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Written:
+class RecordedTurn:
     """The tokens of a turn that was written."""
 
     tokens: tuple[int, ...]
@@ -27,7 +27,7 @@ class Written:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Taken:
+class ForkChoice:
     """The decision with which a branch starts.
 
     Attributes:
@@ -41,10 +41,10 @@ class Taken:
     tool: str
 
 
-Event = Written | Call | Taken
+Event = RecordedTurn | Call | ForkChoice
 
 
-class Course:
+class BranchState:
     """The state of one branch: the events that it still replays, those since then, and how many forks are left.
 
     Attributes:
@@ -68,7 +68,7 @@ class Course:
         self.suffix = suffix
         self.branches = list(branches)
         self._past = collections.deque(past)
-        self._done: list[Written | Call | None] = []
+        self._done: list[RecordedTurn | Call | None] = []
 
     @property
     def replaying(self) -> bool:
@@ -78,7 +78,7 @@ class Course:
     def replay(self) -> Event:
         """The next recorded turn, call or decision."""
         event = self._past.popleft()
-        if not isinstance(event, Taken):
+        if not isinstance(event, ForkChoice):
             self._done.append(event)
         return event
 
@@ -87,7 +87,7 @@ class Course:
         self._done.append(None)
         return len(self._done) - 1
 
-    def finish(self, place: int, event: Written | Call) -> None:
+    def finish(self, place: int, event: RecordedTurn | Call) -> None:
         """Records the result of the turn or call with this index."""
         self._done[place] = event
 
@@ -95,7 +95,7 @@ class Course:
         """Whether a turn with these stop strings may reach a decision that is forked."""
         return self.choices is not None and self.forks > 0 and self.choices.stop in stop
 
-    def others(self, before: Sequence[int], source: Stream) -> list[Course]:
+    def others(self, before: Sequence[int], source: Stream) -> list[BranchState]:
         """The branches for all choices but the first, which this branch takes itself.
 
         Args:
@@ -107,10 +107,10 @@ class Course:
         depth = len(self.branches)
         self.forks -= 1
         return [
-            Course(
+            BranchState(
                 self.choices,
                 self.forks,
-                past=[*past, Taken(before=tuple(before), source=source, tool=tool)],
+                past=[*past, ForkChoice(before=tuple(before), source=source, tool=tool)],
                 suffix=f"{self.suffix}@{depth}:{tool}",
                 branches=self.branches,
             )

@@ -16,7 +16,7 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.request import Request
-from routerl_jax.core.patience import USUAL
+from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
@@ -54,7 +54,7 @@ class LiveAgent:
     """
 
     def __init__(
-        self, agent: Agent, loop: EngineLoop, tools: Mapping[str, SearchTool], tool_timeout: float = USUAL
+        self, agent: Agent, loop: EngineLoop, tools: Mapping[str, SearchTool], tool_timeout: float = DEFAULT_SECONDS
     ) -> None:
         self.agent, self._loop, self._tools, self._timeout = agent, loop, tools, tool_timeout
         self._waiting: list[_Waiting] = []

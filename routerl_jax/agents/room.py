@@ -11,7 +11,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit
-from routerl_jax.remote.background import run_to_end
+from routerl_jax.remote.background import run_coroutine
 
 
 class _Asked(BaseException):
@@ -26,7 +26,7 @@ def no_room(agent: Agent, examples: Iterable[Example], engine: Policy, tools: Se
     """
     reasons: list[str] = []
     for example in examples:
-        reason = run_to_end(_try(agent, example, engine, tools))
+        reason = run_coroutine(_try(agent, example, engine, tools))
         if not reason:
             return ""
         reasons.append(reason)

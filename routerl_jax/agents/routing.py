@@ -19,7 +19,7 @@ class Routing(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class AsNamed:
+class PolicyRouting:
     """The knowledge base that the policy names."""
 
     def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
@@ -27,7 +27,7 @@ class AsNamed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Always:
+class FixedRouting:
     """Always the same knowledge base, whatever the policy names."""
 
     tool: str
@@ -37,7 +37,7 @@ class Always:
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
+class RandomRouting:
     """A knowledge base drawn uniformly by a hash of (seed, example, sample, step): the same one in every run."""
 
     seed: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
 from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
-from routerl_jax.core.text import one_line, whole_letters
+from routerl_jax.core.text import one_line, replace_surrogates
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Action, Call, Passage
@@ -116,7 +116,7 @@ class ToolCalls(Grammar):
             error = f"the argument {schema.query!r} of {call.name} is empty"
         if error:
             return Action(kind="invalid", thought=thought, error=error)
-        return Action(kind="search", tool=tool, query=" ".join(whole_letters(str(query)).split()), thought=thought)
+        return Action(kind="search", tool=tool, query=" ".join(replace_surrogates(str(query)).split()), thought=thought)
 
     def well_formed(self, text: str) -> bool:
         """True for thoughts and a call, or thoughts and an answer, with nothing behind them and no other tag."""

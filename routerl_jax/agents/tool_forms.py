@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 
@@ -141,7 +141,7 @@ FORMS: Mapping[str, ToolForm] = {form.name: form for form in (Hermes(), Llama())
 
 def quoted(text: str) -> str:
     """A policy's text for an error message: short, and without tags."""
-    return repr(whole_letters(text[:60])).replace("<", "< ")
+    return repr(replace_surrogates(text[:60])).replace("<", "< ")
 
 
 def form_of(tokenizer: Tokenizer) -> ToolForm:

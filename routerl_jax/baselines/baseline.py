@@ -16,7 +16,7 @@ ANSWER_ALONE = "Now write the answer alone, in a few words."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class ChatPrompt:
     """A prompt for a policy.
 
     Attributes:
@@ -33,7 +33,7 @@ class Asked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class SearchResults:
     """The results of a query from all knowledge bases that were asked."""
 
     calls: tuple[Call, ...] = ()
@@ -76,14 +76,14 @@ class Baseline(Agent):
         """Whether prompts are chats."""
         return self.instruct and llm.tokenizer.has_chat_template
 
-    def prompt(self, llm: LLM, asked: Asked) -> Prompt:
+    def prompt(self, llm: LLM, asked: ChatPrompt) -> Prompt:
         """The prompt as messages or plain text, without `begun`."""
         if self.chats(llm):
             return [Message(role="system", content=asked.task), Message(role="user", content=asked.text)]
         task = f"{asked.task}\n\n" if self.instruct and asked.task else ""
         return f"{task}{asked.text}\n{asked.cue}"
 
-    def begin(self, example: Example, llm: LLM, asked: Asked) -> Conversation:
+    def begin(self, example: Example, llm: LLM, asked: ChatPrompt) -> Conversation:
         """Opens a new chat with a prompt and the question's pictures."""
         chat = llm.conversation(self.prompt(llm, asked), example.images)
         if asked.begun:
@@ -91,7 +91,7 @@ class Baseline(Agent):
         return chat
 
     async def ask(
-        self, example: Example, llm: LLM, asked: Asked, *, stop: Sequence[str] = (), max_tokens: int = 0
+        self, example: Example, llm: LLM, asked: ChatPrompt, *, stop: Sequence[str] = (), max_tokens: int = 0
     ) -> tuple[Conversation, Turn, str]:
         """Opens a new chat for a single turn. Returns the chat, the turn, and the turn's text (`said`)."""
         chat = self.begin(example, llm, asked)
@@ -122,9 +122,11 @@ class Baseline(Agent):
 
     # --- documents ---
 
-    async def search(self, tools: Tools, query: str, k: int = 0) -> Found:
+    async def search(self, tools: Tools, query: str, k: int = 0) -> SearchResults:
         """Sends a query to each of its knowledge bases."""
-        return Found(tuple([await tools[name].search(query, k or self.k) for name in self.tools or tuple(tools)]))
+        return SearchResults(
+            tuple([await tools[name].search(query, k or self.k) for name in self.tools or tuple(tools)])
+        )
 
     def searching(self, query: str, thought: str = "") -> Action:
         """The action of a turn that leads to a search. It names the knowledge base if there is only one."""
@@ -135,10 +137,10 @@ class Baseline(Agent):
         example: Example,
         llm: LLM,
         found: Sequence[Passage],
-        asking: Callable[[str], Asked],
+        asking: Callable[[str], ChatPrompt],
         trouble: str = "",
         tokens: int = 0,
-    ) -> Asked:
+    ) -> ChatPrompt:
         """A prompt with as many documents, best first, as leave room for a turn (or for half of the room, if that is less).
 
         Args:
@@ -147,7 +149,7 @@ class Baseline(Agent):
           tokens: length of the turn, by default `max_turn_tokens`.
         """
 
-        def asked(some: Sequence[Passage]) -> Asked:
+        def asked(some: Sequence[Passage]) -> ChatPrompt:
             return asking(documents(some, llm) if some else trouble or (TOO_LONG if found else "Nothing was found."))
 
         def room(some: Sequence[Passage]) -> int:
@@ -174,7 +176,7 @@ class Baseline(Agent):
             chat.observe(text)
         return True
 
-    async def answer(self, example: Example, llm: LLM, asked: Asked) -> Episode:
+    async def answer(self, example: Example, llm: LLM, asked: ChatPrompt) -> Episode:
         """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
         stop = () if self.chats(llm) else ("\n",)
         chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.baselines.baseline import Asked, Found, answered
+from routerl_jax.baselines.baseline import ChatPrompt, SearchResults, answered
 from routerl_jax.baselines.forms import last_line, short
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.universal_rag import chosen, described
@@ -64,13 +64,13 @@ class CogPlanner(VanillaRAG):
         names = self.tools or tuple(tools)
         for _ in range(self.rounds):
             plan = self.sequential if self.modelling == "sequential" else self.parallel
-            action = await plan(example, llm, names, Found(tuple(calls)))
+            action = await plan(example, llm, names, SearchResults(tuple(calls)))
             if action is None:
                 break
             calls.append(await tools[action.tool].search(action.query, self.k))
-        return await self.read(example, llm, Found(tuple(calls)))
+        return await self.read(example, llm, SearchResults(tuple(calls)))
 
-    async def sequential(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
+    async def sequential(self, example: Example, llm: LLM, names: Sequence[str], found: SearchResults) -> Action | None:
         """The next search, planned in two chats: the query, then its knowledge base. None: no further search."""
         request = self.planning(example, llm, found, QUERY, "Query:")
         stop = () if self.chats(llm) else ("\n",)
@@ -86,13 +86,13 @@ class CogPlanner(VanillaRAG):
         task = CHOICE.format(names=described(names, self.about))
         text = f"Question: {self.question(example, llm)}\nQuery: {llm.tokenizer.plain(query)}"
         _, turn, text = await self.ask(
-            *(example, llm, Asked(task=task, text=text, cue="Knowledge base:")),
+            *(example, llm, ChatPrompt(task=task, text=text, cue="Knowledge base:")),
             stop=stop,
             max_tokens=self.answer_tokens,
         )
         return self.decided(turn, query, chosen(text, names), names)
 
-    async def parallel(self, example: Example, llm: LLM, names: Sequence[str], found: Found) -> Action | None:
+    async def parallel(self, example: Example, llm: LLM, names: Sequence[str], found: SearchResults) -> Action | None:
         """The next search, planned in one reply with query and knowledge base. None: no further search."""
         request = self.planning(example, llm, found, BOTH.format(names=described(names, self.about)), "")
         _, turn, text = await self.ask(example, llm, request, max_tokens=2 * self.answer_tokens)
@@ -108,15 +108,15 @@ class CogPlanner(VanillaRAG):
         turn.action, turn.well_formed = Action(kind="search", tool=name, query=query or NO_TOOL), True
         return None if name == NO_TOOL else turn.action
 
-    def planning(self, example: Example, llm: LLM, found: Found, task: str, cue: str) -> Asked:
+    def planning(self, example: Example, llm: LLM, found: SearchResults, task: str, cue: str) -> ChatPrompt:
         """The prompt that asks for the next search."""
         question = f"Question: {self.question(example, llm)}"
 
-        def asking(shown: str) -> Asked:
-            return Asked(task=task, text=f"Found so far:\n{shown}\n\n{question}", cue=cue)
+        def asking(shown: str) -> ChatPrompt:
+            return ChatPrompt(task=task, text=f"Found so far:\n{shown}\n\n{question}", cue=cue)
 
         if not found.calls:
-            return Asked(task=task, text=question, cue=cue)
+            return ChatPrompt(task=task, text=question, cue=cue)
         return self.fitted(example, llm, found.passages, asking, found.trouble, 2 * self.answer_tokens)
 
     @property

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Found
+from routerl_jax.baselines.baseline import SearchResults
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import VanillaRAG
 from routerl_jax.core.types import Episode, Example, Passage
@@ -109,11 +109,11 @@ def share(place: int, count: int, rate: float, spread: float) -> float:
     return min(1.0, max(0.0, rate + (1 - 2 * place / count) * spread))
 
 
-def together(found: Found, passages: Sequence[Passage]) -> Found:
+def together(found: SearchResults, passages: Sequence[Passage]) -> SearchResults:
     """The results with these passages, in their order, instead of their own."""
     if not found.passages:
         return found
-    return Found((dataclasses.replace(found.calls[0], passages=tuple(passages), error=None),))
+    return SearchResults((dataclasses.replace(found.calls[0], passages=tuple(passages), error=None),))
 
 
 def sentences(passage: Passage, llm: LLM) -> list[str]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.baselines.baseline import Asked, Baseline, answered, documents
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered, documents
 from routerl_jax.baselines.forms import CONCLUSION, concluded, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.universal_rag import chosen
@@ -107,7 +107,7 @@ class CRPlanner(Baseline):
             return [step, f"Document: {results.trouble or 'Nothing was found.'}"]
         shown = 0
 
-        def asking(text: str) -> Asked:
+        def asking(text: str) -> ChatPrompt:
             nonlocal shown
             shown = text.count("\n") + 1
             return self.over(example, llm, [*steps, step], DOCUMENT, f"Found:\n{text}", "Number:", self.answer_tokens)
@@ -134,7 +134,7 @@ class CRPlanner(Baseline):
         request = self.over(example, llm, steps, CHOOSE, proposals, "Number:", self.answer_tokens)
         return chat, turn, proposed[await self.choice(example, llm, request, len(proposed))]
 
-    async def choice(self, example: Example, llm: LLM, asked: Asked, count: int) -> int:
+    async def choice(self, example: Example, llm: LLM, asked: ChatPrompt, count: int) -> int:
         """The index (from 0) of the critic's choice among `count` candidates."""
         if count <= 1:
             return 0
@@ -152,17 +152,17 @@ class CRPlanner(Baseline):
 
     def over(
         self, example: Example, llm: LLM, steps: Sequence[str], task: str, rest: str, cue: str, tokens: int
-    ) -> Asked:
+    ) -> ChatPrompt:
         """A prompt with the steps so far, and `rest` after them.
 
         It has as many of the latest steps as leave room for a turn (or for half of the room, if that is less).
         """
 
-        def asking(some: Sequence[str]) -> Asked:
+        def asking(some: Sequence[str]) -> ChatPrompt:
             parts = [f"Question: {self.question(example, llm)}", *(["\n".join(some)] if some else []), rest]
-            return Asked(task=task, text="\n\n".join(filter(None, parts)), cue=cue)
+            return ChatPrompt(task=task, text="\n\n".join(filter(None, parts)), cue=cue)
 
-        def room(made: Asked) -> int:
+        def room(made: ChatPrompt) -> int:
             return llm.room(self.prompt(llm, made), example.images)
 
         least = min(tokens, room(asking(())) // 2)

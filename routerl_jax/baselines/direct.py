@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt
 from routerl_jax.baselines.forms import CONCLUSION
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import chains
@@ -24,7 +24,7 @@ class Direct(Baseline):
     """Answers in one turn."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        request = Asked(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = ChatPrompt(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
         return await self.answer(example, llm, request)
 
     @property
@@ -49,7 +49,7 @@ class ChainOfThought(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         text = f"Question: {self.question(example, llm)}"
-        chat = self.begin(example, llm, Asked(task=f"{THINK}{chains(self.shots)}", text=text, cue="Answer:"))
+        chat = self.begin(example, llm, ChatPrompt(task=f"{THINK}{chains(self.shots)}", text=text, cue="Answer:"))
         return await self.think(chat, llm)
 
     @property

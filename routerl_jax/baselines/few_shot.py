@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.registry import baseline
-from routerl_jax.baselines.worked import WORKED, Worked
+from routerl_jax.baselines.worked import WORKED, WorkedExample
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
 from routerl_jax.recipes.known import RECIPES
@@ -47,13 +47,13 @@ class FewShot(SearchAgent):
         text = "".join(f"Question: {worked_text}\n{written}\n\n" for worked_text, written in worked_pairs)
         return tokenizer.encode_prompt(f"{task}{text}Question: {question}\n{self.prompt_suffix}")
 
-    def worked(self, one: Worked) -> str:
+    def worked(self, one: WorkedExample) -> str:
         """A worked question in the form of the protocol, without the line `Question: ..`."""
         pieces = [piece for piece, _ in self.pieces(demonstration(one, self.searched or self.grammar.tools[0]))]
         return self.prompt_suffix + "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def demonstration(one: Worked, tool: str) -> Demonstration:
+def demonstration(one: WorkedExample, tool: str) -> Demonstration:
     """A worked question as a demonstration with a search for each of its steps."""
     steps = []
     for number, hop in enumerate(one.hops):

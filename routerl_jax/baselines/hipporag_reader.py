@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered, said
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, examples
@@ -39,9 +39,9 @@ class HippoRAGReader(Baseline):
         results, question = await self.search(tools, example.question), self.question(example, llm)
         task = TASK + examples([worked(number) for number in range(min(self.shots, len(WORKED)))])
 
-        def asking(documents: str) -> Asked:
+        def asking(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return Asked(task=task, text=text, begun="Thought:")
+            return ChatPrompt(task=task, text=text, begun="Thought:")
 
         request = self.fitted(example, llm, results.passages, asking, results.trouble)
         chat = self.begin(example, llm, request)

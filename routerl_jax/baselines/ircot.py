@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, answered
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered
 from routerl_jax.baselines.direct import THINK
 from routerl_jax.baselines.forms import SENTENCE_ENDS, concluded, first_sentence, is_reasoning, short
 from routerl_jax.baselines.registry import baseline
@@ -91,14 +91,14 @@ class IRCoT(Baseline):
         begun: str = "",
         task: str = TASK,
         tokens: int = 0,
-    ) -> Asked:
+    ) -> ChatPrompt:
         """The prompt with documents, the question, and the chain of thought so far."""
         question = self.question(example, llm)
         task = task if task == READ else f"{task}{chains(self.shots)}"
 
-        def asked(documents: str) -> Asked:
+        def asked(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return Asked(task=task, text=text, cue="Answer:", begun=begun)
+            return ChatPrompt(task=task, text=text, cue="Answer:", begun=begun)
 
         return self.fitted(example, llm, known, asked, trouble, tokens)
 

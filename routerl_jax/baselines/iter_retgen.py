@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt
 from routerl_jax.baselines.ircot import TASK
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import chains
@@ -40,9 +40,9 @@ class IterRetGen(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         query, question = example.question, self.question(example, llm)
 
-        def asking(documents: str) -> Asked:
+        def asking(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return Asked(task=f"{TASK}{chains(self.shots)}", text=text, cue="Answer:")
+            return ChatPrompt(task=f"{TASK}{chains(self.shots)}", text=text, cue="Answer:")
 
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)

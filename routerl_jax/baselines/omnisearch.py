@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL, one_line
-from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.universal_rag import chosen, described
@@ -52,7 +52,7 @@ class OmniSearch(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         names = self.tools or tuple(tools)
         task = TASK.format(names=described(names, self.about))
-        chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
@@ -69,7 +69,7 @@ class OmniSearch(Baseline):
                 query: Query = action.query
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
-                results = Found((await tools[action.tool].search(query, self.k),))
+                results = SearchResults((await tools[action.tool].search(query, self.k),))
                 observation = results.trouble or " ".join(
                     f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
                 )

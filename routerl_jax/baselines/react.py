@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import one_line
-from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
 from routerl_jax.baselines.forms import tidied
 from routerl_jax.baselines.registry import baseline
-from routerl_jax.baselines.worked import WORKED, Worked, examples
+from routerl_jax.baselines.worked import WORKED, WorkedExample, examples
 from routerl_jax.core.types import Episode, Example
 
 TASK = (
@@ -50,7 +50,7 @@ class ReAct(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = TASK + examples([worked(sentence) for sentence in WORKED[: self.shots]])
-        chat = self.begin(example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
         sentences: list[str] = []  # sentences in the results of the last search
         looked: dict[str, int] = {}  # number of sentences shown so far, by the words looked up
         turn = None
@@ -96,7 +96,7 @@ def parse(text: str) -> tuple[str, str]:
     return (kind, argument) if argument or kind == "finish" else ("", "")
 
 
-def sentences_of(found: Found) -> list[str]:
+def sentences_of(found: SearchResults) -> list[str]:
     """The sentences of the results, in order."""
     return [
         sentence
@@ -106,14 +106,14 @@ def sentences_of(found: Found) -> list[str]:
     ]
 
 
-def found_text(found: Found) -> str:
+def found_text(found: SearchResults) -> str:
     """The observation after a search."""
     if not found.passages:
         return found.trouble or "Nothing was found."
     return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(found.passages, 1))
 
 
-def worked(one: Worked) -> str:
+def worked(one: WorkedExample) -> str:
     """A worked question in ReAct's form."""
     steps = [f"Question: {one.question}"]
     for hop in one.hops:

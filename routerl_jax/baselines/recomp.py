@@ -6,7 +6,7 @@ import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.baselines.baseline import Asked
+from routerl_jax.baselines.baseline import ChatPrompt
 from routerl_jax.baselines.direct import DIRECT
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
@@ -38,8 +38,8 @@ class RECOMP(VanillaRAG):
         summary = ""
         if results.passages:
 
-            def asking(documents: str) -> Asked:
-                return Asked(task=TASK, text=f"Documents:\n{documents}\n\n{question}", cue="Summary:")
+            def asking(documents: str) -> ChatPrompt:
+                return ChatPrompt(task=TASK, text=f"Documents:\n{documents}\n\n{question}", cue="Summary:")
 
             request = self.fitted(example, llm, results.passages, asking, tokens=self.summary_tokens)
             stop = () if self.chats(llm) else ("\n",)
@@ -47,6 +47,6 @@ class RECOMP(VanillaRAG):
             turn.asked, turn.well_formed = "summary", True
             summary = llm.tokenizer.plain(" ".join(text.split()))
         if summary.strip("\"'. ").lower() in ("", NO_TOOL):
-            return await self.answer(example, llm, Asked(task=DIRECT, text=question, cue="Answer:"))
+            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
         text = f"Documents:\n[1] {summary}\n\n{question}"
-        return await self.answer(example, llm, Asked(task=READ, text=text, cue="Answer:"))
+        return await self.answer(example, llm, ChatPrompt(task=READ, text=text, cue="Answer:"))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, answered, end_mark
+from routerl_jax.baselines.baseline import ChatPrompt, answered, end_mark
 from routerl_jax.baselines.forms import concluded, short
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
@@ -64,12 +64,12 @@ class REPLUG(VanillaRAG):
                 chat.close()
         return chat.episode(answer=answers[mixed(scores, [passage.score for passage in results.passages])])
 
-    def one(self, example: Example, llm: LLM, passage: Passage) -> Asked:
+    def one(self, example: Example, llm: LLM, passage: Passage) -> ChatPrompt:
         """The prompt with one document."""
         question = self.question(example, llm)
 
-        def asking(documents: str) -> Asked:
-            return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
+        def asking(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
         return self.fitted(example, llm, [passage], asking, tokens=self.answer_tokens)
 

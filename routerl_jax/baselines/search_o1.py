@@ -7,7 +7,7 @@ import re
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import between, one_line
-from routerl_jax.baselines.baseline import Asked, Baseline, answered
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered
 from routerl_jax.baselines.forms import tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.core.types import Episode, Example
@@ -67,7 +67,7 @@ class SearchO1(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = TASK.format(searches=self.max_searches)
         chat = self.begin(
-            example, llm, Asked(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+            example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
         )
         reasoning, queries = "", []
         turn = None
@@ -102,10 +102,10 @@ class SearchO1(Baseline):
         if not results.passages:
             return f"{NOTHING} {results.trouble}" if any(call.error for call in results.calls) else NOTHING
 
-        def asking(documents: str) -> Asked:
+        def asking(documents: str) -> ChatPrompt:
             before = llm.tokenizer.plain(shortened(reasoning))
             text = f"Reasoning so far:\n{before}\n\nQuery: {llm.tokenizer.plain(query)}\n\nDocuments:\n{documents}"
-            return Asked(task=READ, text=text, cue=INFORMATION)
+            return ChatPrompt(task=READ, text=text, cue=INFORMATION)
 
         request = self.fitted(example, llm, results.passages, asking, tokens=self.reading_tokens)
         _, turn, text = await self.ask(example, llm, request, max_tokens=self.reading_tokens)

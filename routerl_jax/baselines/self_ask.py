@@ -6,10 +6,10 @@ import dataclasses
 from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
-from routerl_jax.baselines.worked import WORKED, Worked, examples
+from routerl_jax.baselines.worked import WORKED, WorkedExample, examples
 from routerl_jax.core.types import Episode, Example
 
 # The paper's marks. Its loop stops at them and parses them.
@@ -54,7 +54,7 @@ class SelfAsk(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        results = await self.search(tools, example.question) if self.above else Found()
+        results = await self.search(tools, example.question) if self.above else SearchResults()
         chat, written, turn = self.begin(example, llm, self.asking(example, llm, results, "")), "", None
         for follow_up in range(self.max_follow_ups + 1):
             turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
@@ -77,21 +77,21 @@ class SelfAsk(Baseline):
             answered(turn, None, f'there is neither "{FOLLOW_UP}" nor "{FINAL}"')
         return await self.conclude(chat, llm, turn, opening=f"\n{FINAL}")
 
-    def intermediate(self, text: str, found: Found) -> str:
+    def intermediate(self, text: str, found: SearchResults) -> str:
         """The text after a follow-up question: the mark and the passages, or only the mark, for the policy to go on."""
         mark = "" if text.endswith(INTERMEDIATE) else f"\n{INTERMEDIATE}"
         passages = " ".join(" ".join(passage.text.split()) for passage in found.passages)
         return f"{mark} {passages}\n" if passages else mark
 
-    def asking(self, example: Example, llm: LLM, found: Found, written: str) -> Asked:
+    def asking(self, example: Example, llm: LLM, found: SearchResults, written: str) -> ChatPrompt:
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
         question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
         if not self.above:
-            return Asked(task=task, text=question, begun=begun)
+            return ChatPrompt(task=task, text=question, begun=begun)
 
-        def asking(documents: str) -> Asked:
-            return Asked(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
+        def asking(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
 
         return self.fitted(example, llm, found.passages, asking, found.trouble)
 
@@ -101,7 +101,7 @@ class SelfAsk(Baseline):
         return (self.max_follow_ups + self.above) * max(1, len(self.tools))
 
 
-def worked(one: Worked) -> str:
+def worked(one: WorkedExample) -> str:
     """A worked question in Self-Ask's form."""
     steps = "".join(f"{FOLLOW_UP} {hop.question}\n{INTERMEDIATE} {hop.answer}\n" for hop in one.hops)
     return f"Question: {one.question}\n{NEEDED} Yes.\n{steps}{FINAL} {one.answer}"

@@ -7,7 +7,7 @@ import re
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.baselines.baseline import Asked, answered
+from routerl_jax.baselines.baseline import ChatPrompt, answered
 from routerl_jax.baselines.direct import DIRECT
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import VanillaRAG
@@ -34,7 +34,7 @@ class SKR(VanillaRAG):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         question = self.question(example, llm)
-        request = Asked(task=TASK, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
+        request = ChatPrompt(task=TASK, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
         stop = () if self.chats(llm) else ("\n",)
         _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         turn.asked = "route"
@@ -43,7 +43,7 @@ class SKR(VanillaRAG):
             answered(turn, None, "it says neither Yes nor No")
         elif match[1].lower() == "no":
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
-            return await self.answer(example, llm, Asked(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
+            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
         else:
             turn.action, turn.well_formed = self.searching(example.question), True
         return await super().run(example, llm, tools)

@@ -7,7 +7,7 @@ import itertools
 import re
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, Found, answered
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered
 from routerl_jax.baselines.forms import tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.core.types import Episode, Example
@@ -62,23 +62,25 @@ class SuRe(Baseline):
             request = self.reading(example, llm, results, SUMMARY, question_and_answer, "Passage:")
             chat, _, text = await self.ask(example, llm, request, stop=() if self.chats(llm) else ("\n",))
             summaries.append(llm.tokenizer.plain(text.strip()))
-            request = Asked(task=VALID, text=f"{question_and_answer}\nPassage: {summaries[-1]}", cue="True or False:")
+            request = ChatPrompt(
+                task=VALID, text=f"{question_and_answer}\nPassage: {summaries[-1]}", cue="True or False:"
+            )
             chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
             scores.append(float("true" in text.lower()))
         for first, second in itertools.permutations(range(len(names)), 2):
             text = f"Passage 1: {summaries[first]}\nPassage 2: {summaries[second]}\n{question}"
-            request = Asked(task=BETTER, text=text, cue="Better: Passage")
+            request = ChatPrompt(task=BETTER, text=text, cue="Better: Passage")
             chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
             match = re.search(r"[12]", text)
             scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))
 
-    def reading(self, example: Example, llm: LLM, found: Found, task: str, asked: str, cue: str) -> Asked:
+    def reading(self, example: Example, llm: LLM, found: SearchResults, task: str, asked: str, cue: str) -> ChatPrompt:
         """A prompt with documents, for the given task."""
 
-        def asking(documents: str) -> Asked:
-            return Asked(task=task, text=f"Documents:\n{documents}\n\n{asked}", cue=cue)
+        def asking(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{asked}", cue=cue)
 
         return self.fitted(example, llm, found.passages, asking, found.trouble)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.baselines.baseline import Asked, Found, answered
+from routerl_jax.baselines.baseline import ChatPrompt, SearchResults, answered
 from routerl_jax.baselines.direct import DIRECT
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.vanilla_rag import VanillaRAG
@@ -41,7 +41,7 @@ class UniversalRAG(VanillaRAG):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         names, question = self.tools or tuple(tools), f"Question: {self.question(example, llm)}"
-        request = Asked(task=TASK.format(names=described(names, self.about)), text=question, cue="Knowledge base:")
+        request = ChatPrompt(task=TASK.format(names=described(names, self.about)), text=question, cue="Knowledge base:")
         stop = () if self.chats(llm) else ("\n",)
         _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         turn.asked = "route"
@@ -51,9 +51,9 @@ class UniversalRAG(VanillaRAG):
         else:
             turn.action, turn.well_formed = Action(kind="search", tool=name, query=example.question), True
         if name == NO_TOOL:
-            return await self.answer(example, llm, Asked(task=DIRECT, text=question, cue="Answer:"))
+            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
         call = await tools[name or names[0]].search(example.question, self.k)
-        return await self.read(example, llm, Found((call,)))
+        return await self.read(example, llm, SearchResults((call,)))
 
     @property
     def search_budget(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Asked, Baseline, Found
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.core.types import Episode, Example
 
@@ -28,12 +28,12 @@ class VanillaRAG(Baseline):
         results = await self.search(tools, example.question)
         return await self.read(example, llm, results)
 
-    async def read(self, example: Example, llm: LLM, found: Found) -> Episode:
+    async def read(self, example: Example, llm: LLM, found: SearchResults) -> Episode:
         """Answers from documents in a new chat."""
         question = self.question(example, llm)
 
-        def asking(documents: str) -> Asked:
-            return Asked(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
+        def asking(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
         request = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
         return await self.answer(example, llm, request)

@@ -23,7 +23,7 @@ class Hop:
 
 
 @dataclasses.dataclass(frozen=True)
-class Worked:
+class WorkedExample:
     """A question with its steps and its answer."""
 
     question: str
@@ -37,7 +37,7 @@ class Worked:
 
 
 WORKED = (
-    Worked(
+    WorkedExample(
         "Which philosopher was the mother of the author of Frankenstein?",
         (
             Hop(
@@ -52,7 +52,7 @@ WORKED = (
         ),
         "Mary Wollstonecraft",
     ),
-    Worked(
+    WorkedExample(
         "In which country was the architect of the Sydney Opera House born?",
         (
             Hop(
@@ -67,7 +67,7 @@ WORKED = (
         ),
         "Denmark",
     ),
-    Worked(
+    WorkedExample(
         "Was the Eiffel Tower finished before the Brooklyn Bridge?",
         (
             Hop(
@@ -81,7 +81,7 @@ WORKED = (
         ),
         "no",
     ),
-    Worked(
+    WorkedExample(
         "Which river flows through the capital of Hungary?",
         (
             Hop(
@@ -95,7 +95,7 @@ WORKED = (
         ),
         "the Danube",
     ),
-    Worked(
+    WorkedExample(
         "In which year was the discoverer of penicillin born?",
         (
             Hop(
@@ -109,7 +109,7 @@ WORKED = (
         ),
         "1881",
     ),
-    Worked(
+    WorkedExample(
         "What is the currency of the country whose capital is Hanoi?",
         (
             Hop(
@@ -123,7 +123,7 @@ WORKED = (
         ),
         "đồng",
     ),
-    Worked(
+    WorkedExample(
         "Which ocean borders the country in which most of the Atacama Desert lies?",
         (
             Hop(
@@ -137,7 +137,7 @@ WORKED = (
         ),
         "the Pacific Ocean",
     ),
-    Worked(
+    WorkedExample(
         "Who directed the film that won the first Academy Award for Best Picture?",
         (
             Hop(

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.agents.live import Progress
-from routerl_jax.chat.earlier import Exchange
-from routerl_jax.chat.opened import Chat
+from routerl_jax.chat.history import Exchange
+from routerl_jax.chat.session import Chat
 from routerl_jax.core.extras import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.knowledge.query import query_text
@@ -23,7 +23,7 @@ from routerl_jax.models.images import image_bytes, is_data
 from routerl_jax.remote.asgi import Refusal, json_bytes, json_reply, read_json, run_server
 from routerl_jax.serving.answerer import sources
 from routerl_jax.serving.app import while_connected
-from routerl_jax.viewer.app import STATIC, Guarded
+from routerl_jax.viewer.app import STATIC, SecurityHeaders
 from routerl_jax.viewer.details import picture_of, told
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def create_app(chat: Chat, hosts: Sequence[str] = ("127.0.0.1", "localhost", "[:
             Route("/api/picture", show),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(Guarded)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(SecurityHeaders)],
         lifespan=lifespan,
     )
 

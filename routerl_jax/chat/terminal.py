@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.text import Text
 
 from routerl_jax.agents.live import Progress
-from routerl_jax.chat.earlier import Exchange
-from routerl_jax.chat.opened import Chat
+from routerl_jax.chat.history import Exchange
+from routerl_jax.chat.session import Chat
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.evaluation.sheets import write_sheet

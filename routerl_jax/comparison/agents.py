@@ -30,12 +30,12 @@ _PAPERS = {
 }
 
 
-class Unfit(ValueError):
+class Inapplicable(ValueError):
     """An agent can't be run on a benchmark: it needs something that the benchmark or the policy lacks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entrant:
+class AgentRow:
     """A row of the report: an agent that is run on a benchmark.
 
     Attributes:
@@ -71,7 +71,7 @@ def listing() -> list[tuple[str, str, str, str]]:
     return [*baseline_listing(), *recipes, run, routed]
 
 
-def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmark: str) -> list[Entrant]:
+def agent_rows(name: str, tools: Sequence[str], config: ComparisonConfig, benchmark: str) -> list[AgentRow]:
     """The rows of one name of config.agents on a benchmark.
 
     Args:
@@ -85,7 +85,7 @@ def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmar
       tools: names of the benchmark's knowledge bases.
 
     Raises:
-      Unfit: the agent needs something that the benchmark or the policy lacks.
+      Inapplicable: the agent needs something that the benchmark or the policy lacks.
       ValueError: there is no such agent.
     """
     base, _, routing = name.partition(":")
@@ -97,17 +97,17 @@ def entrants(name: str, tools: Sequence[str], config: ComparisonConfig, benchmar
         return _baselines(name, "", tools, config)
     if known := max((known for known in BASELINES if name.startswith(f"{known}_")), key=len, default=""):
         if (kb := name.removeprefix(f"{known}_")) not in (*tools, "all"):
-            raise Unfit(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
+            raise Inapplicable(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
         return _baselines(known, name, tools, config)
     raise _unknown(name)
 
 
-def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConfig) -> list[Entrant]:
+def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConfig) -> list[AgentRow]:
     """The rows of a baseline, or only the one with the name `row`."""
     settings = dict(config.settings.get(name, {}))
     entry = BASELINES.get(name)
     if isinstance(entry, Entry) and entry.scores and config.chat_model.model:
-        raise Unfit(
+        raise Inapplicable(
             f"agent {name!r} asks for log-probabilities, which no endpoint tells (config.chat_model.model="
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
         )
@@ -115,7 +115,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
     if row and len(tools) == 1 and name in agents:
         agents = {row: agents[name]}
     elif row and row not in agents:
-        raise Unfit(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
+        raise Inapplicable(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
     elif row:
         agents = {row: agents[row]}
     rows = []
@@ -124,30 +124,30 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
         about = {"baseline": name, "settings": settings, **_plain(agent)}
-        rows.append(Entrant(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
+        rows.append(AgentRow(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
     return rows
 
 
-def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: ComparisonConfig) -> Entrant:
+def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: ComparisonConfig) -> AgentRow:
     settings, path = dict(config.settings.get(recipe, {})), f"config.settings.{recipe}"
     default = AgentConfig(instruct=config.instruct, max_turn_tokens=512, answer_tokens=64)  # the defaults of baselines
     section = override(default, settings, path)
     try:
         agent = RECIPES.get(recipe)(section, {}, tuple(tools), config.normalizer).agent
     except ValueError as error:
-        raise Unfit(f"agent {name!r}: {error}") from error
+        raise Inapplicable(f"agent {name!r}: {error}") from error
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
     agent = in_common(agent, config, settings)
     about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_plain(agent)}
-    return Entrant(name=name, agent=_routed(agent, name, routing, tools), run="", about=about, tools=tuple(tools))
+    return AgentRow(name=name, agent=_routed(agent, name, routing, tools), run="", about=about, tools=tuple(tools))
 
 
 def _run(
     name: str, directory: str, routing: str, tools: Sequence[str], config: ComparisonConfig, benchmark: str
-) -> Entrant:
+) -> AgentRow:
     run = load_config(pathlib.Path(directory).expanduser())
     if lacking := [kb for kb in run.knowledge if kb not in tools]:
-        raise Unfit(
+        raise Inapplicable(
             f"agent {name!r} was trained with the knowledge bases {', '.join(run.knowledge)}, and benchmark {benchmark!r} has "
             f"{', '.join(tools)}: it lacks {', '.join(lacking)}"
         )
@@ -156,7 +156,7 @@ def _run(
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
     routed = _routed(agent, name, routing, bases)
     about |= _plain(agent)
-    return Entrant(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
+    return AgentRow(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
 
 
 def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) -> Agent:
@@ -196,7 +196,7 @@ def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agen
         return agent
     routings = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
     if routing not in routings:
-        raise Unfit(f"agent {name!r}: there is no {routing!r}; {_near(routing, routings)}")
+        raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_near(routing, routings)}")
     return routings[routing]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import captions, card, policies
-from routerl_jax.comparison.agents import Entrant, Unfit, check_settings, entrants, file_name
+from routerl_jax.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
 from routerl_jax.comparison.attempts import attempt_all, finished_attempts
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located, with_knowledge
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
@@ -20,13 +20,13 @@ from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.comparison.report import write_report
 from routerl_jax.comparison.results import paired_tests, row_results, row_scores
 from routerl_jax.core.config import naming
-from routerl_jax.core.files import read_json, write_whole
+from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.journal import check_same
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.llms.judge import ModelJudge, open_judge, settings_that_count
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
 from routerl_jax.training.setup import take_examples
@@ -36,7 +36,7 @@ _REMEDY = "go on with the same ones, or give another --output"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Field:
+class PreparedBenchmark:
     """A benchmark that is ready to run: its files are found, its questions are read, and its agents are known.
 
     Attributes:
@@ -48,7 +48,7 @@ class Field:
     name: str
     benchmark: Benchmark
     examples: list[Example]
-    rows: list[Entrant]
+    rows: list[AgentRow]
     left_out: Mapping[str, str]
 
     @property
@@ -56,7 +56,7 @@ class Field:
         """The knowledge bases of the benchmark."""
         return self.benchmark.knowledge
 
-    def path(self, row: Entrant, output: pathlib.Path) -> pathlib.Path:
+    def path(self, row: AgentRow, output: pathlib.Path) -> pathlib.Path:
         """The file with the episodes of a row."""
         return output / "episodes" / file_name(self.name) / f"{file_name(row.name)}.jsonl"
 
@@ -69,21 +69,23 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
 
     Returns:
       The content of results.json: `benchmarks` (for each its `rows` (results.row_results), `tests` (results.paired_tests) and
-      `n`), `card`, and `beside`: `benchmarks` and `card` of the comparisons in config.beside, by directory.
+      `n`), `card`, and `beside`: `benchmarks` and `card` of the comparisons in config.compare_with, by directory.
 
     Raises:
       ValueError: an agent or a benchmark is unknown, or lacks something that it needs; or `output` was made with other
         settings, or another process uses it.
     """
-    beside, fields = _beside(config.beside), prepared(config)
-    with alone(output):
+    beside, fields = _beside(config.compare_with), prepared(config)
+    with directory_lock(output):
         results = _compared(fields, config, output, progress) | {"beside": beside}
-        write_whole(output / "results.json", json.dumps(results, indent=2) + "\n")
+        write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
         write_report(results, output)
     return results
 
 
-def _compared(fields: list[Field], config: ComparisonConfig, output: pathlib.Path, progress: bool) -> dict[str, Any]:
+def _compared(
+    fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
+) -> dict[str, Any]:
     if config.captions.model:
         with naming("config.captions"):
             fields = [_captioned(field, config, progress) for field in fields]
@@ -110,10 +112,12 @@ def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
     for directory in directories:
         path = pathlib.Path(directory).expanduser() / "results.json"
         if not path.is_file():
-            raise ValueError(f"config.beside: {path} is not there; name the --output of a comparison that has ended")
+            raise ValueError(
+                f"config.compare_with: {path} is not there; name the --output of a comparison that has ended"
+            )
         other = read_json(path, "run that comparison again")
         if "left out" not in other.get("card", {}):
-            raise ValueError(f"config.beside: {path} is no comparison's; name the --output of one (configs/eval)")
+            raise ValueError(f"config.compare_with: {path} is no comparison's; name the --output of one (configs/eval)")
         comparisons[directory] = {key: other[key] for key in ("benchmarks", "card")}
     return comparisons
 
@@ -121,7 +125,7 @@ def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
 def _attempted(
     run: str,
     called: str,
-    fields: list[Field],
+    fields: list[PreparedBenchmark],
     config: ComparisonConfig,
     output: pathlib.Path,
     tools: dict[str, Mapping[str, SearchTool]],
@@ -132,7 +136,7 @@ def _attempted(
     Args:
       tools: open knowledge bases by a digest of their settings. Benchmarks with the same ones share them.
     """
-    with policies.opened(run, config) as (engine, description):
+    with policies.open_policy(run, config) as (engine, description):
         weights = {key: value for key, value in description.items() if key not in ("name", "model")}
         check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
         for field in fields:
@@ -155,7 +159,7 @@ def _attempted(
     return description
 
 
-def prepared(config: ComparisonConfig) -> list[Field]:
+def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
     check_settings(config)
     agents = config.asked
@@ -170,12 +174,14 @@ def prepared(config: ComparisonConfig) -> list[Field]:
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"
             )
-        rows, left_out = _entrants(agents, tuple(knowledge), config, name)
+        rows, left_out = _agent_rows(agents, tuple(knowledge), config, name)
         names = [file_name(row.name) for row in rows]
         if duplicate := next((row.name for row in rows if names.count(file_name(row.name)) > 1), None):
             raise ValueError(f"benchmark {name!r}: two agents would be called {duplicate!r}; leave one of them out")
         benchmark = dataclasses.replace(benchmark, knowledge=knowledge)
-        fields.append(Field(name=name, benchmark=benchmark, examples=examples, rows=rows, left_out=left_out))
+        fields.append(
+            PreparedBenchmark(name=name, benchmark=benchmark, examples=examples, rows=rows, left_out=left_out)
+        )
     row_names = {row.name for field in fields for row in field.rows}
     if config.reference and config.reference not in row_names:
         raise ValueError(
@@ -186,16 +192,16 @@ def prepared(config: ComparisonConfig) -> list[Field]:
     return fields
 
 
-def _entrants(
+def _agent_rows(
     asked: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
-) -> tuple[list[Entrant], dict[str, str]]:
+) -> tuple[list[AgentRow], dict[str, str]]:
     """The rows of a benchmark, and the agents that are left out, with the reason. Raises ValueError if no row is left."""
-    rows: list[Entrant] = []
+    rows: list[AgentRow] = []
     left_out: dict[str, str] = {}
     for agent in asked:
         try:
-            rows += entrants(agent, tools, config, benchmark)
-        except Unfit as error:
+            rows += agent_rows(agent, tools, config, benchmark)
+        except Inapplicable as error:
             if not config.skip_unfit:
                 raise
             left_out[agent] = str(error)
@@ -226,7 +232,7 @@ def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig
     return dataclasses.replace(spec, **changes) if changes else spec
 
 
-def _captioned(field: Field, config: ComparisonConfig, progress: bool) -> Field:
+def _captioned(field: PreparedBenchmark, config: ComparisonConfig, progress: bool) -> PreparedBenchmark:
     label = f"{field.name}: captions" if progress else ""
     return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=label))
 
@@ -240,7 +246,7 @@ def _judge(config: ComparisonConfig) -> ModelJudge | None:
         return open_judge(config.judge, config.normalizer) if config.judge.model else None
 
 
-def _check_settings(fields: list[Field], config: ComparisonConfig, output: pathlib.Path) -> None:
+def _check_settings(fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path) -> None:
     """Raises ValueError if existing episodes were made with other settings. The message names the first one that differs."""
     common = {"temperature": config.temperature, "seed": config.seed, **_captions_card(config)}
     for field in fields:
@@ -253,7 +259,9 @@ def _check_settings(fields: list[Field], config: ComparisonConfig, output: pathl
             check_same(made_of, path.with_suffix(".json"), _REMEDY)
 
 
-def _results(field: Field, config: ComparisonConfig, output: pathlib.Path, judge: ModelJudge | None) -> dict[str, Any]:
+def _results(
+    field: PreparedBenchmark, config: ComparisonConfig, output: pathlib.Path, judge: ModelJudge | None
+) -> dict[str, Any]:
     rows, scores = {}, {}
     judged_by = card.digest(dict(settings_that_count(config.judge))) if judge else ""
     for row in field.rows:
@@ -266,7 +274,7 @@ def _results(field: Field, config: ComparisonConfig, output: pathlib.Path, judge
     return {"n": len(field.examples), "rows": rows, "tests": paired_tests(scores, config.metrics, config.reference)}
 
 
-def _card(fields: list[Field], config: ComparisonConfig, known: Mapping[str, Any]) -> dict[str, Any]:
+def _card(fields: list[PreparedBenchmark], config: ComparisonConfig, known: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that the numbers depend on."""
     return {
         "benchmarks": {

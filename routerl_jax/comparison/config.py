@@ -12,7 +12,7 @@ from routerl_jax.comparison.captions import CaptionConfig
 from routerl_jax.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
 from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
-from routerl_jax.core.patience import USUAL
+from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.config import (
@@ -49,12 +49,12 @@ class ComparisonConfig:
     # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # directories of other comparisons (of another policy, corpus or encoder) whose rows are added to the papers' tables
-    beside: tuple[str, ...] = ()
+    compare_with: tuple[str, ...] = ()
     # if a benchmark or the policy lacks what an agent needs. True: leave the agent out and report it; False: raise an error
     skip_unfit: bool = False
     temperature: NonNegative = 0.0  # temperature of the sampling; 0 is greedy
     seed: Seed = 0  # seed of the sampling
-    tool_timeout: Positive = USUAL  # seconds after which a search counts as failed
+    tool_timeout: Positive = DEFAULT_SECONDS  # seconds after which a search counts as failed
     data: str = ""  # directory with the files of the benchmarks
     encoder: str = ""  # encoder of passages and tables; replaces the benchmarks' own
     picture_encoder: str = ""  # encoder of text_image, reverse_image and pages; replaces likewise

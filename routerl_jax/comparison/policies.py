@@ -20,7 +20,7 @@ from routerl_jax.training.setup import build_mesh, build_policy, make_engine
 
 
 @contextlib.contextmanager
-def opened(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
+def open_policy(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
     """Opens a policy, with its description.
 
     The description identifies it: the model of the endpoint, or a digest of the weights. For a run it also has the `model` that

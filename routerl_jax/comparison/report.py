@@ -16,7 +16,7 @@ from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, 
 from routerl_jax.comparison.figure import cost_figure
 from routerl_jax.comparison.papers.known import PAPER_TABLES
 from routerl_jax.comparison.papers.layout import paper_blocks
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.report import heading
 
 TITLE = "Agents on benchmarks"
@@ -42,8 +42,8 @@ def write_report(results: Mapping[str, Any], output: pathlib.Path) -> None:
     picture = output / "figures" / "quality_cost.png"
     cost_figure(results["benchmarks"], results["card"]["metrics"][0], picture)
     blocks = report(results, picture)
-    write_whole(output / "report.md", markdown(blocks, output))
-    write_whole(output / "report.html", page(blocks, TITLE))
+    write_atomic(output / "report.md", markdown(blocks, output))
+    write_atomic(output / "report.html", page(blocks, TITLE))
 
 
 def print_metrics(results: Mapping[str, Any]) -> None:

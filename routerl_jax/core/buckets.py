@@ -30,7 +30,7 @@ class NotWritten(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
+class BucketObject:
     """An object in a bucket: its size in bytes, and a tag that changes with its content."""
 
     size: int
@@ -42,7 +42,7 @@ def in_bucket(place: object) -> bool:
     return str(place).partition("://")[0] in _EXTRAS and "://" in str(place)
 
 
-def beside(place: str, name: str) -> str:
+def resolve_place(place: str, name: str) -> str:
     """The place of a name, which may be `../OTHER`, seen from a place in a bucket; an absolute path is left as it is."""
     if name.startswith("/"):
         return name
@@ -65,7 +65,7 @@ def place_of(path: pathlib.Path) -> str:
     whole = path.resolve()
     for parent in (whole, *whole.parents):
         if parent in _STAND_INS:
-            return beside(_STAND_INS[parent], whole.relative_to(parent).as_posix())
+            return resolve_place(_STAND_INS[parent], whole.relative_to(parent).as_posix())
     return str(path.absolute())
 
 
@@ -118,7 +118,7 @@ def fetched(place: str | pathlib.Path) -> pathlib.Path:
     raise ValueError(f"{place} was replaced while it was copied, {_ATTEMPTS} times; wait until its writer is done")
 
 
-def listing(place: str) -> dict[str, Stored]:
+def listing(place: str) -> dict[str, BucketObject]:
     """The objects below a place, by name relative to it; "" is the place itself, if it is one object. Hidden ones are left out.
 
     Raises:
@@ -135,7 +135,7 @@ def listing(place: str) -> dict[str, Stored]:
         name = posixpath.relpath(path, root)
         if not any(part.startswith(".") for part in name.split("/") if name != "."):
             tag = next((str(entry[key]) for key in ("ETag", "etag", "generation", "md5Hash") if entry.get(key)), "")
-            found["" if name == "." else name] = Stored(entry["size"], tag)
+            found["" if name == "." else name] = BucketObject(entry["size"], tag)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
-def whole_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
+def atomic_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
     """Opens a new file that replaces `path` when the block ends. After an error, `path` has not changed.
 
     Args:
@@ -33,9 +33,9 @@ def whole_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) 
         unfinished.unlink(missing_ok=True)
 
 
-def write_whole(path: pathlib.Path, content: str | bytes, *, sync: bool = False, shared: bool = False) -> None:
-    """Writes a text (UTF-8) or bytes; see `whole_file`."""
-    with whole_file(path, sync=sync, shared=shared) as file:
+def write_atomic(path: pathlib.Path, content: str | bytes, *, sync: bool = False, shared: bool = False) -> None:
+    """Writes a text (UTF-8) or bytes; see `atomic_file`."""
+    with atomic_file(path, sync=sync, shared=shared) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -67,7 +67,7 @@ def read_json(path: pathlib.Path, fix: str = "") -> Any:
 
 
 def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:
-    """Writes one JSON value per line; see `whole_file`."""
-    with whole_file(path) as file:
+    """Writes one JSON value per line; see `atomic_file`."""
+    with atomic_file(path) as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from routerl_jax.core.config import first_difference
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
@@ -26,7 +26,7 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
     saved = json.loads(path.read_text()) if path.is_file() else None
     current = json.loads(json.dumps(settings))
     if saved is None:
-        write_whole(path, json.dumps(current, indent=2) + "\n")
+        write_atomic(path, json.dumps(current, indent=2) + "\n")
         return False
     differing = [key for key in {**current, **saved} if saved.get(key) != current.get(key)]
     if differing:

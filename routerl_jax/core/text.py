@@ -7,7 +7,7 @@ import re
 from routerl_jax.core.types import Passage
 
 
-def whole_letters(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """The text with "?" for each half of a surrogate pair.
 
     JSON may contain such halves, from services that cut texts, and no tokenizer takes them.

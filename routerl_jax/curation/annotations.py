@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.core.types import Call, Example, Passage
-from routerl_jax.curation.attempts import Attempt, GivenUp, shown
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, shown
 from routerl_jax.curation.golden_config import AttemptConfig
 from routerl_jax.curation.services import Services
 from routerl_jax.data.gold_paths import GoldHop, gold_path
@@ -42,7 +42,7 @@ class Annotations:
         attempt = Attempt()
         try:
             history = await self._gather(example, attempt)
-        except GivenUp as reason:
+        except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
             return attempt
         attempt.answer = example.answers[0]
@@ -54,7 +54,7 @@ class Annotations:
         history: list[tuple[str, str]] = []
         path = self._path(example)
         if not self.config.min_searches <= len(path) <= self.config.max_searches:
-            raise GivenUp("no gold path", f"its path has {len(path)} sub-questions")
+            raise AttemptFailed("no gold path", f"its path has {len(path)} sub-questions")
         for hop in path:
             prompt = self.protocol.route(example.question, history)
             label = self.protocol.label(hop.kb)
@@ -65,9 +65,9 @@ class Annotations:
             value = hop.value or _stated(values, documents)
             located = hop.value or hop.passage_id or hop.title
             if not value or (located and not hop.found_in(passages)):
-                raise GivenUp("gold passage not found", f"{hop.kb}: {hop.query}")
+                raise AttemptFailed("gold passage not found", f"{hop.kb}: {hop.query}")
             if _stated(values, passages) and not _stated(values, documents):
-                raise GivenUp(
+                raise AttemptFailed(
                     "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
                 )
             prompt = self.protocol.answer(hop.query, documents)
@@ -86,7 +86,7 @@ class Annotations:
             return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=home)]
         hops = [dataclasses.replace(hop, kb=hop.kb or home) for hop in path or ()]
         if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
-            raise GivenUp("no gold path", "its data set does not say what to ask, or of which knowledge base")
+            raise AttemptFailed("no gold path", "its data set does not say what to ask, or of which knowledge base")
         return hops
 
     async def _search(self, hop: GoldHop, example: Example, made: Attempt) -> tuple[Passage, ...]:
@@ -94,7 +94,7 @@ class Annotations:
         query = with_picture(hop.query, example.images) if hop.kb in self.config.sees else hop.query
         call: Call = await self.services.search(hop.kb, query, self.config.k)
         if call.error is not None:
-            raise GivenUp("search failed", f"{call.tool}: {call.error}")
+            raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         return call.passages
 
 

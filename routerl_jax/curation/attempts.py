@@ -16,7 +16,7 @@ from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep,
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.recipes.r1_router.rewards import final_accuracy
-from routerl_jax.recipes.r1_router.steps import History, Said, StepProtocol
+from routerl_jax.recipes.r1_router.steps import History, StepPrompt, StepProtocol
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 
@@ -91,7 +91,7 @@ class Attempt:
         return sum(isinstance(step, AnswerStep) for step in self.steps)
 
 
-class GivenUp(Exception):
+class AttemptFailed(Exception):
     """Ends an attempt that can't go on, with its outcome."""
 
     def __init__(self, outcome: Outcome, detail: str) -> None:
@@ -108,13 +108,13 @@ async def written(
     temperature: float,
     sample: int,
 ) -> str:
-    """The model's reply, which is also added to its attempt. Raises GivenUp if the model failed."""
+    """The model's reply, which is also added to its attempt. Raises AttemptFailed if the model failed."""
     reply = await services.ask(conversation, max_tokens=max_tokens, temperature=temperature, sample=sample)
     made.prompt_tokens += reply.prompt_tokens
     made.tokens += reply.tokens
     made.replies.append(reply.text)
     if reply.error is not None:
-        raise GivenUp("model failed", reply.error)
+        raise AttemptFailed("model failed", reply.error)
     return reply.text
 
 
@@ -141,7 +141,7 @@ class Teacher:
             history = await self._gather(example, number, attempt)
             prompt = self.protocol.final(example.question, history)
             attempt.answer = (await self._reply("final", prompt, example, number, attempt)).answer
-        except GivenUp as reason:
+        except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
             return attempt
         if not self._right(attempt.answer, example):
@@ -168,10 +168,10 @@ class Teacher:
             made.steps.append(AnswerStep(answer=answer, documents=documents, **shown(prompt, example)))
             history.append((query, answer))
         if len(history) < self.config.min_searches:
-            raise GivenUp("too few searches", f"{len(history)} of at least {self.config.min_searches}")
+            raise AttemptFailed("too few searches", f"{len(history)} of at least {self.config.min_searches}")
         return history
 
-    def _route(self, question: str, history: History) -> Said:
+    def _route(self, question: str, history: History) -> StepPrompt:
         prompt = self.protocol.route(question, history)
         if self.config.candidates == 1:
             return prompt
@@ -189,17 +189,19 @@ class Teacher:
         )
         for call in calls:
             if call.error is not None:
-                raise GivenUp("search failed", f"{call.tool}: {call.error}")
+                raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         max_chars = self.config.max_document
         return tuple(document_of(call.tool, passage, max_chars) for call in calls for passage in call.passages)
 
     def _query(self, action: Action, example: Example) -> Query:
         return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
 
-    async def _reply(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> Action:
+    async def _reply(self, kind: Kind, said: StepPrompt, example: Example, number: int, made: Attempt) -> Action:
         return (await self._replies(kind, said, example, number, made))[0]
 
-    async def _replies(self, kind: Kind, said: Said, example: Example, number: int, made: Attempt) -> list[Action]:
+    async def _replies(
+        self, kind: Kind, said: StepPrompt, example: Example, number: int, made: Attempt
+    ) -> list[Action]:
         """The actions in the model's reply. If it can't be read, the model is told why and asked again."""
         prompt = said
         for retry in range(self.config.retries + 1):
@@ -209,9 +211,9 @@ class Teacher:
             if actions[0].kind != "invalid":
                 return actions
             prompt = self.protocol.again(said, actions[0].error)
-        raise GivenUp("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
+        raise AttemptFailed("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
-    async def _ask(self, kind: Kind, said: Said, example: Example, sample: int, made: Attempt) -> str:
+    async def _ask(self, kind: Kind, said: StepPrompt, example: Example, sample: int, made: Attempt) -> str:
         conversation = (
             Message(role="system", content=said.system),
             *shots(self.protocol, kind, self.config.shots),
@@ -256,6 +258,6 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     return actions
 
 
-def shown(said: Said, example: Example) -> dict[str, str]:
+def shown(said: StepPrompt, example: Example) -> dict[str, str]:
     """A prompt as a trajectory's step keeps it: `system`, and `problem` with one mark `<image>` (as released) per picture."""
     return {"system": said.system, "problem": said.user + "<image>" * len(example.images)}

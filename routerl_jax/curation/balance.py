@@ -28,7 +28,7 @@ from routerl_jax.curation.questions import IMAGES, choose, counts_of, dataset_of
 from routerl_jax.curation.report import write_report
 from routerl_jax.curation.rollouts import Attempt, Rounds
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
@@ -131,7 +131,7 @@ class BalanceReport:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Found:
+class SearchNeed:
     """What the attempts at a question show.
 
     Attributes:
@@ -143,7 +143,7 @@ class Found:
     either: bool = False
 
 
-def found_in(record: Mapping[str, Any], image_tool: str) -> Found:
+def search_need(record: Mapping[str, Any], image_tool: str) -> SearchNeed:
     """The fewest kinds of search that were enough for a right attempt: none, one, or both.
 
     A search that failed gave nothing, so it does not count. If either kind alone was enough, the kind with more right attempts
@@ -159,14 +159,14 @@ def found_in(record: Mapping[str, Any], image_tool: str) -> Found:
             kinds = {"image" if tool == image_tool else "text" for tool in tools}
             right["mixed" if len(kinds) == 2 else next(iter(kinds), FREE)] += 1
     if not right:
-        return Found(kind=UNSOLVED)
+        return SearchNeed(kind=UNSOLVED)
     if right[FREE]:
-        return Found(kind=FREE)
+        return SearchNeed(kind=FREE)
     if right["image"] or right["text"]:
-        return Found(
+        return SearchNeed(
             kind="image" if right["image"] >= right["text"] else "text", either=bool(right["image"] and right["text"])
         )
-    return Found(kind="mixed")
+    return SearchNeed(kind="mixed")
 
 
 def probing(agent: MMSearchAgent, number: int) -> MMSearchAgent:
@@ -206,7 +206,7 @@ def balance(
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, or all searches of a portion failed.
     """
-    with alone_as_job(workdir):
+    with job_directory_lock(workdir):
         settings = {"job": config.job, **config.decisive(), "questions": digest_of(examples), **(made_of or {})}
         multihost.on_main(lambda: begin(settings, workdir, overwrite, _MADE))
         rounds = Rounds(
@@ -223,9 +223,9 @@ def balance(
 
 def _found(
     made: Rounds, config: BalanceConfig, image_tool: str, progress: bool
-) -> tuple[dict[str, tuple[Found, Mapping[str, Any]]], int, int]:
+) -> tuple[dict[str, tuple[SearchNeed, Mapping[str, Any]]], int, int]:
     """The result of each question, with its record; the number of attempts, and of failed searches."""
-    results: dict[str, tuple[Found, Mapping[str, Any]]] = {}
+    results: dict[str, tuple[SearchNeed, Mapping[str, Any]]] = {}
     attempts, failed = 0, 0
     rounds = len(PROBES) if config.probe == "forced" else 1
     for number in range(rounds):
@@ -239,7 +239,7 @@ def _found(
         )
         for records in bar:
             for record in records:
-                results[record["id"]] = found_in(record, image_tool), record
+                results[record["id"]] = search_need(record, image_tool), record
                 attempts += len(record["correct"])
                 failed += record["failed_searches"]
             bar.set_postfix_str(_listed(collections.Counter(result.kind for result, _ in results.values())))
@@ -250,7 +250,7 @@ def _write(
     config: BalanceConfig,
     workdir: pathlib.Path,
     examples: Sequence[Example],
-    found: Mapping[str, tuple[Found, Mapping[str, Any]]],
+    found: Mapping[str, tuple[SearchNeed, Mapping[str, Any]]],
     attempts: int,
     failed: int,
 ) -> BalanceReport:

@@ -15,7 +15,7 @@ from PIL import Image
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.types import Action, Episode, Example, Message, Passage, Shown, Verdict
 from routerl_jax.curation import experts
-from routerl_jax.curation.attempts import Attempt, GivenUp, written
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, written
 from routerl_jax.curation.expert_config import ExpertsConfig
 from routerl_jax.curation.experts import Step
 from routerl_jax.curation.services import Services
@@ -40,7 +40,7 @@ _QUALITY = 95  # JPEG quality of a sent picture
 
 
 @dataclasses.dataclass(kw_only=True)
-class Tried:
+class ExpertAttempt:
     """The result of an attempt.
 
     Attributes:
@@ -85,7 +85,7 @@ class Experts:
     grounder: Services
     judge: Callable[[Episode], Awaitable[Verdict]] | None = None
 
-    async def attempt(self, example: Example, number: int) -> tuple[Tried, RecordedRounds | None]:
+    async def attempt(self, example: Example, number: int) -> tuple[ExpertAttempt, RecordedRounds | None]:
         """Works on a question to the end. Returns the trajectory if the attempt is right, else None.
 
         Failures of the models or of the search are outcomes; they don't raise.
@@ -100,40 +100,40 @@ class Experts:
             # boxes are written as the policy writes them
             recorded = RecordedRounds(example=example, rounds=tuple(running.rounds), frame_pixels=())
             await self._check(recorded, planner.answer, number)
-        except GivenUp as reason:
+        except AttemptFailed as reason:
             planner.outcome, planner.detail = reason.outcome, str(reason)
             return running.made, None
         return running.made, recorded
 
     async def _check(self, recorded: RecordedRounds, answer: str, number: int) -> None:
-        """Raises GivenUp if the trajectory is not worth learning."""
+        """Raises AttemptFailed if the trajectory is not worth learning."""
         example, steps = recorded.example, len(recorded.rounds)
         if steps < self.config.least_steps:
-            raise GivenUp("too few steps", f"{steps} of at least {self.config.least_steps}")
+            raise AttemptFailed("too few steps", f"{steps} of at least {self.config.least_steps}")
         if self.judge is None:
             metric = ANSWER_METRICS[self.config.metric]
             if metric(answer, accepted_answers(example, answer), self.config.normalizer) < 1.0:
-                raise GivenUp("wrong answer", answer)
+                raise AttemptFailed("wrong answer", answer)
         else:
             verdict = await self.judge(Episode(example=example, sample=number, answer=answer, turns=[], sequences=[]))
             if verdict.kind == "failed":
-                raise GivenUp("judge failed", verdict.said)
+                raise AttemptFailed("judge failed", verdict.said)
             if verdict.kind == "unreadable":
-                raise GivenUp("unreadable verdict", verdict.said)
+                raise AttemptFailed("unreadable verdict", verdict.said)
             if verdict.kind != "right":
-                raise GivenUp("wrong answer", answer)
+                raise AttemptFailed("wrong answer", answer)
         if self.config.max_length:
             pieces = self.agent.recorded_pieces(recorded)
             length = len(Worked(example, pieces).sequence(self.agent, self.student))
             if length > self.config.max_length:
-                raise GivenUp("too long", f"{length} tokens")
+                raise AttemptFailed("too long", f"{length} tokens")
 
 
 class _RunningAttempt:
     """An attempt in progress."""
 
     def __init__(self, experts_: Experts, example: Example, number: int) -> None:
-        self.made = Tried()
+        self.made = ExpertAttempt()
         self.rounds: list[Round] = []
         self._experts, self._example, self._number = experts_, example, number
         self._agent, self._config = experts_.agent, experts_.config
@@ -145,13 +145,13 @@ class _RunningAttempt:
         self._latest: tuple[bytes, Size] | None = None  # the latest picture as it was sent, and its size
 
     async def run(self) -> None:
-        """Adds rounds up to the answer. Raises GivenUp if the attempt ends without one."""
+        """Adds rounds up to the answer. Raises AttemptFailed if the attempt ends without one."""
         self._begin()
         for turns_left in reversed(range(self._agent.max_turns)):
             step = await self._plan(last=not turns_left)
             if step.kind == "answer":
                 if all(done.kind != "search" for done in self._done):
-                    raise GivenUp("answer before a search", step.content)
+                    raise AttemptFailed("answer before a search", step.content)
                 self.made.planner.answer = step.content
                 action = Action(kind="answer", answer=step.content)
                 self._book(step, protocol.answer(step.thought, step.content), action)
@@ -159,7 +159,7 @@ class _RunningAttempt:
             if not turns_left:
                 break
             self._tell(await self._search(step) if step.kind == "search" else await self._look(step))
-        raise GivenUp("no answer", f"in {self._agent.max_turns} turns")
+        raise AttemptFailed("no answer", f"in {self._agent.max_turns} turns")
 
     # --- the planner ---
 
@@ -197,7 +197,7 @@ class _RunningAttempt:
         try:
             self._viewer.see(shown)
         except ValueError as error:
-            raise GivenUp("no picture", str(error)) from error
+            raise AttemptFailed("no picture", str(error)) from error
         sent = [self._sent(item.image) for item in shown]
         self._latest = sent[-1] if sent else self._latest
         return tuple(picture for picture, _ in sent)
@@ -211,11 +211,11 @@ class _RunningAttempt:
         self.made.planner.searches += 1
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
-            raise GivenUp("search failed", f"{call.tool}: {call.error}")
+            raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         pages = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
         fresh = agent.fresh(pages, self._known)
         if bare := [passage.id for passage in fresh if not passage.image]:
-            raise GivenUp("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
+            raise AttemptFailed("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._known.update(passage.id for passage in fresh)
         return self._followed(protocol.page(call, fresh, fresh, agent.shows))
 
@@ -224,7 +224,7 @@ class _RunningAttempt:
 
     async def _look(self, step: Step) -> list[str | Shown]:
         if self._latest is None:
-            raise GivenUp("look before a page", step.content)
+            raise AttemptFailed("look before a page", step.content)
         (picture, frame), config = self._latest, self._config
         history = [experts.history_line(done) for done in self._done]
         prompt = experts.grounder_task(
@@ -239,7 +239,7 @@ class _RunningAttempt:
 
         thought, box, crop = await self._usable("grounder", prompt, ask)
         if crop.error:
-            raise GivenUp("no picture", crop.error)
+            raise AttemptFailed("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
         self._book(step, protocol.look(thought, box), Action(kind="region", box=box))
         return self._followed([crop])
@@ -256,20 +256,20 @@ class _RunningAttempt:
             box_written = self._viewer.written(pixels, self._agent.regions)
             return box_written, self._viewer.region(box_written, self._agent.regions)
         except RefusedRegion as error:
-            raise GivenUp("refused box", str(error)) from error
+            raise AttemptFailed("refused box", str(error)) from error
         except ValueError as error:
-            raise GivenUp("no picture", str(error)) from error
+            raise AttemptFailed("no picture", str(error)) from error
 
     # --- recording ---
 
     def _book(self, step: Step, text: str, action: Action) -> None:
-        """Adds a round of the policy. Raises GivenUp if the policy's own parser would read the text differently."""
+        """Adds a round of the policy. Raises AttemptFailed if the policy's own parser would read the text differently."""
         parsed = protocol.parse(text, self._agent.tool)
         same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
         if not same or not protocol.well_formed(text) or PICTURE in text:
-            raise GivenUp("out of form", text[:200])
+            raise AttemptFailed("out of form", text[:200])
         self.rounds.append(Round(text=text, tool=action.tool))
         self.made.actions.append(step.kind)
         self._done.append(step)
@@ -293,18 +293,18 @@ class _RunningAttempt:
         """What the first usable reply says. If a reply can't be used, the expert is told why and asked again.
 
         Raises:
-          GivenUp: no reply could be used, after `config.retries` further requests.
+          AttemptFailed: no reply could be used, after `config.retries` further requests.
         """
         prompt, last = said, None
         for retry in range(self._config.retries + 1):
             try:
                 return await ask(prompt, self._number + retry * self._config.attempts)
-            except GivenUp as reason:
+            except AttemptFailed as reason:
                 if reason.outcome in ("model failed", "no picture"):
                     raise
                 last = reason
                 self.made.unusable.append(f"{who}: {reason.outcome}")
-                prompt = experts.again(said, str(reason))
+                prompt = experts.retry_prompt(said, str(reason))
         assert last is not None
         raise last
 
@@ -316,7 +316,7 @@ class _RunningAttempt:
                 picture.height, picture.width, _SIDE, _LEAST_PIXELS, self._config.picture_pixels
             )
         except ValueError as error:
-            raise GivenUp("no picture", str(error)) from error
+            raise AttemptFailed("no picture", str(error)) from error
         buffer = io.BytesIO()
         resized = picture.resize((width, height), Image.Resampling.BICUBIC)
         resized.save(buffer, "JPEG", quality=_QUALITY, subsampling=0)

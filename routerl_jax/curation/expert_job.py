@@ -28,7 +28,7 @@ from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.curation import experts
 from routerl_jax.curation.attempts import FAILED
-from routerl_jax.curation.expert_attempt import Experts, Tried
+from routerl_jax.curation.expert_attempt import ExpertAttempt, Experts
 from routerl_jax.curation.expert_config import ExpertsConfig
 from routerl_jax.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
 from routerl_jax.curation.golden_balance import within_share
@@ -44,7 +44,7 @@ from routerl_jax.llms.cached import CachedModel
 from routerl_jax.llms.judge import ModelJudge, open_judge
 from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.remote.background import in_thread, shared_loop
@@ -53,7 +53,7 @@ from routerl_jax.training.setup import bound_pictures
 _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
 
 
-class Opened(NamedTuple):
+class ExpertResources(NamedTuple):
     """The models and knowledge bases of a job."""
 
     planner: ChatModel
@@ -61,10 +61,10 @@ class Opened(NamedTuple):
     tools: Mapping[str, SearchTool]
 
 
-def show(
+def demonstrate(
     config: ExpertsConfig,
     workdir: pathlib.Path,
-    open_services: Callable[[], Opened],
+    open_services: Callable[[], ExpertResources],
     *,
     student: VisionLanguageModel | None = None,
     overwrite: bool = False,
@@ -87,7 +87,7 @@ def show(
     agent = config.build_agent()
     questions = all_questions(config.data, config.seed)
     policy = student or _student(config)
-    with alone(workdir):
+    with directory_lock(workdir):
         made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
         begin({**made_of, "prompts": _prompts(agent, config)}, workdir, overwrite, _MADE)
         journal = Journal(workdir / _MADE[0])
@@ -107,7 +107,7 @@ def _work(
     tried: Sequence[Question],
     agent: VRAGAgent,
     policy: VisionLanguageModel,
-    opened: Opened,
+    opened: ExpertResources,
     progress: bool,
 ) -> None:
     replies = ReplyFile(workdir / "replies.jsonl")
@@ -149,7 +149,7 @@ async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verd
 
 async def _question(question: Question, maker: Experts, pictures: PictureFiles) -> dict[str, Any]:
     """A question's record, after its attempts."""
-    attempts: list[Tried] = []
+    attempts: list[ExpertAttempt] = []
     recorded: RecordedRounds | None = None
     for number in range(maker.config.attempts):
         result, recorded = await maker.attempt(question.example, number)
@@ -220,7 +220,7 @@ def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
         experts.PAGE,
         experts.PART,
         experts.last_turn(""),
-        experts.again("", ""),
+        experts.retry_prompt("", ""),
         experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
     ]
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

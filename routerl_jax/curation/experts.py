@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import between
-from routerl_jax.curation.attempts import GivenUp
+from routerl_jax.curation.attempts import AttemptFailed
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.models.regions import Box, RefusedRegion, Size, read_box
 
@@ -55,7 +55,7 @@ def last_turn(said: str) -> str:
     return f"{said}\n\nThis is your last turn: answer now."
 
 
-def again(said: str, why: str) -> str:
+def retry_prompt(said: str, why: str) -> str:
     """A repeated prompt after a reply that could not be used, with the reason."""
     return f"{said}\n\nA reply to this could not be used: {why}. Reply in the form that was asked for."
 
@@ -100,18 +100,18 @@ def read_step(reply: str) -> Step:
     """The step in a planner's reply.
 
     Raises:
-      GivenUp: the reply has no thought, no action, an empty one, or several.
+      AttemptFailed: the reply has no thought, no action, an empty one, or several.
     """
     text = without_thinking(reply)
     if not text:
-        raise GivenUp("empty reply", "there is nothing in it")
+        raise AttemptFailed("empty reply", "there is nothing in it")
     after_thought = text.partition("</thought>")[2] or text
     actions: list[Kind] = [kind for kind in KINDS for _ in range(after_thought.count(f"<{kind}>"))]
     if len(actions) > 1:
-        raise GivenUp("several actions", f"there are {len(actions)} actions in it; write one")
+        raise AttemptFailed("several actions", f"there are {len(actions)} actions in it; write one")
     content = between(after_thought, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
     if not content:
-        raise GivenUp("no action", "there is neither a complete search, look nor answer in it")
+        raise AttemptFailed("no action", "there is neither a complete search, look nor answer in it")
     return Step(kind=actions[0], thought=_thought(text), content=" ".join(content.split()))
 
 
@@ -119,23 +119,23 @@ def read_location(reply: str, thinks: bool) -> tuple[Box, str]:
     """The box in a grounder's reply, and its thought ("" unless it is asked for one).
 
     Raises:
-      GivenUp: there is no box, or no thought where one is asked for.
+      AttemptFailed: there is no box, or no thought where one is asked for.
     """
     text = without_thinking(reply)
     if not text:
-        raise GivenUp("empty reply", "there is nothing in it")
+        raise AttemptFailed("empty reply", "there is nothing in it")
     box_text = between(text.rpartition("</thought>")[2], "<box>", "</box>")
     if box_text is None:
-        raise GivenUp("unreadable box", "there is no box between <box> and </box>")
+        raise AttemptFailed("unreadable box", "there is no box between <box> and </box>")
     try:
         box = read_box(box_text)
     except RefusedRegion as error:
-        raise GivenUp("unreadable box", str(error)) from error
+        raise AttemptFailed("unreadable box", str(error)) from error
     return box, _thought(text) if thinks else ""
 
 
 def _thought(text: str) -> str:
     thought = " ".join((between(text, "<thought>", "</thought>") or "").split())
     if not thought:
-        raise GivenUp("no thought", "there is no thought between <thought> and </thought>")
+        raise AttemptFailed("no thought", "there is no thought between <thought> and </thought>")
     return thought

@@ -41,8 +41,8 @@ from routerl_jax.data.trajectories import (
     trajectory_row,
     write_trajectories,
 )
-from routerl_jax.llms.base import ChatModel, spoken
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.llms.base import ChatModel, conversation_json
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.remote.background import shared_loop
 
@@ -71,7 +71,7 @@ def construct(
     """
     questions = all_questions(config.data, config.seed)
     protocol, annotated = StepProtocol(tools=tuple(config.knowledge)), config.teacher == "annotations"
-    with alone(workdir):
+    with directory_lock(workdir):
         examples = [question.example for question in questions]
         begin(
             {
@@ -231,5 +231,7 @@ def _prompts(protocol: StepProtocol) -> str:
     """A digest of the prompts, because a later version may change their wording."""
     kinds: tuple[Kind, ...] = ("route", "answer", "final")
     prompts = (protocol.route("", ()), protocol.answer("", ()), protocol.final("", ()))
-    texts = [[prompt.system, prompt.user] for prompt in prompts] + [spoken(shots(protocol, kind, 99)) for kind in kinds]
+    texts = [[prompt.system, prompt.user] for prompt in prompts] + [
+        conversation_json(shots(protocol, kind, 99)) for kind in kinds
+    ]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

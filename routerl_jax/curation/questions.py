@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.data.readers import in_turns, open_dataset, short_names
@@ -156,7 +156,7 @@ def save_picture(image: Any, directory: pathlib.Path) -> str:
     if path.is_file() and path.read_bytes() != content:
         path = directory / f"{path.stem}-{digest}{path.suffix}"
     if not path.is_file():
-        write_whole(path, content, shared=True)
+        write_atomic(path, content, shared=True)
     return path.name
 
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Report:
 
 def write_report(workdir: pathlib.Path, record: Mapping[str, Any], text: str) -> None:
     """Writes report.json and report.md of a job."""
-    write_whole(workdir / "report.json", json.dumps(record, indent=2) + "\n")
-    write_whole(workdir / "report.md", text + "\n")
+    write_atomic(workdir / "report.json", json.dumps(record, indent=2) + "\n")
+    write_atomic(workdir / "report.md", text + "\n")
 
 
 def listed(counts: Mapping[Any, int]) -> str:

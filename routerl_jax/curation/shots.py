@@ -11,7 +11,7 @@ from typing import Literal
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Message
 from routerl_jax.data.trajectories import Document
-from routerl_jax.recipes.r1_router.steps import Said, StepProtocol
+from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 
 Kind = Literal["route", "answer", "final"]
 
@@ -89,7 +89,7 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
     )
 
 
-def _messages(worked: Sequence[tuple[Said, str]]) -> list[Message]:
+def _messages(worked: Sequence[tuple[StepPrompt, str]]) -> list[Message]:
     return [
         message
         for prompt, reply in worked

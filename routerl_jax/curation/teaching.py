@@ -30,7 +30,7 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
-from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
+from routerl_jax.curation.attempts import FAILED, Attempt, AttemptFailed, written
 from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.curation.report import ModelUse, Report, listed
@@ -43,7 +43,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, picture_query
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind
@@ -204,13 +204,13 @@ class MMSearchTeacher:
                 prompt=self._tokenizer.decode(self._opening(example)),
             )
             self._check(episode)
-        except GivenUp as reason:
+        except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
             return attempt, None
         return attempt, episode
 
     async def _play(self, example: Example, number: int, made: Attempt, turns: list[Turn]) -> None:
-        """Adds turns up to the answer. Raises GivenUp if the attempt ends without one."""
+        """Adds turns up to the answer. Raises AttemptFailed if the attempt ends without one."""
         instructed = dataclasses.replace(self.agent, instruct=True)
         first = protocol.first(example.question, self.agent.limits, True)
         chat = [Message(role="user", content=first, images=example.images)]
@@ -220,9 +220,9 @@ class MMSearchTeacher:
             turns.append(turn)
             action = self.agent.read(turn, example, kinds)
             if action.kind == "invalid":
-                raise GivenUp("unreadable turn", action.error)
+                raise AttemptFailed("unreadable turn", action.error)
             if action.kind == "refusal":
-                raise GivenUp("refused", "")
+                raise AttemptFailed("refused", "")
             if action.kind == "answer":
                 made.answer = action.answer
                 return
@@ -233,7 +233,7 @@ class MMSearchTeacher:
                 action.tool, query, self.agent.image_k if kind == "image" else self.agent.k
             )
             if call.error is not None:
-                raise GivenUp("search failed", f"{call.tool}: {call.error}")
+                raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
             kinds.append(kind)
             turn.calls = [call]
             self._observe(turn, self.agent.observation(call, call.passages, kind, example, kinds))
@@ -262,15 +262,15 @@ class MMSearchTeacher:
         turn.shown = list(shown.shown)
 
     def _check(self, episode: Episode) -> None:
-        """Raises GivenUp if the episode is not worth learning."""
+        """Raises AttemptFailed if the episode is not worth learning."""
         metric = ANSWER_METRICS[self.config.metric]
         accepted = accepted_answers(episode.example, episode.answer)
         if metric(episode.answer, accepted, self.config.normalizer) < 1.0:
-            raise GivenUp("wrong answer", "")
+            raise AttemptFailed("wrong answer", "")
         if self.config.form and not all(turn.well_formed for turn in episode.turns):
-            raise GivenUp("out of form", "")
+            raise AttemptFailed("out of form", "")
         if self.config.max_length and (length := self._length(episode)) > self.config.max_length:
-            raise GivenUp("too long", f"{length} tokens")
+            raise AttemptFailed("too long", f"{length} tokens")
 
     def _length(self, episode: Episode) -> int:
         """Number of tokens of an episode as the student reads it."""
@@ -340,7 +340,7 @@ def teach(
     agent = config.build_agent()
     questions = all_questions(config.data, config.seed)
     policy = student or _student(config)
-    with alone(workdir):
+    with directory_lock(workdir):
         made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
         begin({**made_of, "prompts": _prompts(agent)}, workdir, overwrite, _MADE)
         journal = Journal(workdir / _MADE[0])

@@ -30,24 +30,24 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.curation.attempts import FAILED, Attempt, GivenUp, written
+from routerl_jax.curation.attempts import FAILED, Attempt, AttemptFailed, written
 from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import IMAGES, save_picture
 from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services
 from routerl_jax.curation.vqa_text import (
     TAXONOMY,
-    Asked,
-    again_prompt,
+    QuestionAnswer,
     kind_prompt,
     question_prompt,
     read_kind,
     read_question,
+    retry_prompt,
 )
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.schemas import without_thinking
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.training.sections import KnowledgeConfig
 
@@ -205,7 +205,7 @@ def make_vqa(
     """
     started = time.monotonic()
     concepts = read_concepts(config.concepts)
-    with alone(workdir):
+    with directory_lock(workdir):
         begin(
             {**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
             workdir,
@@ -253,7 +253,7 @@ class _Maker:
             question = await self._question(concept, page, attempt, broken)
             row = self._row(concept, page, question, await self._kind(question, attempt, broken))
             broken.append("accepted")
-        except GivenUp as reason:
+        except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
         return {
             "id": concept.name,
@@ -268,22 +268,22 @@ class _Maker:
         """The first passage that has a picture and a text."""
         call = await self.services.search("pictures", concept.name, self.config.k)
         if call.error is not None:
-            raise GivenUp("search failed", call.error)
+            raise AttemptFailed("search failed", call.error)
         page = next((passage for passage in call.passages if passage.image and passage.text.strip()), None)
         if page is None:
-            raise GivenUp("no picture", f"{len(call.passages)} passages, none with a picture and a text")
+            raise AttemptFailed("no picture", f"{len(call.passages)} passages, none with a picture and a text")
         return page
 
-    async def _question(self, concept: Concept, page: Passage, made: Attempt, broken: list[str]) -> Asked:
+    async def _question(self, concept: Concept, page: Passage, made: Attempt, broken: list[str]) -> QuestionAnswer:
         """A question that keeps the rules. If a reply breaks one, the model is told and asked again."""
         prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
         chat = [Message(role="user", content=prompt, images=(page.image,))]
-        last: GivenUp | None = None
+        last: AttemptFailed | None = None
         for number in range(self.config.attempts):
             reply = await self._ask(chat, made, number)
             try:
                 return read_question(reply, concept.names)
-            except GivenUp as reason:
+            except AttemptFailed as reason:
                 last = reason
                 broken.append(reason.outcome)
                 if reason.outcome == "not shown":
@@ -291,18 +291,18 @@ class _Maker:
                 chat = [
                     *chat,
                     Message(role="assistant", content=reply),
-                    Message(role="user", content=again_prompt(str(reason))),
+                    Message(role="user", content=retry_prompt(str(reason))),
                 ]
         assert last is not None
         raise last
 
-    async def _kind(self, asked: Asked, made: Attempt, broken: list[str]) -> str:
+    async def _kind(self, asked: QuestionAnswer, made: Attempt, broken: list[str]) -> str:
         chat = [Message(role="user", content=kind_prompt(asked.question, asked.answer))]
-        last: GivenUp | None = None
+        last: AttemptFailed | None = None
         for number in range(self.config.attempts):
             try:
                 return read_kind(await self._ask(chat, made, number))
-            except GivenUp as reason:
+            except AttemptFailed as reason:
                 if reason.outcome in FAILED:
                     raise
                 last = reason
@@ -315,12 +315,12 @@ class _Maker:
         options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
         return without_thinking(await written(self.services, chat, made, **options, sample=number))
 
-    def _row(self, concept: Concept, page: Passage, asked: Asked, kind: str) -> dict[str, Any]:
+    def _row(self, concept: Concept, page: Passage, asked: QuestionAnswer, kind: str) -> dict[str, Any]:
         """The question as a row in FlashRAG's form."""
         try:
             picture = save_picture(page.image, self.images)
         except ValueError as error:
-            raise GivenUp("no picture", str(error)) from error
+            raise AttemptFailed("no picture", str(error)) from error
         return {
             "id": _digest(concept.name),
             "question": asked.question,
@@ -376,14 +376,14 @@ def balanced(
     by_kind: dict[str, list[int]] = {name: [] for name in TAXONOMY}
     for number in rng.permutation(len(rows)).tolist():
         by_kind[rows[number]["metadata"]["type"]].append(number)
-    sampled = alike({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
-    held_out = alike(sampled, min(test, sum(sampled.values()) // 2))
+    sampled = equal_shares({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
+    held_out = equal_shares(sampled, min(test, sum(sampled.values()) // 2))
     tested = {number for name, items in by_kind.items() for number in items[: held_out[name]]}
     drawn = {number for name, items in by_kind.items() for number in items[: sampled[name]]}
     return [rows[i] for i in sorted(drawn - tested)], [rows[i] for i in sorted(tested)]
 
 
-def alike(there: Mapping[str, int], wanted: int) -> dict[str, int]:
+def equal_shares(there: Mapping[str, int], wanted: int) -> dict[str, int]:
     """How many of each kind to take to get `wanted` in all: equally many, as far as there are enough. The first kinds get the
     remainder."""
     counts = dict.fromkeys(there, 0)

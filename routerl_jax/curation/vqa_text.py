@@ -7,7 +7,7 @@ import dataclasses
 import re
 
 from routerl_jax.agents.grammar import between
-from routerl_jax.curation.attempts import GivenUp
+from routerl_jax.curation.attempts import AttemptFailed
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 # Kinds of knowledge that a question may ask for, each with its description in the prompt.
@@ -33,7 +33,7 @@ _SOURCE = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class QuestionAnswer:
     """A question about a picture, and its answer."""
 
     question: str
@@ -65,45 +65,45 @@ def kind_prompt(question: str, answer: str) -> str:
     )
 
 
-def again_prompt(why: str) -> str:
+def retry_prompt(why: str) -> str:
     """The prompt after a reply that could not be used."""
     return f"That could not be used: {why}. Write another question and answer in the same form."
 
 
-def read_question(reply: str, names: tuple[str, ...]) -> Asked:
+def read_question(reply: str, names: tuple[str, ...]) -> QuestionAnswer:
     """The question and answer in a reply.
 
     Args:
       names: names of the concept. The answer must contain one of them.
 
     Raises:
-      GivenUp: the reply breaks a rule, which the message names.
+      AttemptFailed: the reply breaks a rule, which the message names.
     """
     if "<none/>" in reply:
-        raise GivenUp("not shown", "the model says that picture and text do not show it")
+        raise AttemptFailed("not shown", "the model says that picture and text do not show it")
     question, answer = (between(reply, f"<{tag}>", f"</{tag}>") for tag in ("question", "answer"))
     if not question or not answer:
-        raise GivenUp("unreadable reply", "there is no question and answer in their tags")
+        raise AttemptFailed("unreadable reply", "there is no question and answer in their tags")
     question, answer = " ".join(question.split()), " ".join(answer.split())
     if not any(_holds(answer, name) for name in names):
-        raise GivenUp("answer without the concept", f"the answer {answer!r} does not name {names[0]!r}")
+        raise AttemptFailed("answer without the concept", f"the answer {answer!r} does not name {names[0]!r}")
     if not re.match(rf"({'|'.join(QUESTION_WORDS)})\b", question, re.IGNORECASE):
-        raise GivenUp("no question word", f"the question begins with {question.split()[0]!r}")
+        raise AttemptFailed("no question word", f"the question begins with {question.split()[0]!r}")
     if leaked := _given_away(question, (*names, answer)):
-        raise GivenUp("given away", f"the question says {leaked!r}")
+        raise AttemptFailed("given away", f"the question says {leaked!r}")
     if not question.endswith("?") or "?" in question[:-1] or len(question.split()) > _MOST_WORDS:
-        raise GivenUp("not as one would ask", f"it must be one question of at most {_MOST_WORDS} words")
+        raise AttemptFailed("not as one would ask", f"it must be one question of at most {_MOST_WORDS} words")
     if match := _SOURCE.search(question):
-        raise GivenUp("not as one would ask", f"the question speaks of {match.group()!r}, which nobody sees")
-    return Asked(question=question, answer=answer)
+        raise AttemptFailed("not as one would ask", f"the question speaks of {match.group()!r}, which nobody sees")
+    return QuestionAnswer(question=question, answer=answer)
 
 
 def read_kind(reply: str) -> str:
-    """The kind of knowledge in a reply. Raises GivenUp if it is not in the taxonomy."""
+    """The kind of knowledge in a reply. Raises AttemptFailed if it is not in the taxonomy."""
     reply_kind = (between(reply, "<kind>", "</kind>") or "").strip().lower()
     kind = next((name for name in TAXONOMY if name.lower() == reply_kind), "")
     if not kind:
-        raise GivenUp("unknown kind", f"{reply_kind or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
+        raise AttemptFailed("unknown kind", f"{reply_kind or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
     return kind
 
 

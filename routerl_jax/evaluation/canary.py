@@ -12,7 +12,7 @@ from routerl_jax.generation.policy import Policy
 from routerl_jax.knowledge.query import query_text
 
 
-class Elsewhere:
+class RandomQueryTool:
     """A tool that ignores its query and searches for a question from a pool: it returns real but useless passages.
 
     Args:
@@ -43,7 +43,7 @@ def canary(
     learnt that searching is useless. Both show earlier here than in validation.
     """
     pool = [example.question for example in examples]
-    elsewhere = {name: Elsewhere(tool, pool) for name, tool in tools.items()}
+    elsewhere = {name: RandomQueryTool(tool, pool) for name, tool in tools.items()}
     summary, _ = score(agent, examples, engine, elsewhere, normalizer, tool_timeout=tool_timeout)
     return {f"canary/{name}": summary[name] for name in ("em", "searches_per_question")}
 

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.files import write_json_lines, write_whole
+from routerl_jax.core.files import write_atomic, write_json_lines
 from routerl_jax.core.rows import Place, read_rows
 from routerl_jax.core.types import (
     Action,
@@ -56,7 +56,7 @@ class PictureFiles:
                 self._names[digest] = f"{_PICTURES}/{hashlib.sha256(content).hexdigest()[:24]}.{form}"
                 path = self._directory / self._names[digest]
                 if not path.is_file():
-                    write_whole(path, content, shared=True)
+                    write_atomic(path, content, shared=True)
         except ValueError:
             return ""
         return self._names[digest]

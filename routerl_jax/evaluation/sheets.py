@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.records import picture_place
 from routerl_jax.models.images import decode_image
 
@@ -52,7 +52,7 @@ def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: path
     content = buffer.getvalue()
     path = sheets / f"{hashlib.sha256(content).hexdigest()[:24]}.png"
     if not path.is_file():
-        write_whole(path, content, shared=True)
+        write_atomic(path, content, shared=True)
     return path
 
 

@@ -40,7 +40,6 @@ from routerl_jax.knowledge.encoders import (
     token_counter,
 )
 from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.given_vectors import backend_over, check_vectors, check_width
 from routerl_jax.knowledge.index import (
     AUTO,
     INDEXES,
@@ -50,6 +49,7 @@ from routerl_jax.knowledge.index import (
     opening_backend,
 )
 from routerl_jax.knowledge.measures import Clock
+from routerl_jax.knowledge.precomputed_vectors import backend_over, check_vectors, check_width
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,

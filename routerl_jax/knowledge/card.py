@@ -6,7 +6,7 @@ import json
 import pathlib
 from collections.abc import Mapping
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.store import Manifest
@@ -60,7 +60,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
-    write_whole(place / CARD, "\n".join(lines) + "\n")
+    write_atomic(place / CARD, "\n".join(lines) + "\n")
 
 
 def _block(settings: Mapping[str, object]) -> list[str]:

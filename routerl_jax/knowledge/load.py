@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from routerl_jax.core.buckets import beside, fetched, in_bucket, place_of
+from routerl_jax.core.buckets import fetched, in_bucket, place_of, resolve_place
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import passages_sha256
@@ -89,7 +89,7 @@ def _member_place(directory: pathlib.Path, member: str) -> str:
     if is_url(member) or in_bucket(member):
         return member
     home = place_of(directory)
-    return beside(home, member) if in_bucket(home) else str((directory / member).resolve())
+    return resolve_place(home, member) if in_bucket(home) else str((directory / member).resolve())
 
 
 def has_index(place: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from PIL import Image
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.models.images import ImageSource, decode_image
 
 PICTURES = "pictures"
@@ -41,7 +41,7 @@ class PictureFiles:
     def write(self, row: int, encoded: bytes) -> pathlib.Path:
         """Writes a picture from `encode`."""
         path = self.path(row)
-        write_whole(path, encoded)
+        write_atomic(path, encoded)
         return path
 
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:

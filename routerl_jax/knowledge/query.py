@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Query, TextAndImage
 from routerl_jax.models.images import image_digest
 
@@ -86,10 +86,10 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
     for key, value in beside.items():
         if not isinstance(value, str):
             raise ValueError(f"query {number} has a {key} of type {type(value).__name__}, expected a string")
-    text, image = whole_letters(query.text or ""), query.image
+    text, image = replace_surrogates(query.text or ""), query.image
     if image is not None and "image" not in reads:
         raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
     if text.strip() and "text" not in reads:
         raise ValueError(f"query {number} has a text, but knowledge base {name!r} is searched by pictures alone")
-    beside = {key: whole_letters(value) for key, value in beside.items()}
+    beside = {key: replace_surrogates(value) for key, value in beside.items()}
     return _plain(TextAndImage(text=text or None, image=image, **beside))

@@ -28,7 +28,7 @@ from jaxtyping import Int
 
 from routerl_jax.core.buckets import fetched, in_bucket, listing
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.faiss_file import FaissVectors
 from routerl_jax.knowledge.vector_index import VectorSource
@@ -106,7 +106,7 @@ class Manifest:
     def write(self, directory: pathlib.Path) -> None:
         """Replaces DIR/kb.json atomically: a reader sees the old one or the new one."""
         text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
-        write_whole(directory / MANIFEST, text, sync=True)
+        write_atomic(directory / MANIFEST, text, sync=True)
 
 
 def built_at(place: str) -> pathlib.Path | None:

@@ -25,7 +25,7 @@ from absl import logging
 from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
-from routerl_jax.core.files import sync, sync_tree, write_whole
+from routerl_jax.core.files import sync, sync_tree, write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
@@ -375,4 +375,4 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
 
 def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker atomically."""
-    write_whole(marker, json.dumps(content))
+    write_atomic(marker, json.dumps(content))

@@ -17,7 +17,7 @@ from jaxtyping import Array
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.programs import LearnerState, jit_programs, optimizer_homes
+from routerl_jax.learning.programs import LearnerState, jit_programs, optimizer_shardings
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.lora import adapters
 from routerl_jax.parallel.compilation import compiled_programs
@@ -72,7 +72,7 @@ class Learner:
             raise ValueError(f"no parameter of the model is trainable ({trainable} selects none)")
         self.layout = layout
         self._finite = jax.jit(_all_finite, out_shardings=replicated(layout.mesh))
-        self._begin = jax.jit(optimizer.init, out_shardings=optimizer_homes(optimizer, params, layout.mesh))
+        self._begin = jax.jit(optimizer.init, out_shardings=optimizer_shardings(optimizer, params, layout.mesh))
         self.state = LearnerState(
             params=_copied(params),
             opt_state=self._begin(params),

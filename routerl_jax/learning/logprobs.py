@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.learning.losses import KLDirection
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.decoder import Decoder, Features, Ran, Remat
+from routerl_jax.models.decoder import Decoder, DecoderOutput, Features, Remat
 from routerl_jax.models.experts import Routing
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -64,7 +64,7 @@ def target_scores(
       routes: the experts of each token, of the model and the reference alike; default: each router chooses.
     """
 
-    def hidden(model: Decoder) -> Ran:
+    def hidden(model: Decoder) -> DecoderOutput:
         features = None
         if images is not None and image_index is not None:
             assert isinstance(model, VisionLanguageModel)

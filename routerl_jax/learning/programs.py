@@ -49,7 +49,7 @@ class Programs:
 def jit_programs(
     model: Decoder,
     trainable: Any,
-    homes: Any,
+    state_shardings: Any,
     layout: BatchLayout,
     optimizer: optax.GradientTransformation,
     loss: LossConfig,
@@ -57,7 +57,7 @@ def jit_programs(
     temperature: float,
     remat: Remat,
 ) -> Programs:
-    """Programs for a model, which may be abstract. `homes` are the shardings of its LearnerState; others as for Learner."""
+    """Programs for a model, which may be abstract. `state_shardings` are those of its LearnerState; others as for Learner."""
     attention, graph = Attention.on(layout.mesh), nnx.split(model, trainable, ...)[0]
 
     def score(params: nnx.State, frozen: nnx.State, reference: nnx.State | None, fields: dict[str, Any]) -> Scores:
@@ -91,7 +91,7 @@ def jit_programs(
     small = replicated(layout.mesh)
     return Programs(
         logprobs=jax.jit(logprobs, out_shardings=small),
-        update=jax.jit(update, donate_argnames="state", out_shardings=(homes, small, small)),
+        update=jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, small, small)),
     )
 
 
@@ -101,7 +101,7 @@ def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, m
     def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
 
-    placements = optimizer_homes(optimizer, params, mesh)
+    placements = optimizer_shardings(optimizer, params, mesh)
     return LearnerState(
         params=params,
         opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), placements),
@@ -109,7 +109,7 @@ def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, m
     )
 
 
-def optimizer_homes(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
+def optimizer_shardings(optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh) -> Any:
     """Shardings of the optimiser's state. Moments have those of their parameters (matched by the end of the path); the rest is
     replicated."""
     sharding_of = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}

@@ -19,7 +19,7 @@ class Completion:
       error: why it failed, in one line; None if it did not fail.
       finish: "stop" (the model ended its answer), "length" (`max_tokens` cut it off) or "error".
       prompt_tokens, tokens: number of tokens read and written; 0 if unknown.
-      kept: the answer came from a cache.
+      cached: the answer came from a cache.
       fault: the kind of the error (`llms.faults`); "" if it is unknown.
       stopped_by: the stop string that ended the answer, if the server names it. It is not part of `text`.
       seconds: the time that the answer took; 0 if it was not measured.
@@ -30,13 +30,13 @@ class Completion:
     finish: str = "stop"
     prompt_tokens: int = 0
     tokens: int = 0
-    kept: bool = False
+    cached: bool = False
     fault: str = ""
     stopped_by: str = ""
     seconds: float = 0.0
 
 
-def spoken(conversation: Sequence[Message]) -> list[list[str]]:
+def conversation_json(conversation: Sequence[Message]) -> list[list[str]]:
     """A conversation as JSON-serialisable data: roles, contents, and the digests and positions of pictures.
 
     Equal conversations give equal data.
@@ -71,7 +71,7 @@ class ChatModel(Protocol):
     ) -> list[Completion]:
         """One answer per conversation, in order.
 
-        A conversation that fails has `error` set; nothing is raised for it. The caller may set a time limit (core.patience):
+        A conversation that fails has `error` set; nothing is raised for it. The caller may set a time limit (core.time_limit):
         conversations that have no answer by then have failed.
 
         Args:

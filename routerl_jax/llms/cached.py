@@ -11,7 +11,7 @@ from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message
 from routerl_jax.llms import faults
-from routerl_jax.llms.base import ChatModel, Completion, spoken
+from routerl_jax.llms.base import ChatModel, Completion, conversation_json
 from routerl_jax.remote.cache import Cache, LayeredCache, SqliteCache, cache_key
 
 
@@ -61,7 +61,7 @@ class CachedModel:
         keys = []
         for number, messages in enumerate(conversations):
             try:
-                keys.append(cache_key("llm", key_parts, spoken(messages)))
+                keys.append(cache_key("llm", key_parts, conversation_json(messages)))
             except ValueError as error:  # a picture that can't be read
                 keys.append(f"unreadable {number}")
                 answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
@@ -94,8 +94,8 @@ class CachedModel:
 
 
 def _write(answer: Completion) -> bytes:
-    return json.dumps({key: value for key, value in dataclasses.asdict(answer).items() if key != "kept"}).encode()
+    return json.dumps({key: value for key, value in dataclasses.asdict(answer).items() if key != "cached"}).encode()
 
 
 def _read(value: bytes) -> Completion:
-    return Completion(**json.loads(value), kept=True)
+    return Completion(**json.loads(value), cached=True)

@@ -12,13 +12,13 @@ from typing import Any
 
 import jax
 
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import Generated
-from routerl_jax.llms.base import Completion, spoken
+from routerl_jax.llms.base import Completion, conversation_json
 from routerl_jax.llms.schemas import with_schema
 
 
@@ -117,4 +117,4 @@ def _result(job: Future[Completion]) -> Completion:
 
 
 def _identity(conversation: Sequence[Message]) -> str:
-    return hashlib.sha256(json.dumps(spoken(conversation)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(conversation_json(conversation)).encode()).hexdigest()

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
-from routerl_jax.core.patience import patience, seconds_left
 from routerl_jax.core.progress import waiting
+from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Episode, Message, Verdict, VerdictKind
 from routerl_jax.llms.base import ChatModel, Completion
 from routerl_jax.llms.cached import CachedModel
@@ -84,7 +84,7 @@ class ModelJudge:
         for i, episode in enumerate(episodes):
             kind, reply = reply_of.get(i, _Reply("unasked", Completion()))
             text = " ".join((reply.error or reply.text).split())[-_SHOWN:]
-            verdicts.append(Verdict(kind=kind, counts=self._counts(kind, episode), kept=reply.kept, said=text))
+            verdicts.append(Verdict(kind=kind, counts=self._counts(kind, episode), kept=reply.cached, said=text))
         return verdicts
 
     def _conversation(self, episode: Episode) -> list[Message]:
@@ -99,10 +99,10 @@ class ModelJudge:
         model, config = self._model, self._config
         replies: list[_Reply] = []
         pending = list(range(len(conversations)))
-        with patience(config.seconds):
+        with time_limit(config.seconds):
             for sample in range(config.asks):
                 last = sample + 1 == config.asks
-                with patience(seconds_left() * (1.0 if last else _SHARE)):
+                with time_limit(seconds_left() * (1.0 if last else _SHARE)):
                     answers = model.complete(
                         [conversations[i] for i in pending],
                         max_tokens=config.max_tokens,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.patience import seconds_left
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.llms import faults
 from routerl_jax.llms.base import Completion
@@ -240,7 +240,7 @@ def _completion(reply: Any) -> Completion:
     elif not isinstance(content, str):
         error, fault = f"an answer without text (finish_reason {finish!r})", faults.EMPTY
     else:
-        text = whole_letters(content)
+        text = replace_surrogates(content)
     return Completion(
         text=text,
         error=error,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Failure, Usage
 from routerl_jax.generation.policy import Endpoint, TurnFailed
 from routerl_jax.generation.sampling import GREEDY, Sampling
@@ -22,8 +22,8 @@ from routerl_jax.llms.config import PolicyModelConfig
 from routerl_jax.llms.load import endpoint_model
 from routerl_jax.llms.metered import Budget, MeteredModel, Price
 from routerl_jax.llms.sent_pictures import SentPictures
-from routerl_jax.llms.stop_strings import ended, gone_on, to_send
-from routerl_jax.llms.transcript import PICTURE, Asked, Transcript, asked
+from routerl_jax.llms.stop_strings import continuation, ended, to_send
+from routerl_jax.llms.transcript import PICTURE, ChatRequest, Transcript, chat_request
 from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import LocalRateLimiter
@@ -186,7 +186,7 @@ class ChatModel(Endpoint):
             raise DoesNotFit(f"{stream.name} is full; check `room` before asking for a turn")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
-        chat = asked(stream.ledger, stream.forced, self.transcript, self.config.form)
+        chat = chat_request(stream.ledger, stream.forced, self.transcript, self.config.form)
         request = _Request(what=chat, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
         self._under_way[id(stream)] = (stream, request)
         if len(self._workers) < min(self.rows, len(self._under_way)):
@@ -258,12 +258,12 @@ class ChatModel(Endpoint):
     def _turn(self, stream: Stream, request: _Request, reply: Completion) -> Generated | TurnFailed:
         """Adds a reply to its stream, and its cost to the usage."""
         cost = self.price.of(reply.prompt_tokens, reply.tokens)
-        if reply.kept:
+        if reply.cached:
             self.budget.spend(cost)
         assert stream.usage is not None
         stream.usage += Usage(
             replies=1,
-            kept=int(reply.kept),
+            kept=int(reply.cached),
             prompt_tokens=reply.prompt_tokens,
             tokens=reply.tokens,
             seconds=reply.seconds,
@@ -271,11 +271,11 @@ class ChatModel(Endpoint):
         )
         if reply.error is not None:
             return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
-        text = reply.text if request.what.continued else gone_on(reply.text, request.what.begun)
+        text = reply.text if request.what.continued else continuation(reply.text, request.what.begun)
         if not text.strip():
             message = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
             return TurnFailed(Failure(kind=faults.EMPTY, message=message))
-        text, reason = ended(reply, whole_letters(text), request.stops, request.what.begun)
+        text, reason = ended(reply, replace_surrogates(text), request.stops, request.what.begun)
         ids = self.transcript.encode_written(text)
         stream.ledger.sample(ids, [0.0] * len(ids), -1)
         stream.turn += 1
@@ -285,7 +285,7 @@ class ChatModel(Endpoint):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Request:
-    what: Asked
+    what: ChatRequest
     stops: tuple[str, ...]
     max_tokens: int
     sampling: Sampling

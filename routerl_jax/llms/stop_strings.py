@@ -63,7 +63,7 @@ def ended(reply: Completion, text: str, stops: Sequence[str], begun: str = "") -
     return Ended(text + max(unclosed)[1], "stop") if unclosed else Ended(text, "eos")
 
 
-def gone_on(text: str, begun: str) -> str:
+def continuation(text: str, begun: str) -> str:
     """A reply without the beginning that it was asked to repeat, and without anything before that."""
     beginning = begun.strip()
     last_line = beginning.splitlines()[-1].strip() if beginning else ""

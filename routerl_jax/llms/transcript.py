@@ -133,7 +133,7 @@ class _Said:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class ChatRequest:
     """A request to a chat model.
 
     Attributes:
@@ -148,7 +148,9 @@ class Asked:
     continued: bool = False
 
 
-def asked(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, form: Form = "turns") -> Asked:
+def chat_request(
+    ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, form: Form = "turns"
+) -> ChatRequest:
     """A conversation as messages.
 
     Text that the policy wrote, or that was forced in its place, is the assistant's. An observation within the policy's turn
@@ -165,11 +167,11 @@ def asked(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Trans
         if not any(part.images for part in parts if part.role == "assistant"):
             continued = bool(parts) and parts[-1].role == "assistant"
             begun = parts[-1].text[parts[-1].written :] if continued else ""
-            return Asked(messages=[_message(part) for part in parts], begun=begun, continued=continued)
+            return ChatRequest(messages=[_message(part) for part in parts], begun=begun, continued=continued)
     parts = _said(ledger, forced, transcript, whole=False)
     last = parts[-1] if parts else _Said("user")
     if last.role != "assistant":
-        return Asked(messages=[_message(part, strip=True) for part in parts])
+        return ChatRequest(messages=[_message(part, strip=True) for part in parts])
     begun, last.text = last.text[last.written :], last.text[: last.written]
     request = _BEGIN_WITH.format(begun=begun.strip()) if begun.strip() else _GO_ON
     parts = parts if last.text.strip() else parts[:-1]
@@ -177,7 +179,7 @@ def asked(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Trans
         parts[-1].text = f"{parts[-1].text.rstrip()}\n\n{request}"
     else:
         parts.append(_Said("user", request))
-    return Asked(messages=[_message(part, strip=True) for part in parts], begun=begun)
+    return ChatRequest(messages=[_message(part, strip=True) for part in parts], begun=begun)
 
 
 def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, *, whole: bool) -> list[_Said]:

@@ -75,7 +75,7 @@ class Features:
         return taken.reshape(x_BTD.shape).astype(x_BTD.dtype)
 
 
-class Ran(NamedTuple):
+class DecoderOutput(NamedTuple):
     """What `Decoder.run` gives."""
 
     hidden: Float[Array, "B T D"]  # normed
@@ -223,7 +223,7 @@ class Decoder(nnx.Module):
         attention: Attention | None = None,
         features: Features | None = None,
         replayed: Int[Array, "B T L C"] | None = None,
-    ) -> Ran:
+    ) -> DecoderOutput:
         """Runs whole sequences: hidden states, and what the routers did (of tokens in a segment that is not 0).
 
         Args:
@@ -271,7 +271,7 @@ class Decoder(nnx.Module):
         replayed: Int[Array, "B T L C"] | None = None,
         counted: Bool[Array, "B T"] | None = None,
         mesh: Mesh | None = None,
-    ) -> Ran:
+    ) -> DecoderOutput:
         """Runs all blocks with a given attention, which may read and replace a per-layer cache.
 
         Args:
@@ -328,7 +328,7 @@ class Decoder(nnx.Module):
         features: Features | None,
         replayed: Array | None,
         routing: dict[str, Any],
-    ) -> Ran:
+    ) -> DecoderOutput:
         dtype = self.compute_dtype
         x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
         if features is not None:
@@ -388,7 +388,7 @@ class Decoder(nnx.Module):
             new_caches = held if shared else new_caches
         if routed is not None:
             routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
-        return Ran(rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches, routed)
+        return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches, routed)
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""

@@ -18,7 +18,7 @@ from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.mapping import Rule, Rules, spelled
-from routerl_jax.models.stored import DTYPES, Stored, tensors_of
+from routerl_jax.models.stored import DTYPES, StoredTensor, tensors_of
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.sharding import shardings
 
@@ -87,7 +87,7 @@ class Checkpoint:
         self.directory = directory
         self.bytes_read = 0
         self._spellings = tuple(spellings)
-        self._stored: dict[str, Stored] = {}
+        self._stored: dict[str, StoredTensor] = {}
         index = directory / "model.safetensors.index.json"
         if not index.is_file():
             self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
@@ -165,7 +165,7 @@ class Checkpoint:
             for bounds, block in blocks:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
-    def _find(self, name: str) -> Stored | None:
+    def _find(self, name: str) -> StoredTensor | None:
         names = spelled(name, self._spellings)
         return next((self._stored[name] for name in names if name in self._stored), None)
 

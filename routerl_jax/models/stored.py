@@ -26,7 +26,7 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a file."""
 
     file: pathlib.Path
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
         return np.memmap(self.file, DTYPES[self.dtype], "r", self.offset + start * width, shape)
 
 
-def tensors_of(file: pathlib.Path) -> list[Stored]:
+def tensors_of(file: pathlib.Path) -> list[StoredTensor]:
     """The tensors of a safetensors file.
 
     Raises:
@@ -59,7 +59,7 @@ def tensors_of(file: pathlib.Path) -> list[Stored]:
         size = int.from_bytes(stream.read(8), "little")
         header = json.loads(stream.read(size))
     return [
-        Stored(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + entry["data_offsets"][0])
+        StoredTensor(file, name, tuple(entry["shape"]), entry["dtype"], 8 + size + entry["data_offsets"][0])
         for name, entry in header.items()
         if name != "__metadata__"
     ]

@@ -34,7 +34,7 @@ _ATTEMPTS = 5  # at taking the lock, if its file is removed meanwhile
 
 
 @contextlib.contextmanager
-def alone(directory: pathlib.Path) -> Iterator[None]:
+def directory_lock(directory: pathlib.Path) -> Iterator[None]:
     """Keeps every other process out of `directory` (made if missing) until the block ends.
 
     A lock left by a killed process is taken over, with a warning. If that process ran on this machine, this happens at once; if
@@ -58,10 +58,13 @@ def alone(directory: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone_as_job(directory: pathlib.Path) -> Iterator[None]:
-    """`alone` for a job of several processes. The main one holds the lock; a refusal is raised on all (a collective call)."""
+def job_directory_lock(directory: pathlib.Path) -> Iterator[None]:
+    """`directory_lock` for a job of several processes. The main one holds the lock; a refusal is raised on all.
+
+    A collective call.
+    """
     with contextlib.ExitStack() as held:
-        multihost.on_main(lambda: held.enter_context(alone(directory)))
+        multihost.on_main(lambda: held.enter_context(directory_lock(directory)))
         yield
 
 

@@ -46,7 +46,7 @@ class BackgroundLoop:
         self._thread.join(5)
 
 
-def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine in a new loop and returns its result. This also works in a notebook, whose own loop is running."""
     try:
         asyncio.get_running_loop()
@@ -56,7 +56,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, coroutine).result()
 
 
-async def at_once(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:
+async def gather_bounded(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:
     """The results of `work` for all items, in order, at most `most` at once. The first failure is raised and ends the rest."""
     slots = asyncio.Semaphore(most)
 

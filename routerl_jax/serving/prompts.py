@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.serving.errors import invalid
@@ -79,7 +79,7 @@ class Prompts:
 
     def of_text(self, prompt: str | list[int]) -> Prompt:
         """The prompt of a text or of token ids. Special tokens in the text are special tokens. Raises ApiError."""
-        ids = self.tokenizer.encode_prompt(whole_letters(prompt)) if isinstance(prompt, str) else prompt
+        ids = self.tokenizer.encode_prompt(replace_surrogates(prompt)) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
         if odd := next((one for one in ids if not 0 <= one < self.size), None):
@@ -156,7 +156,7 @@ class Prompts:
         return self._plain(value) if isinstance(value, str) else value
 
     def _plain(self, text: str) -> str:
-        return self.tokenizer.plain(whole_letters(text), self.tags)
+        return self.tokenizer.plain(replace_surrogates(text), self.tags)
 
 
 def _names_function(call: Mapping[str, Any]) -> bool:

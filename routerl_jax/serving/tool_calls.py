@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 from routerl_jax.agents.tool_forms import FORMS
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
 _HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
@@ -69,7 +69,7 @@ def _call(text: str) -> dict[str, Any] | None:
     if not isinstance(arguments, dict):
         return None
     function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
-    function = {key: whole_letters(value) for key, value in function.items()}
+    function = {key: replace_surrogates(value) for key, value in function.items()}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 
 

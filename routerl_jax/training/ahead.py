@@ -21,7 +21,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.agents.agent import Agent, SearchTool
-from routerl_jax.core.kept import dumps, loads
+from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.generation.engine import Engine
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.rollouts import Rollouts, roll_out

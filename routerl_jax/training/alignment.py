@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from routerl_jax.core.progress import Bar
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.learning.programs import optimizer_homes
+from routerl_jax.learning.programs import optimizer_shardings
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -58,7 +58,7 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
 
     mesh = model.visual.patch[...].sharding.mesh
     # placed like the parameters from the start; otherwise the second update would be compiled again
-    begin = jax.jit(optimizer.init, out_shardings=optimizer_homes(optimizer, params, mesh))
+    begin = jax.jit(optimizer.init, out_shardings=optimizer_shardings(optimizer, params, mesh))
     state, right = begin(params), jnp.zeros(())
     for number in Bar(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
         params, state, right = update(params, state, *sheets(model, [10, seed, number]))

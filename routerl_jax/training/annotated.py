@@ -18,7 +18,7 @@ from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_aside
-from routerl_jax.remote.background import run_to_end
+from routerl_jax.remote.background import run_coroutine
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _BATCH = 256  # searches at a time
@@ -76,7 +76,7 @@ def worked_examples(
         calls: list[Call] = []
         for start in range(0, len(queries), _BATCH):
             requests = [Request(tool, query, k) for tool, query, _ in queries[start : start + _BATCH]]
-            calls += run_to_end(calls_of_all(tools, requests, timeout))
+            calls += run_coroutine(calls_of_all(tools, requests, timeout))
         if failed := [call for call in calls if call.error is not None]:
             raise RuntimeError(
                 f"{len(failed)} of {len(calls)} searches for demonstrations failed, the first one, of {failed[0].tool} for "

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.training.config import KnowledgeConfig
@@ -61,7 +61,7 @@ def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progres
         pages = Bar(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
         for page in pages:
             if not (picture := path.parent / page.file).is_file():
-                write_whole(picture, encoded(page), shared=True)
+                write_atomic(picture, encoded(page), shared=True)
     return _written(name, rows)
 
 
@@ -75,7 +75,7 @@ def _written(name: str, rows: list[dict[str, Any]]) -> str:
     """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
     path = _written_place(name, content := _lines(rows))
     if not path.is_file():
-        write_whole(path, content, shared=True)
+        write_atomic(path, content, shared=True)
     return str(path)
 
 

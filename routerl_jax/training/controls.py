@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from routerl_jax.core.config import naming
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.paired import compare_records
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.config import CalibrationConfig, TrainConfig
 from routerl_jax.training.demonstrations import check_demonstrations
-from routerl_jax.training.judging import check_names
+from routerl_jax.training.evaluation import check_names
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
 from routerl_jax.training.snapshots import shared_snapshot
@@ -85,7 +85,7 @@ def run_controls(
     for name in config.controls:
         directory = control_directory(workdir, name)
         gc.collect()  # reference cycles still hold the previous run; its memory is needed now
-        with alone_as_job(directory), naming(f"config.controls.{name}"):
+        with job_directory_lock(directory), naming(f"config.controls.{name}"):
             control_results = train(control_config(config, workdir, name), directory, resume=True)
         results["agents"][name] = control_results["agents"][name]
         results["seconds"][f"controls/{name}"] = control_results["seconds"]["total"]
@@ -97,7 +97,7 @@ def run_controls(
             comparisons[name] = compare_records(*records, normalizer=config.evaluation.normalizer)
     if multihost.is_main():
         results["comparisons"] = comparisons
-        write_whole(workdir / "results.json", json.dumps(results, indent=2) + "\n")
+        write_atomic(workdir / "results.json", json.dumps(results, indent=2) + "\n")
         print_table(results["agents"], workdir, headline=headline(config, build_recipe(config)))
     return results
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import PART
 
@@ -111,7 +111,7 @@ class Profiler:
             return
         newest = max(self._place.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
-        write_whole(self._place / "profile.txt", text)
+        write_atomic(self._place / "profile.txt", text)
         print(text)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, check_choices
 from routerl_jax.agents.room import no_room
 from routerl_jax.core.config import naming
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
@@ -27,7 +27,7 @@ from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
-from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.ahead import Ahead
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.clock import Clock
@@ -35,8 +35,8 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.contamination import check_overlap
 from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
+from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.judging import before_agents, check_names, judging_questions, keep_table, kept_tables
 from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.passes import count_steps
@@ -84,7 +84,7 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     """
     config = count_steps(config)
     tell_compilations()
-    with alone_as_job(workdir):
+    with job_directory_lock(workdir):
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
 
@@ -125,7 +125,7 @@ class _Training:
             check_overlap(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             check_engine_devices(config.mesh)
-            self.validation, self.test = judging_questions(config)
+            self.validation, self.test = evaluation_questions(config)
         with self.clock("warm_start"):
             start = warm_start(config, workdir, resume=resume)
         with self.clock("setup"):
@@ -231,7 +231,7 @@ class _Training:
         agents = {"trained": self.judged}
         if config.evaluation.baselines and not any(golden_step(example) is not None for example in self.test):
             agents |= self.judged.baselines(tuple(config.knowledge))
-        table = kept_tables(self.workdir, ["warm_start", *config.stages], self._asked())
+        table = saved_tables(self.workdir, ["warm_start", *config.stages], self._asked())
         table |= self._evaluate(agents) if usable else {}
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
         counted = self._counted()
@@ -248,7 +248,7 @@ class _Training:
             "peak_memory_gib": memory_metrics(),
         }
         if multihost.is_main():
-            write_whole(self.workdir / "results.json", json.dumps(results, indent=2) + "\n")
+            write_atomic(self.workdir / "results.json", json.dumps(results, indent=2) + "\n")
             figures.training_figures(rows, self.workdir / "figures", tuple(config.knowledge))
             if table:
                 print_table(table, self.workdir, headline=headline(config, self.recipe))
@@ -260,13 +260,13 @@ class _Training:
 
     def keep(self, name: str, agents: Mapping[str, Agent] | None = None) -> None:
         """Scores the present policy, for the table at the end of the run."""
-        keep_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._asked())
+        save_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._asked())
 
     def calibration(self) -> dict[str, Any]:
         """`calibration.calibration` of the untrained policy's scores, by kind of question."""
         if not (settings := self.config.evaluation.calibration).kind:
             return {}
-        tables = kept_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
+        tables = saved_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
         return calibration(multihost.exchange(tables)[0], settings)
 
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import first_difference, from_config_dict, naming
-from routerl_jax.core.files import read_json, write_whole
+from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.version import code_version
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
@@ -113,8 +113,8 @@ class Run:
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             # Written last, so that a run refused above can be started again with a corrected configuration.
             _write_config(config, workdir / "config.json")
-            write_whole(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
-            write_whole(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
+            write_atomic(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
+            write_atomic(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
         send(workdir)
 
     def save(self, step: int, *, into: Checkpoints | None = None, rollouts: bytes = b"", **extra: Any) -> None:
@@ -334,7 +334,7 @@ def _as_json(config: TrainConfig) -> dict[str, Any]:
 
 
 def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
-    write_whole(path, json.dumps(_as_json(config), indent=2) + "\n")
+    write_atomic(path, json.dumps(_as_json(config), indent=2) + "\n")
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -18,7 +18,7 @@ from routerl_jax.core.checked import (
     checked,
 )
 from routerl_jax.core.config import naming
-from routerl_jax.core.patience import USUAL
+from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
@@ -148,7 +148,7 @@ class RolloutConfig:
     top_p: PositiveFraction = 1.0  # sample from the likeliest tokens that together have this probability; 1: from all
     top_k: Count = 0  # sample from this many of the likeliest tokens; 0: from all
     deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
-    tool_timeout: Positive = USUAL  # seconds
+    tool_timeout: Positive = DEFAULT_SECONDS  # seconds
     # routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
     forks: Count = 0
     # rounds in which groups whose rewards are all equal are replaced by the next questions' (dynamic sampling); 0: none

@@ -14,7 +14,7 @@ from absl import logging
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import texts
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
@@ -26,7 +26,7 @@ from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
-from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.alignment import align_tower
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
@@ -56,7 +56,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
     """
     tell_compilations()
-    with alone_as_job(workdir):
+    with job_directory_lock(workdir):
         return _train(config, workdir, resume)
 
 
@@ -108,7 +108,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
-        write_whole(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
+        write_atomic(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
 

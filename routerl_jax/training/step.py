@@ -22,7 +22,7 @@ from routerl_jax.training.credit.assign import (
     portions,
     sequences_of,
 )
-from routerl_jax.training.credit.forks import as_the_policy_goes
+from routerl_jax.training.credit.forks import sample_branches
 from routerl_jax.training.credit.off_policy import correct, corrects, with_logprobs
 from routerl_jax.training.episode_log import log_episodes
 from routerl_jax.training.health import (
@@ -77,7 +77,7 @@ def learn(
         learner.restart()
     learner.switch(config.learner.loss, config.rollout.temperature or 1.0, run_.optimizer(stage.updates))
     episodes, groups, stats = rollouts.episodes, rollouts.groups, rollouts.driver
-    unforked = as_the_policy_goes(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
+    unforked = sample_branches(episodes, [config.seed, step]) if config.rollout.forks else range(len(episodes))
     metrics = rollout_metrics(
         [episodes[i] for i in unforked], groups[list(unforked)], config.evaluation.normalizer, tuple(tools)
     )

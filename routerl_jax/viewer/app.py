@@ -159,7 +159,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
             Route("/api/picture", show),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(Guarded)],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(SecurityHeaders)],
         lifespan=lifespan,
     )
     app.state.viewer = viewer
@@ -172,7 +172,7 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-class Guarded:
+class SecurityHeaders:
     """Middleware that adds _HEADERS to every reply. A reply that does not say how long it may be cached is checked again each
     time."""
 

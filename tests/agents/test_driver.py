@@ -12,7 +12,7 @@ import pytest
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import DriverStats, run
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.evaluation.records import episode_record
 from tests import tiny

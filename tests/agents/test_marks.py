@@ -16,7 +16,7 @@ from tokenizers import AddedToken
 from routerl_jax.agents.agent import Agent, Rerouted
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.routing import Always
+from routerl_jax.agents.routing import FixedRouting
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent
@@ -162,7 +162,7 @@ def test_tags_of_the_protocol_that_are_special_tokens_stay() -> None:
     tokenizer = chatty("<information>", "</information>")
     opening = tokenizer.encode("<information>")
     assert len(opening) == 1
-    for agent in (MMSEARCH, Rerouted(MMSEARCH, Always("text"))):
+    for agent in (MMSEARCH, Rerouted(MMSEARCH, FixedRouting("text"))):
         engine = SeeingScript(lambda _e, _s, turn: (TEXT, RIGHT)[turn], max_length=4000)
         engine.tokenizer = tokenizer
         (episode,) = run(agent, [EXAMPLE], engine, {"image": Forger(""), "text": Forger("")})

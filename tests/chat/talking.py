@@ -7,7 +7,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.live import LiveAgent
-from routerl_jax.chat.opened import Chat
+from routerl_jax.chat.session import Chat
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.generation.sampling import GREEDY
 from routerl_jax.serving.searcher import Searcher

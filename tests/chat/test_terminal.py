@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from routerl_jax.chat.earlier import Exchange, with_earlier
+from routerl_jax.chat.history import Exchange, with_history
 from routerl_jax.chat.terminal import Terminal
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import flags
@@ -88,9 +88,9 @@ def test_earlier_questions_stand_before_a_new_one_until_new(tmp_path: pathlib.Pa
 
 def test_earlier_questions_that_have_no_room_are_left_out() -> None:
     exchanges = [Exchange("a" * 50, "b"), Exchange("cc", "d")]
-    assert with_earlier("now?", exchanges, len, 69) == with_earlier("now?", exchanges[1:], len, 70)
-    assert "a" * 50 in with_earlier("now?", exchanges, len, 70)
-    assert with_earlier("now?", exchanges, len, 5) == "now?"
+    assert with_history("now?", exchanges, len, 69) == with_history("now?", exchanges[1:], len, 70)
+    assert "a" * 50 in with_history("now?", exchanges, len, 70)
+    assert with_history("now?", exchanges, len, 5) == "now?"
 
 
 def test_each_question_is_drawn_anew(tmp_path: pathlib.Path) -> None:

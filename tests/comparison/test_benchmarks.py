@@ -12,7 +12,7 @@ import pytest
 
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
-from routerl_jax.comparison.compare import Field, prepared
+from routerl_jax.comparison.compare import PreparedBenchmark, prepared
 from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.data import hub
@@ -212,7 +212,7 @@ SETS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def field_of(name: str, data: pathlib.Path | str, **changes: Any) -> Field:
+def field_of(name: str, data: pathlib.Path | str, **changes: Any) -> PreparedBenchmark:
     (field,) = prepared(dataclasses.replace(GIVEN, benchmarks=(name,), data=str(data), **changes))
     return field
 

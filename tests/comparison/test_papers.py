@@ -268,7 +268,7 @@ def test_a_table_of_runs(chats: Any, tmp_path: pathlib.Path) -> None:
         tmp_path / "second",
         "r1_searcher.table5",
         "--config.rows={'cover_em': 'cot'}",
-        f"--config.beside=('{tmp_path / 'out'}',)",
+        f"--config.compare_with=('{tmp_path / 'out'}',)",
         "--config.chat_model.model=n",
         data=str(tmp_path / "data"),
     )
@@ -316,7 +316,10 @@ def test_what_is_refused(chats: Any, tmp_path: pathlib.Path) -> None:
         ): "has a row 'grpoo' that is to be named; there are grpo",
         ("--config.rows={'grpo': 'x'}",): "that is to be named; there are none (config.papers, --report)",
         ("--report=routerag.figure5",): "RouteRAG, Figure 5 is a picture: draw it by python -m launch.analyze",
-        ("--report=r1_searcher.table2", "--config.beside=('x',)"): "config.beside: x/results.json is not there",
+        (
+            "--report=r1_searcher.table2",
+            "--config.compare_with=('x',)",
+        ): "config.compare_with: x/results.json is not there",
         (
             "--report=r1_searcher.table2",
             "--agents=replug",

@@ -34,8 +34,8 @@ from tests.web_servers import Chats, serving
 LOCAL = ComparisonConfig(model=ModelConfig(path="atlas-warm-start"), k=4, searches=2)
 
 
-def entered(name: str, tools: tuple[str, ...], given: ComparisonConfig = LOCAL) -> list[agents.Entrant]:
-    return agents.entrants(name, tools, given, "b")
+def entered(name: str, tools: tuple[str, ...], given: ComparisonConfig = LOCAL) -> list[agents.AgentRow]:
+    return agents.agent_rows(name, tools, given, "b")
 
 
 def test_rows_of_a_name() -> None:

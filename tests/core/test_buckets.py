@@ -13,7 +13,7 @@ def test_what_is_no_bucket_is_left_as_it_is(tmp_path: pathlib.Path) -> None:
         assert not buckets.in_bucket(place)
         assert buckets.fetched(place) == pathlib.Path(place)
     assert buckets.place_of(tmp_path / "a") == str(tmp_path / "a")
-    assert buckets.beside("gs://b/kbs/all", "../text") == "gs://b/kbs/text"
+    assert buckets.resolve_place("gs://b/kbs/all", "../text") == "gs://b/kbs/text"
     buckets.stand_in(tmp_path / "run", "gs://b/run")
     assert buckets.place_of(tmp_path / "run" / "snapshot") == "gs://b/run/snapshot"
     assert buckets.path_of("gs://b/run/snapshot") == tmp_path / "run" / "snapshot"

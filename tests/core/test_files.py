@@ -5,16 +5,16 @@ import pathlib
 
 import pytest
 
-from routerl_jax.core.files import whole_file, write_json_lines, write_whole
+from routerl_jax.core.files import atomic_file, write_atomic, write_json_lines
 
 
 def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "made" / "file.txt"
-    write_whole(path, "æ", sync=True)
+    write_atomic(path, "æ", sync=True)
     assert path.read_bytes() == "æ".encode()
 
     def write_and_fail() -> None:
-        with whole_file(path) as file:
+        with atomic_file(path) as file:
             file.write(b"half")
             assert path.read_text() == "æ"  # until it is whole
             raise RuntimeError
@@ -22,7 +22,7 @@ def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:
     with pytest.raises(RuntimeError):
         write_and_fail()
     assert path.read_text() == "æ"
-    write_whole(path, b"new", shared=True)
+    write_atomic(path, b"new", shared=True)
     assert path.read_bytes() == b"new"
     assert [found.name for found in path.parent.iterdir()] == ["file.txt"]
 
@@ -37,8 +37,8 @@ def test_json_lines(tmp_path: pathlib.Path) -> None:
 def test_two_writers_of_one_file(tmp_path: pathlib.Path) -> None:
     """Each writes its own, and the last one that ends stays."""
     path = tmp_path / "file"
-    with whole_file(path, shared=True) as first:
+    with atomic_file(path, shared=True) as first:
         first.write(b"first")
-        write_whole(path, "second")
+        write_atomic(path, "second")
         assert path.read_text() == "second"
     assert path.read_text() == "first"

@@ -16,7 +16,7 @@ from typing import Any
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.curation.expert_config import ExpertsConfig
-from routerl_jax.curation.expert_job import Opened, show
+from routerl_jax.curation.expert_job import ExpertResources, demonstrate
 from routerl_jax.curation.expert_report import ExpertsReport
 from routerl_jax.data.atlas import pages
 from routerl_jax.data.atlas.page_questions import page_questions
@@ -140,12 +140,12 @@ def run(
 ) -> ExpertsReport:
     """The job with the two behind a server."""
 
-    def open_services() -> Opened:
+    def open_services() -> ExpertResources:
         opened()
         planner, grounder = (OpenAIModel(name, url, retries=0) for name in ("planner", "grounder"))
-        return Opened(planner, grounder, {"pages": tool or Titles(pathlib.Path(settings.data).parent)})
+        return ExpertResources(planner, grounder, {"pages": tool or Titles(pathlib.Path(settings.data).parent)})
 
-    return show(settings, workdir, open_services, progress=False, **options)
+    return demonstrate(settings, workdir, open_services, progress=False, **options)
 
 
 if __name__ == "__main__":

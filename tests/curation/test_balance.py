@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from configs import mmsearch_r1_data
-from routerl_jax.curation.balance import BalanceConfig, Found, found_in
+from routerl_jax.curation.balance import BalanceConfig, SearchNeed, search_need
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.pretrained import PACKAGED_MODELS
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training import config as schema
 from tests.curation.balance_job import ATTEMPTS, CONFIG, PICTURE, QUESTIONS, forced, job
 from tests.programs import finish, launch_here, refusal, start, two_processes
@@ -126,7 +126,7 @@ def test_a_forced_probe_asks_on_only_what_is_unanswered(tmp_path: pathlib.Path) 
 def test_a_search_that_failed_does_not_count(tmp_path: pathlib.Path) -> None:
     """Nothing came of it: what was right all the same was known. Where none comes back, nothing is kept."""
     record = {"id": "a", "correct": [True, False], "searched": [[], ["image"]], "failed_searches": 1}
-    assert found_in(record, "image") == Found(kind="search_free")
+    assert search_need(record, "image") == SearchNeed(kind="search_free")
     with pytest.raises(
         ValueError, match=r"all \d+ searches of these attempts failed, .*index is down.*go on with the job"
     ):
@@ -141,7 +141,7 @@ def test_other_settings_and_a_second_process_are_refused(tmp_path: pathlib.Path)
     with pytest.raises(ValueError, match="questions differs"):
         job(tmp_path, questions=QUESTIONS[1:])
     assert job(tmp_path, questions=QUESTIONS[1:], overwrite=True).attempts == 56
-    with alone(tmp_path), pytest.raises(ValueError, match="is in use by process"):
+    with directory_lock(tmp_path), pytest.raises(ValueError, match="is in use by process"):
         job(tmp_path)
 
 

@@ -38,7 +38,7 @@ from routerl_jax.data.trajectories import (
     read_trajectories,
 )
 from routerl_jax.llms.base import Completion
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.training.config import KnowledgeConfig
 from tests.curation import golden_job
@@ -468,7 +468,7 @@ def test_other_settings_are_refused_unless_overwritten(tmp_path):
         run(config, out, model)
     assert run(config, out, model, overwrite=True).attempts == {"accepted": 2}
     assert {item.id for item in made(out)} == {"Volta", "Rimac"}
-    with alone(out), pytest.raises(ValueError, match="is in use by process"):
+    with directory_lock(out), pytest.raises(ValueError, match="is in use by process"):
         run(config, out, model)
 
 

@@ -16,7 +16,7 @@ from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.curation.selection import SelectionConfig, select
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.models.images import image_digest
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from tests.curation.selection_job import CONFIG, QUESTIONS, job
 from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.training.small_run import make_config
@@ -134,7 +134,7 @@ def test_the_program_on_the_shipped_policy(
     assert len(made) == 16
     assert {row["metadata"]["difficulty"] for row in made} > {"hard"}
     assert "pass --resume" in refusal(*arguments)
-    with alone(tmp_path):
+    with directory_lock(tmp_path):
         assert "is in use by process" in refusal(*arguments, "--resume")
     before = sorted(path.stat().st_mtime_ns for path in (tmp_path / "rounds").rglob("*.jsonl"))
     assert not launch_here(*arguments, "--resume")

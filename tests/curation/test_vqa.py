@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.curation.attempts import GivenUp
-from routerl_jax.curation.vqa import VqaConfig, alike, balanced, read_concepts
-from routerl_jax.curation.vqa_text import TAXONOMY, Asked, read_kind, read_question
+from routerl_jax.curation.attempts import AttemptFailed
+from routerl_jax.curation.vqa import VqaConfig, balanced, equal_shares, read_concepts
+from routerl_jax.curation.vqa_text import TAXONOMY, QuestionAnswer, read_kind, read_question
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.llms.base import Completion
 from routerl_jax.models.images import decode_image
@@ -57,14 +57,14 @@ RULES = {
 @pytest.mark.parametrize("reply", RULES)
 def test_the_rules(reply: str) -> None:
     if RULES[reply]:
-        with pytest.raises(GivenUp) as told:
+        with pytest.raises(AttemptFailed) as told:
             read_question(reply, ("great auk", "garefowl"))
         assert told.value.outcome == RULES[reply]
     else:
         asked = read_question(reply, ("great auk", "garefowl"))
         assert asked in (
-            Asked(question="Which bird is shown here?", answer="A great auk"),
-            Asked(question="What is the bird in front?", answer="the Great Auk."),
+            QuestionAnswer(question="Which bird is shown here?", answer="A great auk"),
+            QuestionAnswer(question="What is the bird in front?", answer="the Great Auk."),
         )
 
 
@@ -72,7 +72,7 @@ def test_another_name_is_the_concept_and_kinds_are_those_of_the_taxonomy() -> No
     assert read_question(written("Which bird is it?", "A garefowl"), ("great auk", "garefowl")).answer == "A garefowl"
     assert read_kind("it is <kind> nature </kind>") == "Nature"
     with pytest.raises(
-        GivenUp, match="'birds' is none of Arts, Place, People, Industry, Science, Nature, Entities, Events"
+        AttemptFailed, match="'birds' is none of Arts, Place, People, Industry, Science, Nature, Entities, Events"
     ):
         read_kind("<kind>Birds</kind>")
 
@@ -150,9 +150,9 @@ def test_rejections_are_counted_by_rule_and_failures_are_tried_again(tmp_path: p
 
 def test_kinds_are_alike() -> None:
     there = {"a": 10, "b": 3, "c": 0, "d": 1}
-    assert alike(there, 8) == {"a": 4, "b": 3, "c": 0, "d": 1}
-    assert alike(there, 99) == there
-    assert alike(there, 0) == dict.fromkeys(there, 0)
+    assert equal_shares(there, 8) == {"a": 4, "b": 3, "c": 0, "d": 1}
+    assert equal_shares(there, 99) == there
+    assert equal_shares(there, 0) == dict.fromkeys(there, 0)
     rows = [{"id": str(i), "metadata": {"type": kind}} for i, kind in enumerate([*TAXONOMY] * 4 + ["Arts"] * 20)]
     train, test = balanced(rows, 16, 8, 0)
     for part in (train, test):

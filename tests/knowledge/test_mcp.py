@@ -11,7 +11,7 @@ import httpx
 import pytest
 from mcp import Client, StdioServerParameters
 
-from routerl_jax.core.patience import patience
+from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.mcp import McpTool, _passages
 from routerl_jax.knowledge.client.policy import Unavailable
@@ -158,7 +158,7 @@ def test_a_tool_that_says_it_failed() -> None:
 def test_a_server_that_hangs_is_an_error_and_then_asked_anew() -> None:
     """Within the time that its caller waits."""
     tool = McpTool(command("foreign"), "hangs")
-    with patience(1.0), pytest.raises(Unavailable, match=r"gave no answer within (1|0\.9\d*) s"):
+    with time_limit(1.0), pytest.raises(Unavailable, match=r"gave no answer within (1|0\.9\d*) s"):
         tool.search(["hang"], k=1)
     assert tool.search(["fine"], k=1)[0][0].text == "fine"
     tool.close()
@@ -187,7 +187,7 @@ def test_one_callers_time_limit_is_its_own() -> None:
     tool = McpTool(command("foreign"), "hangs", timeout=60.0)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         slow = pool.submit(tool.search, ["slow"], 1)
-        with patience(1.0), pytest.raises(Unavailable, match="gave no answer"):
+        with time_limit(1.0), pytest.raises(Unavailable, match="gave no answer"):
             tool.search(["hang"], k=1)
         assert tool.search(["next"], k=1)[0][0].text == "next"
         assert slow.result()[0][0].text == "slow"

@@ -21,7 +21,7 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.build import PicturesConfig, _Build, build_pictures
 from routerl_jax.knowledge.pictures.kb import ReverseImageKB, TextImageKB
-from routerl_jax.knowledge.pictures.likeness import alike, fingerprint
+from routerl_jax.knowledge.pictures.near_duplicates import difference_hash, near_duplicates
 from routerl_jax.models.clip import Clip, uniir_text
 from tests.knowledge.helpers import write_jsonl
 from tests.models import test_clip
@@ -135,20 +135,20 @@ def test_a_row_without_picture_gets_no_other_rows(tmp_path: pathlib.Path) -> Non
     assert run() == ("abc", [0, 2])
 
 
-def test_likeness(photos: list[pathlib.Path]) -> None:
+def test_near_duplicates(photos: list[pathlib.Path]) -> None:
     """Real photos differ from each other and not from their copies; flat pictures differ by colour."""
     pictures = [Image.open(path).convert("RGB") for path in photos]
-    prints = np.stack([fingerprint(picture) for picture in pictures])
+    prints = np.stack([difference_hash(picture) for picture in pictures])
     copies = [
-        fingerprint(Image.open(io.BytesIO(encoded(one.resize((one.width // 2, one.height // 2)), "JPEG"))))
+        difference_hash(Image.open(io.BytesIO(encoded(one.resize((one.width // 2, one.height // 2)), "JPEG"))))
         for one in pictures
     ]
-    same = np.stack([alike(one, prints) for one in prints])
+    same = np.stack([near_duplicates(one, prints) for one in prints])
     assert same.diagonal().all()
     assert same.sum() == 50
-    assert sum(alike(copy, prints)[i] for i, copy in enumerate(copies)) == 50
-    flat = [fingerprint(Image.new("RGB", (20, 20), colour)) for colour in ("red", "blue")]
-    assert not alike(flat[0], np.stack(flat))[1]
+    assert sum(near_duplicates(copy, prints)[i] for i, copy in enumerate(copies)) == 50
+    flat = [difference_hash(Image.new("RGB", (20, 20), colour)) for colour in ("red", "blue")]
+    assert not near_duplicates(flat[0], np.stack(flat))[1]
 
 
 def test_text_and_image(tmp_path: pathlib.Path, photos: list[pathlib.Path], clip: Clip) -> None:

@@ -43,7 +43,7 @@ def test_nothing_is_asked_twice_in_any_run(tmp_path):
     assert model.asked == ["a", "b"]
     cached.close()
     again = CachedModel(model, SqliteCache(tmp_path / "c.sqlite"))
-    assert again.complete(say("b"))[0] == Completion(text="bb", tokens=3, kept=True)
+    assert again.complete(say("b"))[0] == Completion(text="bb", tokens=3, cached=True)
     assert model.asked == ["a", "b"]
     again.complete(say("b"), temperature=1.0)
     again.complete(say("b"), max_tokens=5)

@@ -9,8 +9,8 @@ import pytest
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
-from routerl_jax.llms.stop_strings import ended, gone_on, opening_of, to_send
-from routerl_jax.llms.transcript import Asked, Transcript, asked
+from routerl_jax.llms.stop_strings import continuation, ended, opening_of, to_send
+from routerl_jax.llms.transcript import ChatRequest, Transcript, chat_request
 
 TEXTS = (
     "Question: What is the capital of Ghana?\n\n",
@@ -90,8 +90,8 @@ class Written:
         self.ledger.feed(self.transcript.reply(text))
         return self
 
-    def asked(self, form) -> Asked:
-        return asked(self.ledger, self.forced, self.transcript, form)
+    def asked(self, form) -> ChatRequest:
+        return chat_request(self.ledger, self.forced, self.transcript, form)
 
     def said(self, form="turns") -> list[tuple[str, str]]:
         return [(message.role, message.content) for message in self.asked(form).messages]
@@ -195,9 +195,9 @@ def test_how_a_reply_ended(reply: Completion, begun: str, text: str, reason: str
 
 
 def test_a_beginning_that_is_repeated() -> None:
-    assert gone_on("<answer>Accra", "<answer>") == "Accra"
-    assert gone_on("Accra", "<answer>") == "Accra"
-    assert gone_on("Well:\n<answer>Accra", "</think>\n<answer>") == "Accra"
-    assert gone_on("</think>\n<answer>Accra", "</think>\n<answer>") == "Accra"
-    assert gone_on("the words go on", "say the words") == "the words go on"
-    assert gone_on("anything", "") == "anything"
+    assert continuation("<answer>Accra", "<answer>") == "Accra"
+    assert continuation("Accra", "<answer>") == "Accra"
+    assert continuation("Well:\n<answer>Accra", "</think>\n<answer>") == "Accra"
+    assert continuation("</think>\n<answer>Accra", "</think>\n<answer>") == "Accra"
+    assert continuation("the words go on", "say the words") == "the words go on"
+    assert continuation("anything", "") == "anything"

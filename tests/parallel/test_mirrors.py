@@ -17,7 +17,7 @@ from routerl_jax.learning.checkpoints import Checkpoints, model_fields, saved_st
 from routerl_jax.learning.programs import LearnerState
 from routerl_jax.parallel import mirrors, workdir
 from routerl_jax.parallel.mirrors import mirrored, send
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from tests import tiny
 from tests.buckets import bucket  # noqa: F401 (a fixture)
 
@@ -135,9 +135,13 @@ def test_a_place_in_a_bucket_has_one_owner(bucket: str, monkeypatch: pytest.Monk
     for name in ("_SETTLE", "_BEAT"):
         monkeypatch.setattr(workdir, name, 0.05)
     with mirrored(bucket) as path, mirrored(bucket) as other:
-        with alone(path), pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on"), alone(other):
+        with (
+            directory_lock(path),
+            pytest.raises(ValueError, match=rf"in use by process {os.getpid()} on"),
+            directory_lock(other),
+        ):
             pass
-        with alone(other):
+        with directory_lock(other):
             assert buckets.read_object(f"{bucket}/.lock")
     assert buckets.read_object(f"{bucket}/.lock") is None
     assert buckets.listing(bucket) == {}
@@ -149,7 +153,7 @@ def test_who_has_lost_the_place_uploads_nothing_more(bucket: str, monkeypatch: p
     other = {"host": "elsewhere", "process": 7, "token": "other"}
 
     def work(path: pathlib.Path) -> None:
-        with alone(path):
+        with directory_lock(path):
             write(path, metrics="1")
             for _ in range(600):  # again and again: the owner may write after the first time
                 buckets.write_object(f"{bucket}/.lock", json.dumps(other).encode())
@@ -171,6 +175,6 @@ def test_what_a_killed_process_left_in_a_bucket_is_taken_over_at_once(
     monkeypatch.setattr(workdir, "_SETTLE", 0.05)
     dead = {"host": socket.gethostname(), "boot": workdir._boot(), "process": 2**22 + 1, "token": "other"}
     buckets.write_object(f"{bucket}/.lock", json.dumps(dead).encode())
-    with mirrored(bucket) as path, alone(path):
+    with mirrored(bucket) as path, directory_lock(path):
         assert "ended without giving it back" in caplog.text
     assert buckets.read_object(f"{bucket}/.lock") is None

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import pytest
 
 from routerl_jax.parallel import workdir
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from tests.programs import ROOT, two_processes
 
 _HOLDER = """
 import pathlib, sys, time
 from routerl_jax.parallel import workdir
 workdir._BEAT = 0.05
-with workdir.alone(pathlib.Path(sys.argv[1])):
+with workdir.directory_lock(pathlib.Path(sys.argv[1])):
     print("in", flush=True)
     time.sleep(600)
 """
@@ -49,7 +49,7 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def enter(directory: pathlib.Path) -> None:
-    with alone(directory):
+    with directory_lock(directory):
         pass
 
 
@@ -65,7 +65,7 @@ def test_a_second_process_is_told_who_is_there(holder: subprocess.Popen[str], tm
     who = re.escape(f"process {holder.pid} on {socket.gethostname()} since")
     with pytest.raises(ValueError, match=rf"run is in use by {who} .*stop it \(kill {holder.pid}, on that host\)"):
         enter(tmp_path / "run")
-    with alone(tmp_path / "other"):
+    with directory_lock(tmp_path / "other"):
         pass
     assert holder.poll() is None
 
@@ -76,7 +76,7 @@ def test_what_a_killed_process_leaves_is_taken_over_with_a_line(
     """At once: flock says that it is gone. The defaults hold here: two and a half minutes would be the test's timeout."""
     holder.send_signal(signal.SIGKILL)
     holder.wait()
-    with caplog.at_level("WARNING", logger="absl"), alone(tmp_path / "run"):
+    with caplog.at_level("WARNING", logger="absl"), directory_lock(tmp_path / "run"):
         assert json.loads((tmp_path / "run" / ".lock").read_text())["process"] == os.getpid()
     (line,) = caplog.messages
     assert f"was in use by process {holder.pid} on" in line
@@ -86,14 +86,14 @@ def test_what_a_killed_process_leaves_is_taken_over_with_a_line(
 def test_nothing_is_left_behind(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
     """A directory that was made for nothing goes, too; what is in one stays."""
     for error in (ZeroDivisionError, KeyboardInterrupt):
-        with pytest.raises(error), alone(tmp_path / "made"):
+        with pytest.raises(error), directory_lock(tmp_path / "made"):
             raise error
         assert not (tmp_path / "made").exists()
-    with alone(tmp_path / "made"):
+    with directory_lock(tmp_path / "made"):
         (tmp_path / "made" / "file").touch()
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["file"]
     (tmp_path / "there").mkdir()
-    with alone(tmp_path / "there"), pytest.raises(ValueError, match="is in use by process"):
+    with directory_lock(tmp_path / "there"), pytest.raises(ValueError, match="is in use by process"):
         enter(tmp_path / "there")
     assert (tmp_path / "there").is_dir()
     assert not caplog.messages
@@ -111,7 +111,7 @@ def test_without_flock_silence_frees_the_directory(
 ) -> None:
     record(tmp_path / "run")
     monkeypatch.setattr(workdir, "_SILENCE", 0.3)
-    with caplog.at_level("WARNING", logger="absl"), alone(tmp_path / "run"):
+    with caplog.at_level("WARNING", logger="absl"), directory_lock(tmp_path / "run"):
         pass
     waiting, taken = caplog.messages
     assert "process 7 on elsewhere was in it, last seen one; waiting" in waiting
@@ -158,7 +158,7 @@ def test_who_was_taken_over_stops(
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
 
     def be_taken_over() -> None:
-        with alone(tmp_path / "run"):
+        with directory_lock(tmp_path / "run"):
             record = json.dumps({"host": "elsewhere", "process": 7, "token": "other"}).ljust(2000).encode()
             file = os.open(tmp_path / "run" / ".lock", os.O_WRONLY)
             for _ in range(3000):  # the other's heart beats, too: one beat may be overwritten

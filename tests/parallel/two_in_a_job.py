@@ -5,7 +5,7 @@ import pathlib
 import sys
 
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.workdir import alone_as_job
+from routerl_jax.parallel.workdir import job_directory_lock
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     found = {}
     for name in ("taken", "free"):
         try:
-            with alone_as_job(pathlib.Path(sys.argv[1]) / name):
+            with job_directory_lock(pathlib.Path(sys.argv[1]) / name):
                 found[name] = ""
         except ValueError as error:
             found[name] = str(error)

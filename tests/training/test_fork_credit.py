@@ -19,7 +19,7 @@ from routerl_jax.training.config import (
     TrainConfig,
 )
 from routerl_jax.training.credit.assign import Credit, assign, sequences_of
-from routerl_jax.training.credit.forks import as_the_policy_goes, fork_metrics, trees
+from routerl_jax.training.credit.forks import fork_metrics, sample_branches, trees
 
 HALF = np.log(0.5)
 
@@ -82,7 +82,7 @@ def test_values_are_the_policy_s_expectations() -> None:
     first, second = trees([*TREE, *OTHER], np.asarray([e.rewards["total"] for e in (*TREE, *OTHER)]))
     assert first.value == pytest.approx(0.55)
     assert second.value == pytest.approx(0.25)
-    assert {s.way: s.value for s in first} == pytest.approx(
+    assert {s.choices: s.value for s in first} == pytest.approx(
         {
             (): 0.55,
             ("text",): 0.2,
@@ -256,11 +256,11 @@ def test_what_forks_show() -> None:
 
 
 def test_one_way_is_drawn_as_the_policy_goes() -> None:
-    drawn = np.asarray([as_the_policy_goes([*TREE, *OTHER], [0, i]) for i in range(2000)])
+    drawn = np.asarray([sample_branches([*TREE, *OTHER], [0, i]) for i in range(2000)])
     share = [(drawn[:, 0] == i).mean() for i in range(4)]
     assert share == pytest.approx([0.1, 0.4, 0.1, 0.4], abs=0.04)  # three deviations of 2000 draws
     assert set(drawn[:, 1]) == {4, 5}
-    assert as_the_policy_goes(TREE, [3, 1]) == as_the_policy_goes(TREE, [3, 1])
+    assert sample_branches(TREE, [3, 1]) == sample_branches(TREE, [3, 1])
 
 
 def test_settings_that_do_not_go_together() -> None:

@@ -18,7 +18,7 @@ from routerl_jax.core.buckets import fetched, read_object
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training import config as schema
 from routerl_jax.training.controls import run_controls
 from routerl_jax.training.rl import train_rl
@@ -165,13 +165,13 @@ def test_what_is_restored_takes_the_place_of_what_there_was(
 
 def test_a_run_and_its_controls_are_one_process_s(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """While the main run goes on, or is evaluated again, and while a control does."""
-    with alone(small_run / "whole"), pytest.raises(ValueError, match=r"whole is in use by process \d+ on"):
+    with directory_lock(small_run / "whole"), pytest.raises(ValueError, match=r"whole is in use by process \d+ on"):
         train_rl(make_config(small_run), small_run / "whole", resume=True)
     controls = {"first_only": schema.ControlConfig(without="second")}
     config = make_config(small_run, controls=controls)
     results: dict[str, Any] = {"agents": {}, "seconds": {"total": 0.0}}
     with (
-        alone(tmp_path / "controls" / "first_only"),
+        directory_lock(tmp_path / "controls" / "first_only"),
         pytest.raises(ValueError, match=r"first_only is in use by process"),
     ):
         run_controls(config, tmp_path, results, lambda *_, **__: pytest.fail("trained beside another"))

@@ -17,7 +17,7 @@ from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.parallel.workdir import alone
+from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training import sft
 from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, RolloutConfig, WatchConfig
 from routerl_jax.training.run import Run
@@ -145,7 +145,7 @@ def test_a_run_in_use_is_left_as_it_is(whole: tuple[pathlib.Path, Any], tmp_path
     workdir = tmp_path / "run"
     shutil.copytree(whole[0], workdir)
     more, before = make_sft_config(steps=STEPS + 1), metric_lines(workdir)
-    with alone(workdir), pytest.raises(ValueError, match=r"run is in use by process \d+ on"):
+    with directory_lock(workdir), pytest.raises(ValueError, match=r"run is in use by process \d+ on"):
         sft.train_sft(more, workdir, resume=True)
     assert metric_lines(workdir) == before
     assert (workdir / "policy").is_dir()

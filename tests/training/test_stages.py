@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.training import config as schema
-from routerl_jax.training import judging
+from routerl_jax.training import evaluation
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
 
@@ -159,9 +159,9 @@ def test_what_was_measured_with_other_settings_is_left_out(
 ) -> None:
     """A resumed run may be evaluated on more questions: rows on fewer are no comparison."""
     asked = {"questions": 4, "k": 2}
-    judging.keep_table(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
-    judging.keep_table(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
-    assert judging.kept_tables(tmp_path, ["warm_start", "first", "second"], asked) == {"warm_start": {"em": 0.5}}
+    evaluation.save_table(tmp_path, "warm_start", {"warm_start": {"em": 0.5}}, asked)
+    evaluation.save_table(tmp_path, "first", {"first": {"em": 0.7}}, {**asked, "questions": 8})
+    assert evaluation.saved_tables(tmp_path, ["warm_start", "first", "second"], asked) == {"warm_start": {"em": 0.5}}
     assert "first.json was measured with {'questions': 8, 'k': 2}" in caplog.text
 
 

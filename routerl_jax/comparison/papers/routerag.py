@@ -240,7 +240,7 @@ _table(
     ),
     (_QWEN_3B, _QWEN_7B),
     Setting("Contriever, NV-Embed-v2; the graph HippoRAG 2's", "contriever|nv-embed-v2"),
-    note="Each retriever is a comparison of its own (config.encoder, --output); config.beside puts the others' rows here.",
+    note="Each retriever is a comparison of its own (config.encoder, --output); config.compare_with adds the rows of others.",
 )
 
 _FIGURES = {

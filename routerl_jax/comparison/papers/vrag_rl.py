@@ -90,7 +90,7 @@ _table(
     ),
     (_QWEN_3B, _QWEN_7B),
     f"Overall: {_OVERALL[0].lower()}{_OVERALL[1:]} What reads OCR's text is a comparison of its own (docs/pages.md): its "
-    "rows are named in config.rows, and config.beside puts them here.",
+    "rows are named in config.rows, and config.compare_with puts them here.",
 )
 # In the text at hand, table 2 has lost its check marks. So it is unknown which of 47.2, 49.3 and 54.9 belongs to which row.
 # 57.1 is VRAG-RL in table 1.

@@ -11,7 +11,7 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
@@ -22,7 +22,7 @@ from routerl_jax.knowledge.query import query_key
 from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
-from routerl_jax.remote.background import at_once, shared_loop
+from routerl_jax.remote.background import gather_bounded, shared_loop
 from routerl_jax.remote.cache import Cache
 from routerl_jax.remote.limits import RateLimiter
 
@@ -142,7 +142,7 @@ class HttpKB(KnowledgeBase):
             chunks = [missing[start : start + _PICTURES] for start in range(0, len(missing), _PICTURES)]
             beside = {} if self._mode is None else {"mode": self._mode}
             bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
-            replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
+            replies = shared_loop().run(gather_bounded(self._send, bodies, self._concurrency))
             fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
             if self._cache is not None:
                 self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
@@ -204,7 +204,7 @@ class HttpKB(KnowledgeBase):
         for chunk in chunks:
             self._permit(len(chunk))
         bodies = [("/v1/search", self._body(chunk, k)) for chunk in chunks]
-        replies = shared_loop().run(at_once(self._send, bodies, self._concurrency))
+        replies = shared_loop().run(gather_bounded(self._send, bodies, self._concurrency))
         return [
             result
             for chunk, (reply, seconds) in zip(chunks, replies)

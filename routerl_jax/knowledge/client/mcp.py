@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from routerl_jax.core.extras import needs
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.knowledge.client.policy import Unavailable
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
 from routerl_jax.knowledge.serving.schema import passage_of
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.remote.background import at_once, shared_loop
+from routerl_jax.remote.background import gather_bounded, shared_loop
 
 
 class McpTool:
@@ -35,7 +35,8 @@ class McpTool:
       query_key, k_key, image_key: names of the tool's arguments for these; None: it has none. `k_key` and `image_key` are only
         used if the tool's schema has them.
       arguments: further arguments, the same in every call.
-      timeout: most seconds for one call, connection included. A call never takes longer than its caller waits (core.patience).
+      timeout: most seconds for one call, connection included. A call never takes longer than its caller waits
+        (core.time_limit).
       token: for HTTP, `Authorization: Bearer`.
       env: environment variables of the command, besides the few that MCP passes on.
       concurrency: number of calls at a time.
@@ -97,7 +98,7 @@ class McpTool:
             result = await self._call(self._call_arguments(query, k))
             return _passages(result, self.name)[:k], _seconds(result)
 
-        answers = shared_loop().run(at_once(one, queries, self._concurrency))
+        answers = shared_loop().run(gather_bounded(one, queries, self._concurrency))
         results = [passages for passages, _ in answers]
         seconds = [elapsed for _, elapsed in answers if elapsed is not None]
         return TimedResults(results, seconds) if len(seconds) == len(results) else results

@@ -33,7 +33,7 @@ class Failed(Exception):
 @checked
 class Timeouts:
     """Seconds: to connect, between two pieces of a reply, and for a whole call with all its attempts. A call never takes longer
-    than its caller waits (core.patience)."""
+    than its caller waits (core.time_limit)."""
 
     connect: Positive = 5.0
     read: Positive = 30.0

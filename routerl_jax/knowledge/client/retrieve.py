@@ -17,7 +17,7 @@ from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.corpus import split_contents
 from routerl_jax.knowledge.counts import Counts, StageCounts
-from routerl_jax.remote.background import at_once, shared_loop
+from routerl_jax.remote.background import gather_bounded, shared_loop
 
 _PATH = "/retrieve"
 
@@ -86,7 +86,7 @@ class RetrieveKB(KnowledgeBase):
 
         self._counts.add("server", asked=len(queries))
         try:
-            replies = shared_loop().run(at_once(ask, parts, self._concurrency))
+            replies = shared_loop().run(gather_bounded(ask, parts, self._concurrency))
         except Exception:
             self._counts.add("server", failures=len(queries))
             raise

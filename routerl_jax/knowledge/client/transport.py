@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.remote.background import shared_loop

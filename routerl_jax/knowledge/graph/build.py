@@ -23,7 +23,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from routerl_jax.core.files import whole_file
+from routerl_jax.core.files import atomic_file
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path
 from routerl_jax.core.types import Passage
@@ -44,7 +44,6 @@ from routerl_jax.knowledge.corpus import (
     read_corpus,
 )
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
-from routerl_jax.knowledge.given_vectors import check_vectors, check_width
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
@@ -52,9 +51,10 @@ from routerl_jax.knowledge.graph.hipporag import PASSAGES, HippoRAGDirectory
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
 from routerl_jax.knowledge.graph.synonyms import synonyms
-from routerl_jax.knowledge.graph.triples import Extraction, GivenTriples, Triple, passage_text, to_row
+from routerl_jax.knowledge.graph.triples import Extraction, PrecomputedTriples, Triple, passage_text, to_row
 from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
+from routerl_jax.knowledge.precomputed_vectors import check_vectors, check_width
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     FORMAT,
@@ -101,7 +101,7 @@ def build_graph(
         return _build(config, directory, source, progress, encoder, llm)
     given = HippoRAGDirectory(config.corpus, config.triples)
     source = Source(str(given.directory), given.digest, given.passages)
-    known = Known(triples=GivenTriples(given.triples), changed=frozenset(), vectors=given)
+    known = Known(triples=PrecomputedTriples(given.triples), changed=frozenset(), vectors=given)
     config = dataclasses.replace(config, triples=str(given.triples))
     return _build(config, directory, source, progress, encoder, llm, known)
 
@@ -178,7 +178,7 @@ class Known:
       vectors: the vectors of its texts.
     """
 
-    triples: GivenTriples
+    triples: PrecomputedTriples
     changed: frozenset[str]
     vectors: VectorsByText
 
@@ -253,7 +253,7 @@ def _extract(
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
-    with _extractor(config, writer.directory, llm) as extract, whole_file(writer.scratch / TRIPLES) as output:
+    with _extractor(config, writer.directory, llm) as extract, atomic_file(writer.scratch / TRIPLES) as output:
         if known is not None:
             extract = _remembering(extract, known)
         with (
@@ -305,7 +305,7 @@ def _remembering(extract: Extract, known: Known) -> Extract:
 def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None) -> Iterator[Extract]:
     """The configured extractor of triples."""
     if config.extractor == "given":
-        given = GivenTriples(config.triples)
+        given = PrecomputedTriples(config.triples)
         yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
     elif config.extractor == "hipporag":  # its triples are `Known`; it has none of other passages
         yield lambda passages: [_NOTHING] * len(passages)

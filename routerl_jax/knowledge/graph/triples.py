@@ -85,7 +85,7 @@ def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(phrase for phrase in phrases if phrase and normalised(phrase)))
 
 
-class GivenTriples:
+class PrecomputedTriples:
     """Triples that were extracted before, looked up by a passage's id or, for HippoRAG's files, by its text.
 
     Raises:

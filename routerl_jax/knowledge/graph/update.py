@@ -20,7 +20,7 @@ from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_e
 from routerl_jax.knowledge.graph.build import TRIPLES, Known, write_graph
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
-from routerl_jax.knowledge.graph.triples import GivenTriples, passage_text
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples, passage_text
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
 from routerl_jax.knowledge.vector_index import VectorSource
@@ -69,7 +69,7 @@ def rebuild_graph(
                 f"({error}). Give it: update(.., llm=MODEL)"
             ) from error
     known = Known(
-        triples=GivenTriples(store.directory / TRIPLES),
+        triples=PrecomputedTriples(store.directory / TRIPLES),
         changed=frozenset(passage.id for passage in new),
         vectors=KnownVectors(store),
     )

@@ -16,7 +16,7 @@ import numpy as np
 
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.extras import needs
-from routerl_jax.core.files import write_whole
+from routerl_jax.core.files import write_atomic
 from routerl_jax.models.images import decode_image
 
 _ENGINE = "rapidocr"
@@ -97,4 +97,4 @@ def _read(path: pathlib.Path) -> list[Line] | None:
 
 
 def _keep(path: pathlib.Path, lines: list[Line]) -> None:
-    write_whole(path, json.dumps(lines, ensure_ascii=False), shared=True)
+    write_atomic(path, json.dumps(lines, ensure_ascii=False), shared=True)

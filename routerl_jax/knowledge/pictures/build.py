@@ -27,7 +27,7 @@ from routerl_jax.knowledge.pages.documents import OnError, Problems
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles, PictureFormat, PictureJournal, smaller
 from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_pictures
 from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
-from routerl_jax.knowledge.pictures.likeness import BYTES, fingerprint
+from routerl_jax.knowledge.pictures.near_duplicates import BYTES, difference_hash
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish
 from routerl_jax.models.clip import uniir_text
@@ -213,7 +213,7 @@ class _Build:
             prints = np.zeros((min(_PRINTS_SHARD, count - start), BYTES), np.uint8)
             for i in range(len(prints)):
                 if (file := self._files.path(start + i)).is_file():
-                    prints[i] = fingerprint(smaller(file, 64))
+                    prints[i] = difference_hash(smaller(file, 64))
                     prints[i, -1] |= not prints[
                         i
                     ].any()  # keeps the fingerprint of a black picture from being all zeros

@@ -16,7 +16,7 @@ from routerl_jax.knowledge.dense import QueryCache, open_index, query_encoder, s
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.picture_files import PictureFiles
-from routerl_jax.knowledge.pictures.likeness import alike
+from routerl_jax.knowledge.pictures.near_duplicates import near_duplicates
 from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
 from routerl_jax.models.clip import uniir_text
@@ -147,7 +147,7 @@ class ReverseImageKB(PictureKB):
         left = np.ones(len(rows), bool)
         for i, row in enumerate(rows):
             if left[i]:
-                same = left & alike(prints[i], prints)
+                same = left & near_duplicates(prints[i], prints)
                 same[i] = True
                 left &= ~same
                 groups.append([int(row), *(int(other) for other in rows[same] if other != row)])

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from routerl_jax.core.files import whole_file
+from routerl_jax.core.files import atomic_file
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
@@ -150,7 +150,7 @@ class _Build:
             rows += [{"id": summary.id, "level": level, "children": children} for summary, children in summarised]
             self._embed(level)
         index = self._join(len(counts))
-        with whole_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
+        with atomic_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         self._commit(source, counts, failed, index)

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.patience import seconds_left
+from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.counts import Counts

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from routerl_jax.core.extras import needs
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.knowledge.web.addresses import Network, Refused
 from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
 from routerl_jax.knowledge.web.search import WebError
@@ -158,11 +158,11 @@ def main_text(document: Document) -> tuple[str, str]:
 
 def page_of(url: str, title: str, text: str, max_chars: int) -> Page:
     """A page with normalised white space and its text cut. Raises WebError if there is no text."""
-    lines = (" ".join(line.split()) for line in whole_letters(text[: 4 * max_chars]).splitlines())
+    lines = (" ".join(line.split()) for line in replace_surrogates(text[: 4 * max_chars]).splitlines())
     text = _GAPS.sub("\n\n", "\n".join(lines)).strip()
     if not text:
         raise WebError(f"{url}: no text was found on the page")
-    return Page(url=url, title=" ".join(whole_letters(title).split()), text=text[:max_chars])
+    return Page(url=url, title=" ".join(replace_surrogates(title).split()), text=text[:max_chars])
 
 
 def _plain_reply(text: str) -> tuple[str, str, str]:

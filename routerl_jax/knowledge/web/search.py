@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.remote.http import HttpClient, HttpError
 
 
@@ -155,7 +155,7 @@ def _hits(rows: Any, url: str, thumbnail: str) -> list[Hit]:
 
 
 def _text(value: Any) -> str:
-    return whole_letters(value.strip()) if isinstance(value, str) else ""
+    return replace_surrogates(value.strip()) if isinstance(value, str) else ""
 
 
 def _scheme(url: str) -> str:

@@ -9,7 +9,7 @@ import functools
 import re
 from typing import Any
 
-from routerl_jax.core.text import whole_letters
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Message
 from routerl_jax.knowledge.web.config import SummaryConfig
 from routerl_jax.knowledge.web.reader import Page
@@ -75,7 +75,7 @@ class Summariser:
             return self._instead(page, f"the summariser took longer than {self._config.timeout:g} s")
         if answer.error is not None:
             return self._instead(page, f"the summariser failed: {answer.error}")
-        text = " ".join(whole_letters(without_thinking(answer.text)).split())
+        text = " ".join(replace_surrogates(without_thinking(answer.text)).split())
         problem = nonsense(text)
         if problem:
             return self._instead(page, f"the summariser wrote {problem}")

@@ -11,13 +11,13 @@ from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
-from routerl_jax.agents.routing import Always, AsNamed, Drawn, Routing
+from routerl_jax.agents.routing import FixedRouting, PolicyRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.generation.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.recipes.r1_router.steps import Said, StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol, well_formed_answer, well_formed_route
 
 _ANSWER_OPENING = "<answer>"
 _UNKNOWN = "not known"  # stands for the answer to a sub-question if no answer of the policy could be read
@@ -82,7 +82,7 @@ class StepAgent(Agent):
         if step is None:
             raise ValueError(f"example {example.id!r} is no golden step")
 
-        def prompt(said: Said) -> list[int]:
+        def prompt(said: StepPrompt) -> list[int]:
             return self._prompt(said, example, tokenizer, image_marker)
 
         left = None if room is None else lambda said: room - len(prompt(said))
@@ -94,12 +94,12 @@ class StepAgent(Agent):
         assert step is not None
         return [(self.protocol.write_golden(step).removeprefix(self.prompt_suffix), True)]
 
-    def _prompt(self, said: Said, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+    def _prompt(self, said: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
         marks = image_marker * len(example.images)
         return self.protocol.opening(said, tokenizer, instruct=self.instruct, marks=marks)
 
     async def _turn(
-        self, said: Said, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
+        self, said: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
     ) -> tuple[Conversation, Turn]:
         """Starts a chat, and reads the policy's turn in it. `forced` begins the turn instead of `prompt_suffix`.
 
@@ -122,19 +122,22 @@ class StepAgent(Agent):
             turn.action, turn.well_formed = self.protocol.parse_answer(text), well_formed_answer(thought + text)
         return chat, turn
 
-    def _room(self, example: Example, llm: LLM, said: Said) -> int:
+    def _room(self, example: Example, llm: LLM, said: StepPrompt) -> int:
         """Tokens that the rollout's conversation has left after this chat."""
         return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
 
-    def _golden(self, step: GoldenStep, example: Example, room: Callable[[Said], int] | None) -> Said:
+    def _golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
         """A golden step's chat, with the documents that fit; with all of them if `room` is None."""
         if step.kind != "answer" or room is None:
             return self.protocol.golden(example.question, step)
         return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
 
     def _fitting(
-        self, say: Callable[[Sequence[Document], str], Said], documents: Sequence[Document], room: Callable[[Said], int]
-    ) -> Said:
+        self,
+        say: Callable[[Sequence[Document], str], StepPrompt],
+        documents: Sequence[Document],
+        room: Callable[[StepPrompt], int],
+    ) -> StepPrompt:
         """The chat with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
 
         Args:
@@ -175,7 +178,7 @@ class StepwiseAgent(StepAgent):
     attempts: int = 3
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
-    routing: Routing = AsNamed()
+    routing: Routing = PolicyRouting()
     beyond: Routing | Literal["own"] | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -207,12 +210,14 @@ class StepwiseAgent(StepAgent):
 
         A query depends on the knowledge base that it goes to (`query`), so the agent has its own routing.
         """
-        agents: dict[str, Agent] = {f"only_{tool}": dataclasses.replace(self, routing=Always(tool)) for tool in tools}
-        agents["random_kb"] = dataclasses.replace(self, routing=Drawn())
+        agents: dict[str, Agent] = {
+            f"only_{tool}": dataclasses.replace(self, routing=FixedRouting(tool)) for tool in tools
+        }
+        agents["random_kb"] = dataclasses.replace(self, routing=RandomRouting())
         return {
             **(agents if len(tools) > 1 else self.vanilla_rag(tools)),
             "full_budget": dataclasses.replace(self, beyond="own"),
-            "full_budget_random": dataclasses.replace(self, beyond=Drawn()),
+            "full_budget_random": dataclasses.replace(self, beyond=RandomRouting()),
             "no_search": dataclasses.replace(self, max_searches=0),
         }
 
@@ -250,7 +255,7 @@ class StepwiseAgent(StepAgent):
         """The query for a knowledge base: the text, with the question's picture if the knowledge base sees it."""
         return with_picture(text, example.images) if tool in self.sees else text
 
-    def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> Said:
+    def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> StepPrompt:
         """The chat that answers a sub-question from the passages found; with `last`, the question itself."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
@@ -290,7 +295,7 @@ class StepwiseAgent(StepAgent):
                 return turn.action
         return Action(kind="search", tool=named, query=example.question)
 
-    async def _answer(self, said: Said, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
+    async def _answer(self, said: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
         request = said
         for attempt in range(self.attempts):
             if 0 < attempt == self.attempts - 1:

@@ -27,7 +27,7 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Said:
+class StepPrompt:
     """A chat before the policy's turn: the instructions (for pretrained models), the request, the strings that end the turn,
     and the kind of chat (route, answer, final)."""
 
@@ -72,31 +72,31 @@ class StepProtocol:
 
     # --- what is said to the policy ---
 
-    def route(self, question: str, history: History) -> Said:
+    def route(self, question: str, history: History) -> StepPrompt:
         """Asks for the next sub-question and its retriever (equations 3 and 4)."""
-        return Said(
+        return StepPrompt(
             system=self._route_system(),
             user=f"{_so_far(question, history)}Next sub-question:\n",
             stop="</ret>",
             asked="route",
         )
 
-    def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> Said:
+    def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
         """Asks for the answer to a sub-question from documents (equation 6). `trouble` says why there are none."""
         user = f"{_shown(documents, trouble)}Question: {query}\nAnswer:\n"
-        return Said(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
+        return StepPrompt(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
 
-    def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> Said:
+    def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
         """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
         user = f"{_shown(documents, trouble)}Question: {question}\nFinal answer:\n"
-        return Said(system=_DIRECT_SYSTEM, user=user, stop="</answer>", asked="final")
+        return StepPrompt(system=_DIRECT_SYSTEM, user=user, stop="</answer>", asked="final")
 
-    def final(self, question: str, history: History) -> Said:
+    def final(self, question: str, history: History) -> StepPrompt:
         """Asks for the answer to the question (equation 8)."""
         user = f"{_so_far(question, history)}Final answer:\n"
-        return Said(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
+        return StepPrompt(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
 
-    def golden(self, question: str, step: GoldenStep) -> Said:
+    def golden(self, question: str, step: GoldenStep) -> StepPrompt:
         """The chat of a golden step, in the same words as any other chat."""
         if step.kind == "route":
             return self.route(question, step.history)
@@ -104,7 +104,7 @@ class StepProtocol:
             return self.answer(step.query, step.documents)
         return self.final(question, step.history)
 
-    def again(self, said: Said, error: str) -> Said:
+    def again(self, said: StepPrompt, error: str) -> StepPrompt:
         """The same chat after an attempt that could not be read."""
         user = f"{said.user}An attempt before this one could not be used: {error}. Keep to the form.\n"
         return dataclasses.replace(said, user=user)
@@ -160,7 +160,7 @@ class StepProtocol:
         """The knowledge base that a written name means. An unknown name is returned in lower case."""
         return tool_of(label, self.tools)
 
-    def opening(self, said: Said, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+    def opening(self, said: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
         """The token ids of a chat. `marks` are the marks of the images, which stand before the request.
 
         With `instruct`, a system and a user message, or plain text for models without a chat template. Without, the request

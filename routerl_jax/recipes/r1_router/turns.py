@@ -30,7 +30,7 @@ class Judged(NamedTuple):
     open: Open
 
 
-class Worth(NamedTuple):
+class HopScore(NamedTuple):
     """The worth of a turn at a hop. `place` is the hop's index in the path; -1: no hop was open."""
 
     turn: int
@@ -78,9 +78,9 @@ def turn_route_reward(
                 for index, hop in route.open
             ]
             if route.open and not any(hop.query or hop.kb for _, hop in route.open):
-                worths += [Worth(route.turn, *value) for value in values]
+                worths += [HopScore(route.turn, *value) for value in values]
             else:
-                worths.append(Worth(route.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+                worths.append(HopScore(route.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
         rewards.append(_gains(len(episode.turns), worths))
     return rewards
 
@@ -103,7 +103,7 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
                 if hop.value
             ]
             if values:
-                worths.append(Worth(judged.turn, *_most(values)))
+                worths.append(HopScore(judged.turn, *_most(values)))
         of_episode = _gains(len(episode.turns), worths)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
@@ -147,7 +147,7 @@ def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
     return max(values, key=lambda pair: pair[1])
 
 
-def _gains(turns: int, found: Sequence[Worth]) -> list[float]:
+def _gains(turns: int, found: Sequence[HopScore]) -> list[float]:
     """One number per turn: its improvement over the best earlier turn at the same hop, summed over its hops."""
     rewards, best = [0.0] * turns, dict[int, float]()
     for worth in found:

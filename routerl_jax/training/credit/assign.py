@@ -18,7 +18,7 @@ from routerl_jax.learning.advantages import (
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
 from routerl_jax.learning.masks import EPISODE_MASKS, unjudged
-from routerl_jax.training.credit.kinds import Shares, credit_named
+from routerl_jax.training.credit.kinds import TokenCredit, credit_named
 from routerl_jax.training.learner_config import LearnerConfig
 
 _NO_ADVANTAGE = 1e-9
@@ -86,14 +86,14 @@ def sequences_of(episodes: Seq[Episode]) -> tuple[list[Sequence], Int[np.ndarray
 
 def _shares(
     settings: LearnerConfig, episodes: Seq[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator
-) -> Shares:
+) -> TokenCredit:
     """The result of the configured kind of credit.
 
     Raises:
       ValueError: the result is not one number per token of every sequence.
     """
     shares = credit_named(settings.credit).function(episodes, rewards, groups, advantage, settings)
-    shares = shares if isinstance(shares, Shares) else Shares(of_tokens=shares)
+    shares = shares if isinstance(shares, TokenCredit) else TokenCredit(of_tokens=shares)
     lengths = [(len(sequence),) for episode in episodes for sequence in episode.sequences]
     for numbers in (shares.of_tokens, shares.reach):
         if numbers is not None and [np.shape(values) for values in numbers] != lengths:

@@ -14,7 +14,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Compare
 from routerl_jax.learning.counterfactual import Baseline, Weights, choice_advantages, probabilities, try_weights
 
-Way = tuple[str, ...]  # the knowledge bases chosen so far
+Choices = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
 
 
@@ -36,43 +36,43 @@ class ForkCreditConfig:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Stretch:
+class Segment:
     """A segment of a forked attempt: its tokens between two decisions, or after the last one.
 
     Attributes:
-      way: the choices before it.
+      choices: the choices before it.
       owner: index of the episode in whose sequences these tokens belong to the policy.
-      ahead: the segments after the decision at its end, with the log-probability of each; none if the attempt ends.
+      children: the segments after the decision at its end, with the log-probability of each; none if the attempt ends.
       value: the expected reward: the mean over the later segments, weighted by the policy's probabilities.
       reach: the policy's probability of reaching it: the product of the probabilities of the choices before it.
       weight: weight of its advantage: the product of those of the choices before it (learning.counterfactual.try_weights).
     """
 
-    way: Way
+    choices: Choices
     owner: int
-    ahead: list[tuple[Stretch, float]] = dataclasses.field(default_factory=list)
+    children: list[tuple[Segment, float]] = dataclasses.field(default_factory=list)
     value: float = 0.0
     reach: float = 1.0
     weight: float = 1.0
 
-    def __iter__(self) -> Iterator[Stretch]:
+    def __iter__(self) -> Iterator[Segment]:
         """This segment and all that follow it."""
         yield self
-        for stretch, _ in self.ahead:
-            yield from stretch
+        for segment, _ in self.children:
+            yield from segment
 
     @property
     def logprobs(self) -> Float[np.ndarray, " n"]:
         """Log-probabilities of the choices at its end."""
-        return np.asarray([logprob for _, logprob in self.ahead])
+        return np.asarray([logprob for _, logprob in self.children])
 
     @property
     def values(self) -> Float[np.ndarray, " n"]:
         """Values of the choices at its end."""
-        return np.asarray([after.value for after, _ in self.ahead])
+        return np.asarray([after.value for after, _ in self.children])
 
 
-def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list[Stretch]:
+def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list[Segment]:
     """The attempts of a step as trees, each given by its first segment. Values are computed from the rewards."""
     members: dict[tuple[str, int], list[int]] = {}
     for i, episode in enumerate(episodes):
@@ -80,31 +80,31 @@ def trees(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) -> list
     return [_tree(episodes, rewards, indices, ()) for indices in members.values()]
 
 
-def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[int], way: Way) -> Stretch:
-    depth = len(way)
-    stretch = Stretch(way=way, owner=members[0])
+def _tree(episodes: Sequence[Episode], rewards: np.ndarray, members: Sequence[int], choices: Choices) -> Segment:
+    depth = len(choices)
+    segment = Segment(choices=choices, owner=members[0])
     branches: dict[str, list[int]] = {}
     for i in members:
         if len(episodes[i].branches) > depth:
             branches.setdefault(episodes[i].branches[depth].tool, []).append(i)
     if not branches:
         (only,) = members
-        stretch.value = float(rewards[only])
-        return stretch
+        segment.value = float(rewards[only])
+        return segment
     for tool, indices in branches.items():
         logprob = episodes[indices[0]].branches[depth].logprob
-        stretch.ahead.append((_tree(episodes, rewards, indices, (*way, tool)), logprob))
-    stretch.value = float(probabilities(stretch.logprobs) @ stretch.values)
-    return stretch
+        segment.children.append((_tree(episodes, rewards, indices, (*choices, tool)), logprob))
+    segment.value = float(probabilities(segment.logprobs) @ segment.values)
+    return segment
 
 
-def _weigh(stretch: Stretch, weights: Weights) -> None:
+def _weigh(segment: Segment, weights: Weights) -> None:
     """Sets `reach` and `weight` of all segments after this one."""
-    if stretch.ahead:
-        shares = zip(probabilities(stretch.logprobs), try_weights(stretch.logprobs, weights))
-        for (after, _), (probability, share) in zip(stretch.ahead, shares):
-            after.reach = max(stretch.reach * float(probability), _LEAST_REACH)
-            after.weight = stretch.weight * float(share)
+    if segment.children:
+        shares = zip(probabilities(segment.logprobs), try_weights(segment.logprobs, weights))
+        for (after, _), (probability, share) in zip(segment.children, shares):
+            after.reach = max(segment.reach * float(probability), _LEAST_REACH)
+            after.weight = segment.weight * float(share)
             _weigh(after, weights)
 
 
@@ -135,25 +135,25 @@ def by_forks(
     roots = trees(episodes, rewards)
     for root in roots:
         _weigh(root, settings.weights)
-    stretches = [stretch for root in roots for stretch in root]
-    names: dict[tuple[int, Way], int] = {}
+    segments = [segment for root in roots for segment in root]
+    names: dict[tuple[int, Choices], int] = {}
     compared = [
-        names.setdefault((int(groups[s.owner]), s.way if settings.compare == "choices" else ()), len(names))
-        for s in stretches
+        names.setdefault((int(groups[s.owner]), s.choices if settings.compare == "choices" else ()), len(names))
+        for s in segments
     ]
-    of_stretches = advantage(np.asarray([s.value for s in stretches]), np.asarray(compared, int))
+    of_segments = advantage(np.asarray([s.value for s in segments]), np.asarray(compared, int))
     result = [[np.zeros(len(sequence)) for sequence in episode.sequences] for episode in episodes]
     reach = [[np.ones(len(sequence)) for sequence in episode.sequences] for episode in episodes]
-    for stretch, value in zip(stretches, of_stretches):
-        episode, depth = episodes[stretch.owner], len(stretch.way)
-        _fill(episode, depth, stretch.weight / stretch.reach * float(value), result[stretch.owner])
-        _fill(episode, depth, stretch.reach, reach[stretch.owner])
-    for stretch in stretches:
-        if not stretch.ahead:
+    for segment, value in zip(segments, of_segments):
+        episode, depth = episodes[segment.owner], len(segment.choices)
+        _fill(episode, depth, segment.weight / segment.reach * float(value), result[segment.owner])
+        _fill(episode, depth, segment.reach, reach[segment.owner])
+    for segment in segments:
+        if not segment.children:
             continue
-        chosen = choice_advantages(stretch.values, stretch.logprobs, settings.baseline) / scale[stretch.owner]
-        for (after, _), value in zip(stretch.ahead, chosen):
-            branch = episodes[after.owner].branches[len(stretch.way)]
+        chosen = choice_advantages(segment.values, segment.logprobs, settings.baseline) / scale[segment.owner]
+        for (after, _), value in zip(segment.children, chosen):
+            branch = episodes[after.owner].branches[len(segment.choices)]
             name = slice(branch.start, branch.start + branch.tokens)
             result[after.owner][branch.sequence][name] = after.weight / after.reach * value
             reach[after.owner][branch.sequence][name] = after.reach
@@ -186,28 +186,28 @@ def fork_metrics(episodes: Sequence[Episode], rewards: Float[np.ndarray, " N"]) 
     - `forks/even_rate`: share of decisions whose branches all have the same value.
     """
     roots = trees(episodes, rewards)
-    decisions = [stretch for root in roots for stretch in root if stretch.ahead]
+    decisions = [segment for root in roots for segment in root if segment.children]
     if not decisions:
         return {"forks/decisions": 0.0}
     rows = []
-    for stretch in decisions:
-        values, share = stretch.values, probabilities(stretch.logprobs)
+    for segment in decisions:
+        values, share = segment.values, probabilities(segment.logprobs)
         best = values >= values.max() - 1e-9
-        rows.append((np.ptp(values), share[best].sum(), values.max() - stretch.value, float(best.all())))
+        rows.append((np.ptp(values), share[best].sum(), values.max() - segment.value, float(best.all())))
     names = ("spread", "best_rate", "regret", "even_rate")
     means = np.mean(rows, axis=0)
     return {"forks/decisions": len(decisions) / len(roots)} | {f"forks/{n}": float(v) for n, v in zip(names, means)}
 
 
-def as_the_policy_goes(episodes: Sequence[Episode], seed: Sequence[int]) -> list[int]:
+def sample_branches(episodes: Sequence[Episode], seed: Sequence[int]) -> list[int]:
     """Indices of one episode per attempt. At every decision the branch is drawn with the policy's probabilities, so that the
     statistics of these episodes are those of attempts without forks."""
     rng = np.random.default_rng(seed)
     chosen = []
     for root in trees(episodes, np.zeros(len(episodes))):
-        stretch = root
-        while stretch.ahead:
-            share = probabilities(stretch.logprobs)
-            stretch = stretch.ahead[int(rng.choice(len(share), p=share))][0]
-        chosen.append(stretch.owner)
+        segment = root
+        while segment.children:
+            share = probabilities(segment.logprobs)
+            segment = segment.children[int(rng.choice(len(share), p=share))][0]
+        chosen.append(segment.owner)
     return chosen

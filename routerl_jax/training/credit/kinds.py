@@ -28,7 +28,7 @@ class Settings(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shares:
+class TokenCredit:
     """The result of a kind of credit.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shares:
 
 
 # (episodes, rewards [N], groups [N], advantage, settings) -> Shares, or their `of_tokens` alone
-Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Settings], Shares | Sequence[np.ndarray]]
+Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Settings], TokenCredit | Sequence[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ def credit_named(name: str) -> CreditKind:
 
 def _episode(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
-) -> Shares:
+) -> TokenCredit:
     """Every token gets the advantage of its attempt."""
-    return Shares(
+    return TokenCredit(
         of_tokens=[
             np.full(len(sequence), value)
             for episode, value in zip(episodes, advantage(rewards, groups))
@@ -88,19 +88,19 @@ def _episode(
 
 def _turn(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
-) -> Shares:
+) -> TokenCredit:
     """A token gets the advantages of the outcome and of the rewards of its own and later turns (learning.turn_advantages)."""
-    return Shares(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
+    return TokenCredit(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
 
 
 def _counterfactual(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
-) -> Shares:
+) -> TokenCredit:
     """The choice of a knowledge base is compared with what the other choices led to (learning.counterfactual)."""
     apart = groups if settings.forks.scale == "question" else np.zeros_like(groups)
     scale = advantage.scale(rewards, groups, apart)
     of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)
-    return Shares(of_tokens=of_tokens, reach=reach, metrics=fork_metrics(episodes, rewards))
+    return TokenCredit(of_tokens=of_tokens, reach=reach, metrics=fork_metrics(episodes, rewards))
 
 
 CREDITS.register("episode")(CreditKind(function=_episode, whole=True))

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from routerl_jax.core.patience import patience
+from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client import transport
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
@@ -210,7 +210,7 @@ def test_a_call_takes_no_longer_than_its_caller_waits() -> None:
     with scripted(HELLO, never) as (url, _):
         kb = HttpKB(url, retries=FAST, timeouts=Timeouts(read=30))
         for one in (kb, HybridKB([kb])):
-            with patience(0.3), pytest.raises(Unavailable, match=r"no answer after .*no answer in time"):
+            with time_limit(0.3), pytest.raises(Unavailable, match=r"no answer after .*no answer in time"):
                 one.search(["x"], k=1)
 
 

@@ -14,7 +14,7 @@ from routerl_jax.knowledge.builds import changes
 from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.rules import RuleExtractor, names
-from routerl_jax.knowledge.graph.triples import GivenTriples
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.llms.base import Completion
@@ -155,7 +155,7 @@ def test_bad_input(tmp_path: pathlib.Path) -> None:
 def test_files_of_triples_that_are_refused(tmp_path: pathlib.Path, name: str, content: str, message: str) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
-        GivenTriples(tmp_path / name)
+        PrecomputedTriples(tmp_path / name)
 
 
 def test_hipporags_file(tmp_path: pathlib.Path) -> None:
@@ -167,10 +167,10 @@ def test_hipporags_file(tmp_path: pathlib.Path) -> None:
         "extracted_triples": [["Ada", "was", "here"], ["broken"], ["a", "b"]],
     }
     path.write_text(json.dumps({"docs": [row], "avg_ent_chars": 3}))
-    found = GivenTriples(path).of(PASSAGES[0])
+    found = PrecomputedTriples(path).of(PASSAGES[0])
     assert found is not None
     assert (found.entities, found.triples, found.dropped) == (("Ada",), (("Ada", "was", "here"),), 2)
-    assert GivenTriples(path).of(PASSAGES[1]) is None
+    assert PrecomputedTriples(path).of(PASSAGES[1]) is None
 
 
 def test_rules() -> None:

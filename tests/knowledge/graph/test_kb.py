@@ -13,7 +13,7 @@ from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.graph.linking import RecognitionFilter
-from routerl_jax.knowledge.graph.triples import GivenTriples
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.models.encoder import Encoder
@@ -183,7 +183,7 @@ def test_one_passage(tmp_path: pathlib.Path) -> None:
 def test_musique(shared_data, tmp_path: pathlib.Path, minilm: Encoder) -> None:
     """Real two-hop questions, real triples: the graph finds at least what dense search does."""
     triples = shared_data("musique/triples.jsonl.gz")
-    given = GivenTriples(triples)
+    given = PrecomputedTriples(triples)
     corpus = [p for p in read_corpus(shared_data("musique/corpus.jsonl.gz")) if given.of(p)]
     there = {p.id for p in corpus}
     with gzip.open(shared_data("musique/questions_dev.jsonl.gz"), "rt", encoding="utf-8") as file:

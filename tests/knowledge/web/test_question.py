@@ -21,7 +21,7 @@ from routerl_jax.knowledge.query import checked_query, query_key, with_question
 from routerl_jax.knowledge.web.config import mmsearch_r1
 from routerl_jax.knowledge.web.stages import made_with
 from routerl_jax.llms.config import ChatModelConfig
-from routerl_jax.remote.background import run_to_end
+from routerl_jax.remote.background import run_coroutine
 from routerl_jax.remote.cache import MemoryCache
 from tests.knowledge.serving.servers import serving as served
 
@@ -117,7 +117,7 @@ def test_a_tool_of_ones_own_is_asked_in_words() -> None:
         def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
             return [[Passage(id="1", title="", text=query.upper())] for query in queries]
 
-    (call,) = run_to_end(calls_of_all({"words": Words()}, [Request("words", QUERY, 1)], 5.0))
+    (call,) = run_coroutine(calls_of_all({"words": Words()}, [Request("words", QUERY, 1)], 5.0))
     assert (call.query, call.passages[0].text) == ("tower village", "TOWER VILLAGE")
 
 

@@ -11,13 +11,13 @@ import contextvars
 import time
 from collections.abc import Iterator
 
-USUAL = 60.0  # seconds, where no limit is set
+DEFAULT_SECONDS = 60.0  # seconds, where no limit is set
 
 _ends: contextvars.ContextVar[float | None] = contextvars.ContextVar("ends", default=None)
 
 
 @contextlib.contextmanager
-def patience(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Sets the time limit of its block to `seconds`, or leaves the outer limit if that ends sooner."""
     outer, ends = _ends.get(), time.monotonic() + seconds
     token = _ends.set(ends if outer is None else min(ends, outer))
@@ -28,9 +28,10 @@ def patience(seconds: float) -> Iterator[None]:
 
 
 def seconds_left(most: float | None = None) -> float:
-    """Seconds until the caller gives up: at least 0, at most `most`. Without a limit: `most`, or `USUAL` if that is None."""
+    """Seconds until the caller gives up: at least 0, at most `most`. Without a limit: `most`, or `DEFAULT_SECONDS` if that is
+    None."""
     ends = _ends.get()
     if ends is None:
-        return USUAL if most is None else most
+        return DEFAULT_SECONDS if most is None else most
     seconds = max(0.0, ends - time.monotonic())
     return seconds if most is None else min(seconds, most)

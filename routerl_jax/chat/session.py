@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from routerl_jax.agents.live import Told
 from routerl_jax.agents.request import Request
-from routerl_jax.chat.earlier import Exchange, with_earlier
+from routerl_jax.chat.history import Exchange, with_history
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.models.decoder import Decoder
@@ -26,7 +26,7 @@ from routerl_jax.training.setup import build_mesh, make_engine
 _EARLIER = 8  # questions with their answers that a chat model is reminded of
 
 
-class Described(NamedTuple):
+class KnowledgeBaseInfo(NamedTuple):
     """A knowledge base: its kind, and its number of passages if that is known."""
 
     name: str
@@ -62,10 +62,10 @@ class Chat:
         return self.searcher.engine.images is not None
 
     @property
-    def knowledge_bases(self) -> list[Described]:
+    def knowledge_bases(self) -> list[KnowledgeBaseInfo]:
         """What is searched."""
         return [
-            Described(name, self.kinds.get(name, ""), len(tool) if isinstance(tool, Sized) else None)
+            KnowledgeBaseInfo(name, self.kinds.get(name, ""), len(tool) if isinstance(tool, Sized) else None)
             for name, tool in self.searcher.tools.items()
         ]
 
@@ -85,7 +85,7 @@ class Chat:
         """
         engine = self.searcher.engine
         shown = earlier[-self.earlier :] if self.earlier else ()
-        text = with_earlier(question, shown, lambda text: len(engine.tokenizer.encode(text)), engine.max_length // 4)
+        text = with_history(question, shown, lambda text: len(engine.tokenizer.encode(text)), engine.max_length // 4)
         example = Example(id=f"chat {self.seed}, {next(self._count)}", question=text, answers=(), images=tuple(images))
         return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, told))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from routerl_jax.core.kept import dumps, loads
+from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from tests import tiny
 

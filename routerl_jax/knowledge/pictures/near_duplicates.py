@@ -15,7 +15,7 @@ _MOST_BITS = 16
 _MOST_COLOUR = 12  # largest difference of mean colours, of 255
 
 
-def fingerprint(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
+def difference_hash(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
     """A picture's fingerprint: the grid points at which it gets brighter to the right (a difference hash), and its mean
     colour."""
     grey = np.asarray(picture.convert("L").convert("F").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX))
@@ -24,7 +24,7 @@ def fingerprint(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
     return np.concatenate([bits, colour])
 
 
-def alike(one: UInt8[np.ndarray, " F"], others: UInt8[np.ndarray, "N F"]) -> Bool[np.ndarray, " N"]:
+def near_duplicates(one: UInt8[np.ndarray, " F"], others: UInt8[np.ndarray, "N F"]) -> Bool[np.ndarray, " N"]:
     """Whether each of the other fingerprints belongs to the same picture."""
     differ = np.unpackbits(np.bitwise_xor(one[:-3], others[:, :-3]), axis=1).sum(1)
     colours = np.abs(one[-3:].astype(np.int16) - others[:, -3:].astype(np.int16)).max(1)

@@ -12,7 +12,7 @@ from absl import logging
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import unknown_key
-from routerl_jax.core.files import read_json, write_whole
+from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.parallel import multihost
@@ -20,7 +20,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import evaluation_examples
 
 
-def judging_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
+def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
     """The questions for validation and for the final table.
 
     Raises:
@@ -67,15 +67,15 @@ def before_agents(config: TrainConfig, judged: Agent) -> dict[str, Agent]:
     }
 
 
-def keep_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def save_table(workdir: pathlib.Path, name: str, table: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     """Saves a table measured during the run for its final table, possibly in a later session. `asked`: the settings with which
     it was measured, because these may have changed by then."""
     if multihost.is_main():
         path = workdir / "evaluation" / f"{name}.json"
-        write_whole(path, json.dumps({"asked": asked, "agents": table}))
+        write_atomic(path, json.dumps({"asked": asked, "agents": table}))
 
 
-def kept_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
+def saved_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str, Any]) -> dict[str, Any]:
     """The saved tables. Those measured with other settings are left out, with a warning.
 
     Raises:

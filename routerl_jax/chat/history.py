@@ -13,7 +13,7 @@ class Exchange(NamedTuple):
     answer: str
 
 
-def with_earlier(question: str, earlier: Sequence[Exchange], tokens: Callable[[str], int], most: int) -> str:
+def with_history(question: str, earlier: Sequence[Exchange], tokens: Callable[[str], int], most: int) -> str:
     """The question with the latest exchanges before it, as a text; the question alone if there are none.
 
     An agent is asked one question at a time. So that "and its capital?" can be understood, the text says what was asked and
