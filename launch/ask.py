@@ -16,6 +16,7 @@ from routerl_jax.parallel.platform import split_cpu, tune_process
 if __name__ == "__main__":
     tune_process()
 
+import contextlib
 import json
 import pathlib
 import tempfile
@@ -90,16 +91,19 @@ def main(argv: Sequence[str]) -> None:
     if FLAGS.image and engine.images is None:
         raise ValueError(f"--image={FLAGS.image[0]}: {described} sees no pictures")
     example = Example(id="question", question=argv[1].strip(), answers=(), images=images)
-    episodes = run(
-        evaluated_agent(config, build_recipe(config)),
-        [example],
-        engine,
-        open_knowledge(config, workdir, progress=not FLAGS.json),
-        samples=FLAGS.samples,
-        seed=FLAGS.seed,
-        tool_timeout=config.rollout.tool_timeout,
-        sampling=Sampling(temperature=FLAGS.temperature),
-    )
+    with contextlib.ExitStack() as stack:
+        if isinstance(engine, ChatModel):
+            stack.callback(engine.end)
+        episodes = run(
+            evaluated_agent(config, build_recipe(config)),
+            [example],
+            engine,
+            open_knowledge(config, workdir, progress=not FLAGS.json),
+            samples=FLAGS.samples,
+            seed=FLAGS.seed,
+            tool_timeout=config.rollout.tool_timeout,
+            sampling=Sampling(temperature=FLAGS.temperature),
+        )
     console, pictures = Console(), PictureFiles(workdir)
     for episode in episodes:
         record = episode_record(episode, pictures)

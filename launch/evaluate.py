@@ -106,7 +106,8 @@ def main(_: Sequence[str]) -> None:
     elif FLAGS.config is not None and "benchmarks" in read_config_dict():
         _compare()
     else:
-        _evaluate()
+        with contextlib.ExitStack() as stack:
+            _evaluate(stack)
 
 
 def _help() -> None:
@@ -187,8 +188,8 @@ _INSTEAD = {
 }
 
 
-def _evaluate() -> None:
-    """One policy on one benchmark."""
+def _evaluate(stack: contextlib.ExitStack) -> None:
+    """One policy on one benchmark. `stack` closes what was opened, also after an error."""
     from flax import nnx
 
     from routerl_jax.core.config import naming
@@ -241,6 +242,8 @@ def _evaluate() -> None:
     split_cpu(config.mesh.cpu_devices)
     recipe, bases = build_recipe(config), tuple(config.knowledge)
     judge = build_judge(config, recipe) if config.evaluation.judge else None
+    if judge is not None:
+        stack.enter_context(contextlib.closing(judge))
     judged, headline = evaluated_agent(config, recipe), setup.headline(config, recipe)
     agents = {"trained": judged, **judged.baselines(bases), **judged.vanilla_rag(bases)}
     unknown = [name for name in FLAGS.agents if name not in agents]
@@ -276,6 +279,7 @@ def _evaluate() -> None:
     if chats:
         with naming("config.chat_model"):
             engine = ChatModel(config.chat_model)
+        stack.callback(engine.end)
         policy: dict[str, Any] = {"chat model": engine.about}
     else:
         mesh = build_mesh(config.mesh)
@@ -302,23 +306,20 @@ def _evaluate() -> None:
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, home)
     names, table = _names(config), {}
-    with contextlib.closing(judge) if judge else contextlib.nullcontext():
-        for name, agent in agents.items():
-            table[names.get(name, name)], episodes = score(
-                agent,
-                examples,
-                engine,
-                tools,
-                config.evaluation.normalizer,
-                tool_timeout=config.rollout.tool_timeout,
-                sampling=Sampling(temperature=FLAGS.temperature),
-                seed=FLAGS.seed,
-                progress=f"evaluating {name}",
-                judge=judge,
-            )
-            write_records(output / f"{name}.jsonl", episodes)
-    if isinstance(engine, ChatModel):
-        engine.end()
+    for name, agent in agents.items():
+        table[names.get(name, name)], episodes = score(
+            agent,
+            examples,
+            engine,
+            tools,
+            config.evaluation.normalizer,
+            tool_timeout=config.rollout.tool_timeout,
+            sampling=Sampling(temperature=FLAGS.temperature),
+            seed=FLAGS.seed,
+            progress=f"evaluating {name}",
+            judge=judge,
+        )
+        write_records(output / f"{name}.jsonl", episodes)
     table = _earlier(output / "results.json", request) | table  # read again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}

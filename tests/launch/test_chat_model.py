@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from routerl_jax.data.atlas import flags
+from routerl_jax.llms.policy import ChatModel
 from routerl_jax.training import config as schema
 from tests.programs import launch_here, refusal, write_config
 from tests.training.small_run import make_config
@@ -90,6 +91,21 @@ def test_evaluate(chats: Any, home: pathlib.Path, tmp_path: pathlib.Path) -> Non
     other = refusal(*given, *settings(chats, model="n"))
     assert "has results of chat model" in other
     assert "give another --output" in other
+
+
+def test_the_model_is_closed_after_an_error(
+    chats: Any, home: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file stands where the records should go; the threads and connections of the model end all the same."""
+    ended: list[ChatModel] = []
+    end = ChatModel.end
+    monkeypatch.setattr(ChatModel, "end", lambda model: (end(model), ended.append(model)))
+    config, output = written(home, tmp_path), tmp_path / "results"
+    (output / "trained.jsonl").mkdir(parents=True)
+    given = ["evaluate", f"--config={config}", f"--output={output}", "--agents=trained"]
+    assert "trained.jsonl" in refusal(*given, *settings(chats))
+    assert chats.bodies
+    assert [model._workers for model in ended] == [[]]
 
 
 def test_failures_are_in_the_report(chats: Any, home: pathlib.Path, tmp_path: pathlib.Path) -> None:
