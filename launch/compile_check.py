@@ -17,9 +17,10 @@ if __name__ == "__main__":  # uses no TPU, even if there is one; several process
 
 import dataclasses
 import json
+import math
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -61,14 +62,27 @@ def main(_: Sequence[str]) -> None:
         from routerl_jax.training.layout_search import search
 
         found = search(config, FLAGS.topology)
-        print(json.dumps([dataclasses.asdict(one) for one in found], indent=2) if FLAGS.json else choices(found))
+        print(as_json([dataclasses.asdict(one) for one in found]) if FLAGS.json else choices(found))
         if found[0].step_s is None:
             sys.exit(1)
         return
     report = check(config, FLAGS.topology, FLAGS.programs)
-    print(json.dumps(dataclasses.asdict(report), indent=2) if FLAGS.json else table(report))
+    print(as_json(dataclasses.asdict(report)) if FLAGS.json else table(report))
     if not report.fits:
         sys.exit(1)
+
+
+def as_json(value: Any) -> str:
+    """JSON in which a number that is not finite, such as the size of a program that does not compile, is null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def table(report: Report) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import pathlib
 import subprocess
 import sys
+
+from launch.compile_check import as_json
+from routerl_jax.training.compile_check import ProgramReport, Report
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -27,3 +32,25 @@ def test_json_and_exit_status(tpu_compiler: None) -> None:
     assert decode["hbm_gib_per_chip"] > cache > found["hbm_gib"]
     assert decode["fits"] is False
     assert decode["problems"]
+
+
+def test_what_is_not_finite_is_null() -> None:
+    """The compiler ran out of memory and did not say how much it wants: JSON knows no Infinity."""
+    program = ProgramReport(hbm_gib_per_chip=math.inf, resident_gib=1.5, fits=False, problems=("too large",))
+    report = Report(
+        fits=False,
+        topology="v5e:2x2",
+        device="TPU",
+        devices=4,
+        mesh={"fsdp": 4},
+        hbm_gib=15.75,
+        programs={"a": program},
+    )
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    found = json.loads(as_json(dataclasses.asdict(report)), parse_constant=refuse)
+    expected = {**dataclasses.asdict(program), "hbm_gib_per_chip": None, "problems": ["too large"]}
+    assert found["programs"] == {"a": expected}
+    assert (found["hbm_gib"], found["fits"], found["mesh"]) == (15.75, False, {"fsdp": 4})
