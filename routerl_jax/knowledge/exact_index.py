@@ -88,12 +88,6 @@ class ExactIndex(VectorIndex):
             raise ValueError(f"the exact index has no setting {unknown.pop()!r}; it has {', '.join(_SETTINGS)}")
         return cls(vectors, mesh=mesh, **settings)
 
-    @classmethod
-    def load(
-        cls, directory: pathlib.Path, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None
-    ) -> Self:
-        return cls.build(vectors, settings, mesh=mesh)
-
     def save(self, directory: pathlib.Path) -> dict[str, Any]:
         return {key: getattr(self, key) for key in _SETTINGS}
 

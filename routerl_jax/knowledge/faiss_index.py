@@ -51,12 +51,6 @@ class FaissIVFIndex(VectorIndex):
             raise ValueError(f"index={FAISS_IVF!r} has no setting {sorted(unknown)[0]!r}; it has probes")
         return cls(vectors, **settings)
 
-    @classmethod
-    def load(
-        cls, directory: pathlib.Path, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None
-    ) -> Self:
-        return cls.build(vectors, settings, mesh=mesh)
-
     def save(self, directory: pathlib.Path) -> dict[str, Any]:
         return {"probes": self.probes}
 

@@ -61,11 +61,11 @@ class VectorIndex(abc.ABC):
         """Makes the index. `settings` are those of the backend ({}: defaults). Raises ValueError that names an unknown key."""
 
     @classmethod
-    @abc.abstractmethod
     def load(
         cls, directory: pathlib.Path, vectors: VectorSource, settings: Mapping[str, Any], *, mesh: Mesh | None = None
     ) -> Self:
-        """Opens an index that `save` wrote."""
+        """Opens an index that `save` wrote. A backend whose `save` writes no files makes it anew."""
+        return cls.build(vectors, settings, mesh=mesh)
 
     @abc.abstractmethod
     def save(self, directory: pathlib.Path) -> dict[str, Any]:
