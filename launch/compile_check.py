@@ -87,7 +87,9 @@ def _finite(value: Any) -> Any:
 
 def table(report: Report) -> str:
     """Markdown: memory, time at best, then kernels, collectives, hints and problems."""
-    mesh = " x ".join(f"{axis}={size}" for axis, size in report.mesh.items())
+    mesh = _sizes(report.mesh)
+    if report.engine_mesh != report.mesh:
+        mesh = f"learner {mesh}, engine {_sizes(report.engine_mesh)}"
     lines = [
         f"{report.topology}: {report.devices} devices ({report.device}), {mesh}, {report.hbm_gib} GiB of HBM each",
         "",
@@ -115,6 +117,10 @@ def table(report: Report) -> str:
                 lines.append(f"  FLOPs not counted of {', '.join(roofline.uncounted)}")
         lines += [f"ERROR: {problem}" for problem in program.problems]
     return "\n".join(lines)
+
+
+def _sizes(mesh: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
 def choices(found: Sequence[Choice]) -> str:

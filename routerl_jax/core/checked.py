@@ -72,8 +72,9 @@ class OutOfRange(ValueError):
 
 
 def checked(cls: type[T]) -> type[T]:
-    """Class decorator, below `dataclasses.dataclass`: numbers are checked before the class's own `__post_init__`."""
-    own = cls.__dict__.get("__post_init__")
+    """Class decorator, below `dataclasses.dataclass`: numbers are checked before the class's `__post_init__`, if it has or
+    inherits one."""
+    own = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
         check(self)

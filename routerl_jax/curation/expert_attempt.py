@@ -55,6 +55,14 @@ class ExpertAttempt:
     unusable: list[str] = dataclasses.field(default_factory=list)
     actions: list[str] = dataclasses.field(default_factory=list)
 
+    @property
+    def outcome(self) -> str:
+        return self.planner.outcome
+
+    @property
+    def detail(self) -> str:
+        return self.planner.detail
+
     def record(self) -> dict[str, Any]:
         """The result, JSON-serialisable."""
         grounder = self.grounder.record()

@@ -13,27 +13,21 @@ WORKDIR/report.json, report.md     written when the job ends
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hashlib
-import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.curation import experts
-from routerl_jax.curation.attempts import FAILED
-from routerl_jax.curation.expert_attempt import ExpertAttempt, Experts
+from routerl_jax.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job
+from routerl_jax.curation.expert_attempt import Experts
 from routerl_jax.curation.expert_config import ExpertsConfig
 from routerl_jax.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
 from routerl_jax.curation.golden_balance import within_share
-from routerl_jax.curation.job import begin, book_all, unfinished
-from routerl_jax.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.curation.replies import ReplyFile
 from routerl_jax.curation.services import Batches, Services
 from routerl_jax.data.messages import message_row
@@ -42,12 +36,10 @@ from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.cached import CachedModel
 from routerl_jax.llms.judge import ModelJudge, open_judge
-from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.remote.background import in_thread, shared_loop
+from routerl_jax.remote.background import in_thread
 from routerl_jax.training.setup import bound_pictures
 
 _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
@@ -83,60 +75,49 @@ def demonstrate(
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
         too many questions failed in a row.
     """
-    started = time.monotonic()
     agent = config.build_agent()
-    questions = all_questions(config.data, config.seed)
-    policy = student or _student(config)
-    with directory_lock(workdir):
-        made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
-        begin({**made_of, "prompts": _prompts(agent, config)}, workdir, overwrite, _MADE)
-        journal = Journal(workdir / _MADE[0])
-        try:
-            tried = within(questions, config.questions)
-            if unfinished(journal, tried, _name, FAILED):
-                _work(config, workdir, journal, tried, agent, policy, open_services(), progress)
-        finally:
-            journal.close()
-        return _write(config, workdir, questions, list(journal.read()), time.monotonic() - started)
+    return run_job(
+        config,
+        workdir,
+        _prompts(agent, config),
+        _MADE,
+        lambda: _demonstrating(config, workdir, agent, student, open_services),
+        functools.partial(_write, config, workdir),
+        doing="showing",
+        overwrite=overwrite,
+        progress=progress,
+    )
 
 
-def _work(
+@contextlib.contextmanager
+def _demonstrating(
     config: ExpertsConfig,
     workdir: pathlib.Path,
-    journal: Journal,
-    tried: Sequence[Question],
     agent: VRAGAgent,
-    policy: VisionLanguageModel,
-    opened: ExpertResources,
-    progress: bool,
-) -> None:
+    student: VisionLanguageModel | None,
+    open_services: Callable[[], ExpertResources],
+) -> Iterator[Demonstrate]:
+    policy = student or _student(config)
+    opened = open_services()
     replies = ReplyFile(workdir / "replies.jsonl")
     planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
     judge = open_judge(config.judge, config.normalizer, replies) if config.judge.model else None
+    pair = Experts(
+        agent=agent,
+        student=policy,
+        config=config,
+        planner=Services(planner, opened.tools, config.search_timeout),
+        grounder=Services(grounder, {}, config.search_timeout),
+        judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
+    )
+    pictures = PictureFiles(workdir)
+    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
+
+    def record(recorded: RecordedRounds | None) -> dict[str, Any]:
+        return {"row": recorded and message_row(recorded, pictures.name, task)}
+
     try:
-        maker = Experts(
-            agent=agent,
-            student=policy,
-            config=config,
-            planner=Services(planner, opened.tools, config.search_timeout),
-            grounder=Services(grounder, {}, config.search_timeout),
-            judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
-        )
-        record = functools.partial(_question, maker=maker, pictures=PictureFiles(workdir))
-        shared_loop().run(
-            book_all(
-                journal,
-                tried,
-                record,
-                _name,
-                FAILED,
-                concurrency=config.concurrency,
-                patience=config.patience,
-                doing="showing",
-                unit="question",
-                progress=progress,
-            )
-        )
+        yield lambda question: best_of(question, pair.attempt, config.attempts, record)
     finally:
         for service in (planner, grounder, judge):
             if service is not None:
@@ -147,35 +128,9 @@ async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verd
     return await in_thread(lambda: judge(episodes), "judge")
 
 
-async def _question(question: Question, maker: Experts, pictures: PictureFiles) -> dict[str, Any]:
-    """A question's record, after its attempts."""
-    attempts: list[ExpertAttempt] = []
-    recorded: RecordedRounds | None = None
-    for number in range(maker.config.attempts):
-        result, recorded = await maker.attempt(question.example, number)
-        attempts.append(result)
-        if recorded is not None or result.planner.outcome in FAILED:
-            break
-    agent, last = maker.agent, attempts[-1].planner
-    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
-    return {
-        "id": question.example.id,
-        "dataset": question.dataset,
-        "outcome": last.outcome,
-        "detail": last.detail,
-        "attempts": [attempt.record() for attempt in attempts],
-        "row": recorded and message_row(recorded, pictures.name, task),
-    }
-
-
-def _name(question: Question) -> str:
-    return question.example.id
-
-
 def _student(config: ExpertsConfig) -> VisionLanguageModel:
-    with naming("config.student"):
-        model = load_without_weights(config.student)
-    if not isinstance(model, VisionLanguageModel) or model.tokenizer is None:
+    model = load_student(config.student)
+    if not isinstance(model, VisionLanguageModel):
         raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
     bound_pictures(config.student_model(), model)
     return model
@@ -196,15 +151,9 @@ def balanced(records: Sequence[Mapping[str, Any]], config: ExpertsConfig) -> lis
 
 
 def _write(
-    config: ExpertsConfig,
-    workdir: pathlib.Path,
-    questions: Sequence[Question],
-    records: Sequence[Mapping[str, Any]],
-    seconds: float,
+    config: ExpertsConfig, workdir: pathlib.Path, records: Sequence[Record], tried: Sequence[Record], seconds: float
 ) -> ExpertsReport:
-    """Writes the balanced rows, in the order in which their questions are tried, and the report."""
-    last_records = {record["id"]: record for record in records}
-    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
+    """Writes the balanced rows and the report."""
     written = balanced([record for record in tried if record["row"] is not None], config)
     write_json_lines(workdir / "demonstrations.jsonl", (record["row"] for record in written))
     report = make_report(config, records, tried, written, seconds)
@@ -212,9 +161,8 @@ def _write(
     return report
 
 
-def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
-    """A digest of the prompts, because a later version may change their wording."""
-    prompts = [
+def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> list[str]:
+    return [
         experts.planner_task(agent.max_turns),
         experts.planner_question(""),
         experts.PAGE,
@@ -223,4 +171,3 @@ def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> str:
         experts.retry_prompt("", ""),
         experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
     ]
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

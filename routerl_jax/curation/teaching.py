@@ -12,27 +12,28 @@ WORKDIR/report.json, report.md     written when the job ends
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.observation import rendered
-from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
-from routerl_jax.core.config import naming
+from routerl_jax.core.checked import checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
-from routerl_jax.curation.attempts import FAILED, Attempt, AttemptFailed, written
-from routerl_jax.curation.job import begin, book_all, unfinished
-from routerl_jax.curation.questions import Question, all_questions, digest_of, within
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, written
+from routerl_jax.curation.demonstration_job import (
+    Demonstrate,
+    DemonstrationConfig,
+    Record,
+    best_of,
+    load_student,
+    run_job,
+)
 from routerl_jax.curation.report import ModelUse, Report, listed
 from routerl_jax.curation.services import Services
 from routerl_jax.evaluation.records import PictureFiles, episode_record
@@ -40,19 +41,15 @@ from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.schemas import without_thinking
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, picture_query
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind
-from routerl_jax.remote.background import shared_loop
 from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.sections import KnowledgeConfig, ModelConfig
+from routerl_jax.training.sections import ModelConfig
 from routerl_jax.training.setup import build_recipe
 
 _MADE = ("questions.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
@@ -62,69 +59,17 @@ OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class TeachingConfig:
+class TeachingConfig(DemonstrationConfig):
     """A job in which a language model demonstrates how to search on demand."""
 
     job: Literal["sft"] = "sft"  # says which job it is
-    data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the teacher
-    # the policy that is to learn, in whose form episodes are written: directory, hub id or packaged model. Its tokenizer and
-    # image processing are read, its weights are not
-    student: str = ""
-    agent: AgentConfig = AgentConfig(max_searches=2)  # as in the run that learns; the teacher also gets instructions
-    # the knowledge bases, by name
-    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
-    attempts: Size = 1  # most attempts per question; the first right one is the last
-    temperature: NonNegative = 0.0  # of the replies
-    max_tokens: Size = 2048  # most tokens of a reply
-    max_length: Count = 0  # most tokens of an episode as the student reads it; longer ones are rejected; 0: no limit
     form: bool = True  # keep only attempts in which every turn has the protocol's form
-    metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
-    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    questions: Count = 0  # most questions that are tried per data set; 0: all
-    concurrency: Size = 32  # questions in progress at once
-    patience: Size = 20  # the job stops after so many failed questions in a row
-    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
-    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
-    seed: Seed = 0  # seed of the order in which questions are tried
-
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
-        if not self.student:
-            raise ValueError(
-                "config.student is not set: name the policy that is to learn, in whose form episodes are written"
-            )
-        if self.attempts > 1 and self.temperature == 0:
-            raise ValueError(
-                f"config.temperature=0.0: all {self.attempts} attempts would be the same; set attempts=1, or a temperature"
-            )
-        if self.metric not in ANSWER_METRICS:
-            raise ValueError(f"config.metric={self.metric!r}: known are {', '.join(ANSWER_METRICS)}")
-        NORMALIZERS.get(self.normalizer)
 
     def decisive(self) -> dict[str, Any]:
-        """The settings that attempts depend on, besides the questions. Other values make another job."""
         model = dataclasses.asdict(self.llm)
-        keys = [
-            "job",
-            "student",
-            "attempts",
-            "temperature",
-            "max_tokens",
-            "max_length",
-            "form",
-            "metric",
-            "normalizer",
-            "seed",
-        ]
-        return {
-            **{key: getattr(self, key) for key in keys},
-            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
-            "agent": dataclasses.asdict(self.agent),
-            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
-        }
+        llm = {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}
+        return {**super().decisive(), "job": self.job, "form": self.form, "llm": llm}
 
     def build_agent(self) -> MMSearchAgent:
         """The student's agent. Raises ValueError if a setting is wrong; the message names its key."""
@@ -336,81 +281,38 @@ def teach(
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
         too many questions failed in a row.
     """
-    started = time.monotonic()
     agent = config.build_agent()
-    questions = all_questions(config.data, config.seed)
-    policy = student or _student(config)
-    with directory_lock(workdir):
-        made_of = {**config.decisive(), "questions": digest_of(question.example for question in questions)}
-        begin({**made_of, "prompts": _prompts(agent)}, workdir, overwrite, _MADE)
-        journal = Journal(workdir / _MADE[0])
-        try:
-            tried = within(questions, config.questions)
-            if unfinished(journal, tried, _name, FAILED):
-                model, tools = open_services()
-                services = Services(model, tools, config.search_timeout)
-                teacher = MMSearchTeacher(agent=agent, student=policy, config=config, services=services)
-                pictures = PictureFiles(workdir)
-                shared_loop().run(
-                    book_all(
-                        journal,
-                        tried,
-                        lambda question: _question(question, teacher, pictures),
-                        _name,
-                        FAILED,
-                        concurrency=config.concurrency,
-                        patience=config.patience,
-                        doing="teaching",
-                        unit="question",
-                        progress=progress,
-                    )
-                )
-        finally:
-            journal.close()
-        return _write(config, workdir, questions, list(journal.read()), time.monotonic() - started)
 
+    @contextlib.contextmanager
+    def demonstrating() -> Iterator[Demonstrate]:
+        policy = student or load_student(config.student)
+        model, tools = open_services()
+        services = Services(model, tools, config.search_timeout)
+        teacher = MMSearchTeacher(agent=agent, student=policy, config=config, services=services)
+        pictures = PictureFiles(workdir)
 
-async def _question(question: Question, teacher: MMSearchTeacher, pictures: PictureFiles) -> dict[str, Any]:
-    """A question's record, after its attempts."""
-    attempts: list[Attempt] = []
-    episode = None
-    for number in range(teacher.config.attempts):
-        made, episode = await teacher.attempt(question.example, number)
-        attempts.append(made)
-        if episode is not None or made.outcome in FAILED:
-            break
-    return {
-        "id": question.example.id,
-        "dataset": question.dataset,
-        "outcome": attempts[-1].outcome,
-        "detail": attempts[-1].detail,
-        "attempts": [attempt.record() for attempt in attempts],
-        "episode": episode and episode_record(episode, pictures),
-    }
+        def record(episode: Episode | None) -> dict[str, Any]:
+            return {"episode": episode and episode_record(episode, pictures)}
 
+        yield lambda question: best_of(question, teacher.attempt, config.attempts, record)
 
-def _name(question: Question) -> str:
-    return question.example.id
-
-
-def _student(config: TeachingConfig) -> Decoder:
-    with naming("config.student"):
-        model = load_without_weights(config.student)
-    if not isinstance(model, Decoder) or model.tokenizer is None:
-        raise ValueError(f"config.student={config.student!r} is no policy with a tokenizer")
-    return model
+    return run_job(
+        config,
+        workdir,
+        _prompts(agent),
+        _MADE,
+        demonstrating,
+        functools.partial(_write, config, workdir),
+        doing="teaching",
+        overwrite=overwrite,
+        progress=progress,
+    )
 
 
 def _write(
-    config: TeachingConfig,
-    workdir: pathlib.Path,
-    questions: Sequence[Question],
-    records: Sequence[Mapping[str, Any]],
-    seconds: float,
+    config: TeachingConfig, workdir: pathlib.Path, records: Sequence[Record], tried: Sequence[Record], seconds: float
 ) -> TeachingReport:
-    """Writes the episodes, in the order in which their questions are tried, and the report."""
-    last_records = {record["id"]: record for record in records}
-    tried = [last_records[question.example.id] for question in questions if question.example.id in last_records]
+    """Writes the episodes and the report."""
     accepted = [record for record in tried if record["episode"] is not None]
     write_json_lines(workdir / "demonstrations.jsonl", (record["episode"] for record in accepted))
     attempts = [attempt for record in records for attempt in record["attempts"]]
@@ -433,11 +335,9 @@ def _searches_of(episode: Mapping[str, Any]) -> str:
     return ", ".join(call["tool"] for turn in episode["turns"] for call in turn["calls"]) or "nothing"
 
 
-def _prompts(agent: MMSearchAgent) -> str:
-    """A digest of the prompts, because a later version may change their wording."""
+def _prompts(agent: MMSearchAgent) -> list[str]:
     plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
-    prompts = [
+    return [
         protocol.first("", agent.limits, True),
         *(protocol.after("", plan, agent.limits, True) for plan in plans),
     ]
-    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]

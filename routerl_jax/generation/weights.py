@@ -43,13 +43,16 @@ class WeightCopier:
         return self._copy(params)
 
     def lower(self, params: nnx.State) -> jax.stages.Lowered | None:
-        """The program, lowered for arrays or shapes with shardings; None where the learner's weights are taken as they are."""
+        """The program, lowered for arrays or shapes with shardings; None where the learner's weights are taken as they are.
+
+        It runs on the learner's devices, also if its results are then sent to others.
+        """
         if not self._layout:
             return None
         target = self.abstract(params)
         if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)):
             return None
-        return _jit_copy(target).lower(params)
+        return _jit_copy(target if _same_devices(params, target) else _where_they_are(params, target)).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""
@@ -82,11 +85,15 @@ def _same_devices(params: nnx.State, target: nnx.State) -> bool:
 
 def _to_other_devices(params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
     """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
-    here = jax.tree.map(
+    convert, places = _jit_copy(_where_they_are(params, target)), jax.tree.map(lambda want: want.sharding, target)
+    return lambda given: jax.device_put(convert(given), places)
+
+
+def _where_they_are(params: nnx.State, target: nnx.State) -> nnx.State:
+    """The dtypes of `target` with the shardings of `params`."""
+    return jax.tree.map(
         lambda leaf, want: jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=leaf.sharding), params, target
     )
-    convert, places = _jit_copy(here), jax.tree.map(lambda want: want.sharding, target)
-    return lambda given: jax.device_put(convert(given), places)
 
 
 def mesh_of(model: Decoder) -> Mesh:

@@ -22,11 +22,11 @@ from routerl_jax.parallel.chips import chip_of
 from routerl_jax.parallel.hlo_collectives import kind_in, result_shapes
 from routerl_jax.parallel.hlo_costs import count
 from routerl_jax.parallel.hlo_text import Instruction, Module, parse
-from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.topology import hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.roofline import Estimate, estimate
 from routerl_jax.training.run_programs import PROGRAMS, Program, run_programs
+from routerl_jax.training.setup import check_engine_devices, engine_mesh, learner_mesh
 
 _GIB = 2**30
 
@@ -60,6 +60,7 @@ class Report:
     device: str
     devices: int
     mesh: Mapping[str, int]
+    engine_mesh: Mapping[str, int]  # that of the learner, or of the engine's own devices
     hbm_gib: float  # memory of a chip that a program can use
     programs: Mapping[str, ProgramReport]
 
@@ -69,24 +70,23 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
 
     Sizes are the largest that the run can meet: full rows, every conversation at `engine.max_length`.
 
+    An engine with devices of its own (`config.mesh.engine`) has the last ones of the slice, and the learner the others.
+
     Raises:
-      ValueError: an unknown slice, model or program, a mesh that the slice can't form, or an engine on devices of its own.
+      ValueError: an unknown slice, model or program, or a mesh that the slice can't form.
     """
-    if config.mesh.engine:
-        raise ValueError(
-            f"config.mesh.engine={config.mesh.engine}: the check knows no slice in two parts. Check each by itself: set it to "
-            "0 and give a slice of the learner's size for --programs=update,reference, and one of the engine's for the others"
-        )
     unknown = set(programs) - set(PROGRAMS)
     if unknown or not programs:
         raise ValueError(f"--programs={','.join(programs)}: choose some of {', '.join(PROGRAMS)}")
     devices = topology_devices(topology)
-    mesh = make_mesh({"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}, devices)
+    check_engine_devices(config.mesh, len(devices))
+    mesh = learner_mesh(config.mesh, devices)
+    engine = engine_mesh(config.mesh, mesh, devices)
     available = hbm_gib(devices[0])
-    model, lowered = run_programs(config, mesh)
+    model, lowered = run_programs(config, mesh, engine)
     weights = _weight_shapes(model, mesh)
     reports = {
-        name: _compile(name, program, available, set() if program.moves_weights else weights, mesh)
+        name: _compile(name, program, available, set() if program.moves_weights else weights)
         for name, program in lowered.items()
         if name.split("/")[0] in programs
     }
@@ -96,12 +96,13 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
         device=devices[0].device_kind,
         devices=len(devices),
         mesh=dict(mesh.shape),
+        engine_mesh=dict(engine.shape),
         hbm_gib=available,
         programs=reports,
     )
 
 
-def _compile(name: str, program: Program, available: float, weights: set[tuple[int, ...]], mesh: Mesh) -> ProgramReport:
+def _compile(name: str, program: Program, available: float, weights: set[tuple[int, ...]]) -> ProgramReport:
     """Compiles one program and measures it. `weights`: shapes of gathered weights to report; empty if gathering is expected."""
     started, resident = time.perf_counter(), program.resident / _GIB
     try:
@@ -139,7 +140,7 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
         if _squeezed(shape) in weights
     }
     problems += [f"{name} gathers a weight of shape {list(shape)} from other chips" for shape in sorted(gathered)]
-    chip = chip_of(mesh.devices.flat[0])
+    chip = chip_of(program.mesh.devices.flat[0])
     costs = count(module, trips=program.trips)
     return ProgramReport(
         hbm_gib_per_chip=total,
@@ -149,7 +150,9 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
         collectives={kind: len(found) for kind, found in collectives.items()},
         roofline=None
         if chip is None
-        else estimate(costs, chip, mesh, useful=program.useful, decoded=program.decoded, name=name.split("/")[0]),
+        else estimate(
+            costs, chip, program.mesh, useful=program.useful, decoded=program.decoded, name=name.split("/")[0]
+        ),
         moved_over_least=costs.bytes / program.least_bytes if program.least_bytes else None,
         problems=tuple(problems),
         **parts,

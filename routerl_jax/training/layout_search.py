@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Collection
 
 from absl import logging
@@ -13,7 +14,7 @@ from routerl_jax.parallel.topology import topology_devices
 from routerl_jax.training.compile_check import ProgramReport, Report, check
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run_programs import sequences_of_step
-from routerl_jax.training.setup import random_architecture
+from routerl_jax.training.setup import check_engine_devices, random_architecture
 
 Check = Callable[[TrainConfig, str, Collection[str]], Report]
 
@@ -27,7 +28,8 @@ class Choice:
     Attributes:
       update_s: all updates of a step.
       tokens_per_s: what the slice decodes with every row full.
-      step_s: the updates and the decoding of all tokens that a step's sequences can have. Real sequences are shorter.
+      step_s: the updates and the decoding of all tokens that a step's sequences can have; the longer of the two if the engine
+        has devices of its own (`config.mesh.engine`). Real sequences are shorter.
       gib: memory of the larger of the two programs, per chip.
     """
 
@@ -71,9 +73,10 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
     if chip_of(slice_devices[0]) is None:
         kind = slice_devices[0].device_kind
         raise ValueError(f"--search estimates times, and the peaks of {kind!r} are unknown; known: {', '.join(CHIPS)}")
-    devices = len(slice_devices)
+    check_engine_devices(config.mesh, len(slice_devices))
+    devices = len(slice_devices) - config.mesh.engine
     tried: list[Choice] = []
-    for tensor in _tensors(_heads(config), devices):
+    for tensor in _tensors(_heads(config), math.gcd(devices, config.mesh.engine)):
         mesh = dataclasses.replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor)
         run = dataclasses.replace(config, mesh=mesh)
         updates = {}
@@ -115,7 +118,7 @@ def _micro_batches(config: TrainConfig) -> list[int]:
 
 
 def _rows(config: TrainConfig) -> list[int]:
-    shards = config.mesh.data * config.mesh.fsdp
+    shards = config.mesh.engine // config.mesh.tensor or config.mesh.data * config.mesh.fsdp
     return sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))})
 
 
@@ -137,5 +140,6 @@ def _choice(config: TrainConfig, micro: int, rows: int, update: ProgramReport, d
     updates = update.roofline.seconds * config.learner.minibatches
     speed = decode.roofline.tokens_per_s
     assert speed is not None
-    tokens = sequences_of_step(config) * config.engine.max_length
-    return dataclasses.replace(choice, update_s=updates, tokens_per_s=speed, step_s=updates + tokens / speed)
+    decoding = sequences_of_step(config) * config.engine.max_length / speed
+    step = max(updates, decoding) if config.mesh.engine else updates + decoding
+    return dataclasses.replace(choice, update_s=updates, tokens_per_s=speed, step_s=step)

@@ -29,7 +29,7 @@ from routerl_jax.models.work import Work
 from routerl_jax.parallel.mesh import batch_shards
 from routerl_jax.parallel.sharding import shardings
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.setup import random_architecture
+from routerl_jax.training.setup import engine_layout, random_architecture
 
 # reference: its log-probabilities; merge: an adapter into its base; copy: the learner's weights to the engine; encode: images
 PROGRAMS = ("update", "reference", "merge", "copy", "encode", "prefill", "decode")
@@ -40,6 +40,7 @@ class Program:
     """A lowered program, at the largest sizes that the run can have.
 
     Attributes:
+      mesh: its devices.
       resident: bytes that a device keeps meanwhile for the run's other programs.
       trips: iterations of loops whose number is an argument: the micro-batches of an update.
       useful: FLOPs that the work needs on one device; None: those that the program has.
@@ -49,6 +50,7 @@ class Program:
     """
 
     lowered: jax.stages.Lowered
+    mesh: Mesh
     resident: int = 0
     trips: int = 1
     useful: float | None = None
@@ -81,12 +83,16 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     return model
 
 
-def run_programs(config: TrainConfig, mesh: Mesh) -> tuple[Decoder, dict[str, Program]]:
+def run_programs(config: TrainConfig, mesh: Mesh, engine: Mesh) -> tuple[Decoder, dict[str, Program]]:
     """The run's policy as shapes, and its programs by name.
 
     A stage whose update differs from the first stage's has its own program, `update/STAGE`. A run has `reference` if it scores
     a reference apart from the update, `merge` if an adapter is merged for the engine, `copy` if the engine has weights of its
     own, and `encode` if the model sees images.
+
+    Args:
+      mesh: the learner's devices.
+      engine: the engine's devices (`setup.engine_mesh`).
 
     Raises:
       ValueError: settings that no model or layout can have.
@@ -94,7 +100,7 @@ def run_programs(config: TrainConfig, mesh: Mesh) -> tuple[Decoder, dict[str, Pr
     model = abstract_policy(config, mesh)
     learner = _Learner(config, model, mesh)
     programs = learner.programs()
-    return model, programs | (_generation(config, model, mesh, learner) if config.kind == "rl" else {})
+    return model, programs | (_generation(config, model, mesh, engine, learner) if config.kind == "rl" else {})
 
 
 class _Learner:
@@ -144,6 +150,7 @@ class _Learner:
             trips = self._layout.micro_batches(sequences, length)
             found[name] = Program(
                 lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
+                mesh=self._mesh,
                 resident=0 if exact is not None else self._kept,  # an argument is counted as such
                 trips=trips,
                 useful=self._useful(sequences, length)
@@ -153,6 +160,7 @@ class _Learner:
             if self._rl and "reference" not in found and _has_reference(stage) and exact is None:
                 found["reference"] = Program(
                     lowered=jitted.logprobs.lower(self._trained, self._frozen, batch),
+                    mesh=self._mesh,
                     resident=held(self._state),
                     trips=trips,
                     useful=self._useful(sequences, length, forward=True),
@@ -173,26 +181,32 @@ class _Learner:
         return flops / self._mesh.size
 
 
-def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
-    """The engine's programs, and those that make its weights. During the update the engine holds nothing."""
+def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
+    """The engine's programs, on `mesh`, and those that make its weights, on the learner's `home`.
+
+    On the same devices, the engine holds nothing during the update. On others, the learner's state takes nothing from it.
+    """
     engine, params, found = config.engine, nnx.state(model), {}
+    layout, apart = engine_layout(config), bool(config.mesh.engine)
     served = merged(model, model.compute_dtype) if engine.lora == "merged" else model
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
-        found["merge"] = Program(lowered=merge, resident=learner.moments + held(_unmerged(model)), moves_weights=True)
+        found["merge"] = Program(
+            lowered=merge, mesh=home, resident=learner.moments + held(_unmerged(model)), moves_weights=True
+        )
     given = nnx.state(served)
-    copier = WeightCopier(mesh, engine.layout, model.compute_dtype)
+    copier = WeightCopier(mesh, layout, model.compute_dtype)
     copy = copier.lower(given)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
-        found["copy"] = Program(lowered=copy, resident=resident, moves_weights=True)
+        found["copy"] = Program(lowered=copy, mesh=home, resident=resident, moves_weights=True)
     lowered = lower_programs(
         served,
         mesh,
         rows=engine.rows,
         max_length=engine.max_length,
         segment=engine.segment,
-        layout=engine.layout,
+        layout=layout,
         truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in learner.stages),
     )
     own = copy is not None or merge is not None
@@ -203,18 +217,20 @@ def _generation(config: TrainConfig, model: Decoder, mesh: Mesh, learner: _Learn
             model.config, mesh, shards, per_shard, engine.max_length, model.compute_dtype
         )
     )
-    beside = learner.holds - (0 if own else held(params))  # weights that the engine shares are its arguments
+    # weights that the engine shares are its arguments
+    beside = 0 if apart else learner.holds - (0 if own else held(params))
     work, steps = Work(config=model.config), fed_tokens(engine.max_length)
     fed = shards * fed_rows(mesh, per_shard, steps)
     useful = {
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,
     }
-    weights = copier.abstract(given) if engine.layout else given
+    weights = copier.abstract(given) if layout else given
     least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
     for name, program in lowered.items():
         found[name] = Program(
             lowered=program,
+            mesh=mesh,
             resident=beside + (cache if name == "encode" else 0),
             useful=useful.get(name),
             decoded=(engine.segment, engine.rows) if name == "decode" else None,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +59,13 @@ def build_mesh(config: MeshConfig) -> Mesh:
     return make_mesh(_sizes(config))
 
 
-def learner_mesh(config: MeshConfig) -> Mesh:
-    """The mesh of a training run's learner, over all devices but those of the engine alone (config.mesh.engine)."""
-    devices = jax.devices()
+def learner_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh of a training run's learner, over all devices but those of the engine alone (config.mesh.engine).
+
+    Args:
+      devices: the run's devices; default: all that are attached.
+    """
+    devices = jax.devices() if devices is None else devices
     return make_mesh(_sizes(config), devices[: len(devices) - config.engine])
 
 
@@ -68,11 +73,15 @@ def _sizes(config: MeshConfig) -> dict[str, int]:
     return {"data": config.data, "fsdp": config.fsdp, "tensor": config.tensor}
 
 
-def check_engine_devices(config: MeshConfig) -> None:
-    """Raises ValueError if the engine can't have config.mesh.engine devices of its own."""
+def check_engine_devices(config: MeshConfig, count: int | None = None) -> None:
+    """Raises ValueError if the engine can't have config.mesh.engine devices of its own.
+
+    Args:
+      count: number of the run's devices; default: all that are attached.
+    """
     if not config.engine:
         return
-    count, start = len(jax.devices()), f"config.mesh.engine={config.engine}"
+    count, start = count or len(jax.devices()), f"config.mesh.engine={config.engine}"
     if jax.process_count() > 1:
         raise ValueError(
             f"{start}: the engine has devices of its own in a run of one process only, and there are {jax.process_count()}; "
@@ -87,11 +96,17 @@ def check_engine_devices(config: MeshConfig) -> None:
         )
 
 
-def engine_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
-    """The devices of the engine: the last config.mesh.engine ones, or the learner's `mesh`."""
+def engine_mesh(config: MeshConfig, mesh: Mesh, devices: Sequence[Any] | None = None) -> Mesh:
+    """The devices of the engine: the last config.mesh.engine of the run's `devices`, or the learner's `mesh`."""
     if not config.engine:
         return mesh
-    return make_mesh({"data": -1, "tensor": config.tensor}, jax.devices()[-config.engine :])
+    devices = jax.devices() if devices is None else devices
+    return make_mesh({"data": -1, "tensor": config.tensor}, devices[-config.engine :])
+
+
+def engine_layout(config: TrainConfig) -> str:
+    """The layout of the engine's weights; "": those of the learner are used as they are."""
+    return config.engine.layout or (config.mesh.layout if config.mesh.engine else "")
 
 
 def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
@@ -300,7 +315,6 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
     Args:
       mesh: its devices (`engine_mesh`); default: those of the model.
     """
-    apart = mesh is not None and config.mesh.engine
     return Engine(
         merged(model, model.compute_dtype) if config.engine.lora == "merged" else model,
         rows=rows or config.engine.rows,
@@ -309,6 +323,6 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
         segment=config.engine.segment,
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
-        layout=config.engine.layout or (config.mesh.layout if apart else ""),
+        layout=engine_layout(config) if mesh is not None else config.engine.layout,
         routes=config.learner.replay_routing,
     )

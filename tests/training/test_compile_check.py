@@ -147,6 +147,28 @@ def test_the_other_programs(report: Report) -> None:
     assert reference.resident_gib * 2**30 == pytest.approx(parameters() * 3 * 4 / 4, rel=0.02)
 
 
+def test_an_engine_with_devices_of_its_own(report: Report) -> None:
+    """Its chips hold its weights and its cache, and nothing of the learner's. The learner's chips make the weights."""
+    config = small_policy(layout="")
+    config = dataclasses.replace(
+        config,
+        mesh=dataclasses.replace(config.mesh, fsdp=1, engine=2),
+        rollout=dataclasses.replace(config.rollout, ahead=1),
+    )
+    found = check(config, SLICE, ["copy", "decode"])
+    assert (found.mesh, found.engine_mesh) == ({"data": 1, "fsdp": 1, "tensor": 2}, {"data": 1, "fsdp": 1, "tensor": 2})
+    copy, decode = found.programs["copy"], found.programs["decode"]
+    assert copy.outputs_gib * 2**30 == pytest.approx(parameters() * 2 / 2, rel=0.02)
+    assert copy.collectives == {}
+    cache = 16 * 256 * 2 * 2 * 128 * 2 * 2 / 2  # all rows: one shard
+    tables = 64 * 1024 * 2 * 4
+    assert decode.arguments_gib * 2**30 == pytest.approx(parameters() * 2 / 2 + cache + tables, rel=0.02)
+    assert decode.resident_gib == 0
+    assert report.programs["decode"].resident_gib > 0
+    with pytest.raises(ValueError, match=r"config\.mesh\.engine=4 leaves the learner none of 4"):
+        check(dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, engine=4)), SLICE)
+
+
 def adapted(**settings: Any) -> TrainConfig:
     run = small_policy()
     return dataclasses.replace(run, model=dataclasses.replace(run.model, lora=LoraConfig(rank=4, **settings)))

@@ -50,7 +50,14 @@ class Weighed:
             roofline=estimate(costs, CHIPS["v5e"], decoded=decoded),
         )
         return Report(
-            fits=report.fits, topology=topology, device="", devices=4, mesh={}, hbm_gib=1.0, programs={name: report}
+            fits=report.fits,
+            topology=topology,
+            device="",
+            devices=4,
+            mesh={},
+            engine_mesh={},
+            hbm_gib=1.0,
+            programs={name: report},
         )
 
 
@@ -71,6 +78,23 @@ def test_what_is_tried_and_chosen() -> None:
         "--config.mesh.data=1 --config.mesh.fsdp=2 --config.mesh.tensor=2 --config.learner.micro_tokens=2048 "
         "--config.engine.rows=32"
     )
+
+
+def test_an_engine_with_devices_of_its_own() -> None:
+    """The learner's mesh is over the others, `tensor` divides both parts, and the longer of the two takes a step's time."""
+    config = run()
+    config = dataclasses.replace(
+        config,
+        mesh=dataclasses.replace(config.mesh, engine=2),
+        rollout=dataclasses.replace(config.rollout, ahead=1),
+    )
+    compiler = Weighed()
+    best = search(config, SLICE, compile_and_weigh=compiler)[0]
+    assert {tensor for _, tensor, *_ in compiler.asked} == {1, 2}
+    assert best.fsdp * best.tensor == 2
+    assert best.update_s is not None
+    assert best.tokens_per_s is not None
+    assert best.step_s == max(best.update_s, 32 * 256 / best.tokens_per_s)
 
 
 def test_what_does_not_fit_comes_last() -> None:
