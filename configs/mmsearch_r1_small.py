@@ -143,7 +143,8 @@ def _run() -> schema.TrainConfig:
     return schema.TrainConfig(
         recipe="mmsearch_r1",
         steps=STEPS,
-        model=schema.ModelConfig(path="atlas-sight"),
+        # else what RL teaches of known flags spreads to unknown ones: more and more of them are called known
+        model=schema.ModelConfig(path="atlas-sight", freeze=("visual", "embedding")),
         mesh=schema.MeshConfig(cpu_devices=2),
         engine=schema.EngineConfig(rows=128, max_length=448),
         agent=schema.AgentConfig(
@@ -197,6 +198,7 @@ def _run() -> schema.TrainConfig:
         warm_start=schema.WarmStartConfig(
             demonstrations="made:configs.mmsearch_r1_small:shown",
             steps=600,
+            train_frozen=True,
             optimizer=schema.OptimizerConfig(lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0),
             examples=32,
             drills=0.1,

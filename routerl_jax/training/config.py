@@ -254,6 +254,11 @@ class TrainConfig:
                 "'adamw'",
             ),
             (
+                self.kind != "sft" or not self.warm_start.train_frozen,
+                "config.warm_start.train_frozen is for the phase before reinforcement learning: in a run of kind 'sft', leave "
+                "config.model.freeze empty instead",
+            ),
+            (
                 not buckets or max(buckets) >= self.engine.max_length,
                 f"config.learner.length_buckets={buckets} end below config.engine.max_length={self.engine.max_length}: add a "
                 "bucket of that length",

@@ -273,4 +273,6 @@ class WarmStartConfig:
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on tokens that the policy did not write
     # updates of the vision tower alone before the others; they align a figure's feature with its token's embedding (alignment)
     align: Count = 0
+    # also train the parts in config.model.freeze before reinforcement learning, which then leaves them as they are
+    train_frozen: bool = False
     vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

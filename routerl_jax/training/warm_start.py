@@ -69,7 +69,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         recipe=config.recipe,
         seed=config.seed,
         steps=config.warm_start.steps,
-        model=config.model,
+        model=dataclasses.replace(config.model, freeze=()) if config.warm_start.train_frozen else config.model,
         mesh=config.mesh,
         engine=EngineConfig(max_length=config.engine.max_length),
         agent=config.agent,
@@ -82,7 +82,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
         checkpoint=config.checkpoint,
         watch=_of_updates(config.watch),
         log=config.log,
-        warm_start=dataclasses.replace(config.warm_start, steps=0),
+        warm_start=dataclasses.replace(config.warm_start, steps=0, train_frozen=False),
     )
 
 

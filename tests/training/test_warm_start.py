@@ -151,6 +151,15 @@ def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig, whole: p
     assert _complaint(warm_start.supervised(slow), whole / "warm_start" / "config.json", True) is None
 
 
+def test_what_reinforcement_learning_freezes_the_phase_may_train(config: TrainConfig) -> None:
+    frozen = dataclasses.replace(config, model=dataclasses.replace(config.model, freeze=("embedding",)))
+    assert warm_start.supervised(frozen).model.freeze == ("embedding",)
+    trained = dataclasses.replace(frozen, warm_start=dataclasses.replace(frozen.warm_start, train_frozen=True))
+    assert warm_start.supervised(trained) == warm_start.supervised(config)
+    with pytest.raises(ValueError, match=r"config\.warm_start\.train_frozen is for the phase before"):
+        dataclasses.replace(trained, kind="sft", warm_start=dataclasses.replace(trained.warm_start, steps=0))
+
+
 def test_what_a_run_says_of_updates_holds_in_the_phase(config: TrainConfig) -> None:
     """Its bounds, and no other, not even by default."""
     watch = WatchConfig(patience=3, most={"actor/grad_norm": 7.0, "sampler_gap/mean": 0.5}, least={"rollout/em": 0.1})
