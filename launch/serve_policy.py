@@ -57,7 +57,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.remote.asgi import read_token, run_server
+    from routerl_jax.remote.asgi import bound_hosts, read_token, run_server
     from routerl_jax.serving.app import create_app
     from routerl_jax.serving.config import ServePolicyConfig, open_policy
 
@@ -68,7 +68,7 @@ def main(_: Sequence[str]) -> None:
     config = ServePolicyConfig(**given)
     token = read_token(config.token_file)
     served = open_policy(config)
-    app = create_app(served, token=token)
+    app = create_app(served, token=token, hosts=bound_hosts(config.host))
     run_server(
         app,
         config.host,

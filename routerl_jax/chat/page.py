@@ -10,7 +10,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.agents.live import Progress
@@ -20,7 +20,16 @@ from routerl_jax.core.extras import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.knowledge.query import query_text
 from routerl_jax.models.images import image_bytes, is_data
-from routerl_jax.remote.asgi import Refusal, json_bytes, json_reply, read_json, run_server
+from routerl_jax.remote.asgi import (
+    LOOPBACK,
+    Refusal,
+    SameSite,
+    bound_hosts,
+    json_bytes,
+    json_reply,
+    read_json,
+    run_server,
+)
 from routerl_jax.serving.answerer import sources
 from routerl_jax.serving.app import while_connected
 from routerl_jax.viewer.app import STATIC, SecurityHeaders
@@ -124,12 +133,11 @@ def _now(moment: Progress) -> dict[str, Any]:
     return {"searching": {"tool": request.tool, "query": query_text(request.query)}}
 
 
-def create_app(chat: Chat, hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")) -> Starlette:
+def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
     """The application. `hosts`: names under which it may be asked; "*" for any."""
     with needs("the web page", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import FileResponse, Response, StreamingResponse
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
@@ -137,9 +145,6 @@ def create_app(chat: Chat, hosts: Sequence[str] = ("127.0.0.1", "localhost", "[:
 
     async def ask(request: Request) -> Response:
         try:
-            # No other site's page can send this type unasked, so none can make the policy work.
-            if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-                raise Refusal(415, "invalid", "the body must be application/json")
             asked = _Asked(await read_json(request, _BODY_BYTES), chat.sees)
         except Refusal as refusal:
             return json_reply(refusal.body(), refusal.status)
@@ -172,7 +177,7 @@ def create_app(chat: Chat, hosts: Sequence[str] = ("127.0.0.1", "localhost", "[:
             Route("/api/picture", show),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(SecurityHeaders)],
+        middleware=[Middleware(SameSite, hosts=hosts), Middleware(SecurityHeaders)],
         lifespan=lifespan,
     )
 
@@ -184,11 +189,10 @@ async def _lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
 
 
 def serve(chat: Chat, host: str, port: int) -> None:
-    """Serves until SIGTERM or SIGINT; prints the address. Whoever reaches the host and port can ask.
+    """Serves until SIGTERM or SIGINT; prints the address. Whoever reaches the host and port can ask, but no other site's page.
 
     Raises:
       ValueError: nobody can listen there, or a package is missing.
     """
-    own = host in ("127.0.0.1", "localhost", "::1")
-    app = create_app(chat, **({} if own else {"hosts": ("*",)}))
+    app = create_app(chat, bound_hosts(host))
     run_server(app, host, port, lambda url: f"talk with {chat.name} at {url}/", shutdown_seconds=2)

@@ -1,11 +1,11 @@
-"""What the HTTP servers of this package share: errors, JSON, disconnected clients, tokens, and uvicorn."""
+"""What the HTTP servers of this package share: errors, JSON, disconnected clients, tokens, other sites' pages, and uvicorn."""
 
 from __future__ import annotations
 
 import hmac
 import pathlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.extras import needs
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that no other machine can have
 
 
 class Refusal(Exception):
@@ -111,6 +114,54 @@ class TokenCheck:
                 await json_reply(self._write(refusal), 401, refusal.headers)(scope, receive, send)
                 return
         await self.app(scope, receive, send)
+
+
+class SameSite:
+    """Middleware that refuses what a browser sends for the page of another site. For servers without a token, which such a page
+    could use otherwise.
+
+    A request must name one of the hosts, because a page may have its own name lead here (DNS rebinding). Browsers say by
+    `Sec-Fetch-Site` whether a request is from another origin; older ones name the origin by `Origin`. Links may lead here from
+    anywhere. Other programs send neither header.
+
+    Args:
+      hosts: names under which the server may be asked (`bound_hosts`); "*" for any.
+      write: makes the JSON of a refusal.
+    """
+
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str] = LOOPBACK, write: Callable[[Refusal], Any] = Refusal.body
+    ) -> None:
+        self.app, self._hosts, self._write = app, frozenset(host.lower() for host in hosts), write
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
+            await json_reply(self._write(refusal), refusal.status)(scope, receive, send)
+            return
+        await self.app(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Refusal | None:
+        given = {key: value.decode("latin-1").lower() for key, value in scope["headers"]}
+        host, site, origin = given.get(b"host", ""), given.get(b"sec-fetch-site"), given.get(b"origin")
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if name not in self._hosts and "*" not in self._hosts:
+            known = ", ".join(sorted(self._hosts))
+            return Refusal(403, "wrong_host", f"this server is not asked as {name!r}; it is asked as one of: {known}")
+        if site is not None:
+            link = scope["method"] in ("GET", "HEAD") and given.get(b"sec-fetch-mode") == "navigate"
+            same = link or site in ("same-origin", "none")
+        else:
+            same = origin is None or origin.partition("://")[2] == host
+        if same:
+            return None
+        return Refusal(403, "cross_site", f"pages of other sites ({origin or site}) can't use this server")
+
+
+def bound_hosts(host: str) -> tuple[str, ...]:
+    """The names for `SameSite` of a server that listens at an interface. ("*",) for all interfaces, whose names are unknown."""
+    if host in LOOPBACK:
+        return LOOPBACK
+    return ("*",) if host in ("", "0.0.0.0", "::") else (*LOOPBACK, host, socket.gethostname())
 
 
 def read_token(path: str) -> str:

@@ -7,14 +7,16 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from absl import logging
 
 from routerl_jax.core.extras import needs
 from routerl_jax.remote.asgi import (
+    LOOPBACK,
     Refusal,
+    SameSite,
     TokenCheck,
     client_gone,
     disconnected,
@@ -98,8 +100,13 @@ class Served:
         return {**head, **self.named(name).about}
 
 
-def create_app(served: Served, *, token: str = "") -> Starlette:
-    """The application. Every client must give the `token`; "" asks for none."""
+def create_app(served: Served, *, token: str = "", hosts: Collection[str] = LOOPBACK) -> Starlette:
+    """The application.
+
+    Args:
+      token: every client must give it. With "", which asks for none, pages of other sites are refused (`remote.asgi.SameSite`).
+      hosts: names under which the server may be asked without a token; "*" for any.
+    """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -123,7 +130,8 @@ def create_app(served: Served, *, token: str = "") -> Starlette:
         route("/healthz", "GET", _healthz),
         route("/readyz", "GET", _readyz),
     ]
-    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN, write=error_body)] if token else []
+    same_site = Middleware(SameSite, hosts=hosts, write=error_body)
+    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN, write=error_body) if token else same_site]
     handlers = {404: _no_such_path, 405: _wrong_method}
     return Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
 

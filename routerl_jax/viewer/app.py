@@ -1,7 +1,7 @@
 """The ASGI application of the viewer: the files of the page, and its data as JSON.
 
-It only reads. A request must name one of its hosts, so that the page of another site can't reach it under a name of its own
-(DNS rebinding). The page may run only its own script files, whatever a record contains.
+It only reads. Pages of other sites are refused (`remote.asgi.SameSite`). The page may run only its own script files, whatever a
+record contains.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import pathlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.extras import needs
+from routerl_jax.remote.asgi import LOOPBACK, SameSite
 from routerl_jax.viewer.curves import Curves
 from routerl_jax.viewer.details import brief, details, picture, row_of
 from routerl_jax.viewer.filters import facets, masks, ordered, passing, read_filter
@@ -99,7 +100,7 @@ class ViewerState:
         }
 
 
-def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localhost", "[::1]")) -> Starlette:
+def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starlette:
     """The application over these runs; `app.state.viewer` is its ViewerState.
 
     Args:
@@ -109,7 +110,6 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
         import orjson
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
         from starlette.responses import FileResponse, Response
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
@@ -159,7 +159,7 @@ def create_app(runs: Sequence[Run], hosts: Sequence[str] = ("127.0.0.1", "localh
             Route("/api/picture", show),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts)), Middleware(SecurityHeaders)],
+        middleware=[Middleware(SameSite, hosts=hosts), Middleware(SecurityHeaders)],
         lifespan=lifespan,
     )
     app.state.viewer = viewer

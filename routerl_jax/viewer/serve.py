@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from routerl_jax.remote.asgi import run_server
+from routerl_jax.remote.asgi import bound_hosts, run_server
 from routerl_jax.viewer.app import create_app
 from routerl_jax.viewer.runs import Run
 
@@ -12,14 +12,12 @@ from routerl_jax.viewer.runs import Run
 def serve(runs: Sequence[Run], host: str, port: int) -> None:
     """Serves until SIGTERM or SIGINT; prints the address.
 
-    Anybody who reaches the host and port can read the records. On this machine's own address a request must name it as its
-    host; on others any name will do.
+    Anybody who reaches the host and port can read the records; pages of other sites can't (`remote.asgi.SameSite`).
 
     Raises:
       ValueError: it can't listen there, or a package is missing.
     """
-    own = host in ("127.0.0.1", "localhost", "::1")
-    app = create_app(runs, **({} if own else {"hosts": ("*",)}))
+    app = create_app(runs, bound_hosts(host))
     run_server(
         app,
         host,

@@ -143,7 +143,8 @@ def test_pictures_are_those_that_a_record_names(client: TestClient, run: pathlib
 
 
 def test_other_names_and_scripts_are_kept_out(client: TestClient) -> None:
-    assert client.get("/api/state", headers={"host": "evil.example"}).status_code == 400
+    assert client.get("/api/state", headers={"host": "evil.example"}).status_code == 403
+    assert client.get("/api/state", headers={"sec-fetch-site": "cross-site"}).status_code == 403
     reply = client.get("/")
     assert "script-src 'self'" in reply.headers["content-security-policy"]
     assert reply.headers["x-content-type-options"] == "nosniff"

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
@@ -34,7 +34,9 @@ from routerl_jax.knowledge.serving.schema import (
 )
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.remote.asgi import (
+    LOOPBACK,
     Refusal,
+    SameSite,
     TokenCheck,
     client_gone,
     disconnected,
@@ -175,12 +177,15 @@ def create_app(
     settings: ServerSettings | None = None,
     *,
     token: str = "",
+    hosts: Collection[str] = LOOPBACK,
     mcp: Callable[[Server], Starlette] | None = None,
 ) -> Starlette:
     """The application.
 
-    `token`: required of every client; "" for none. `mcp`: makes the application of an MCP server, whose routes and lifespan are
-    included (`serving.mcp.http_app`).
+    Args:
+      token: required of every client. With "", for none, pages of other sites are refused (`remote.asgi.SameSite`).
+      hosts: names under which the server may be asked without a token; "*" for any.
+      mcp: makes the application of an MCP server, whose routes and lifespan are included (`serving.mcp.http_app`).
     """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
@@ -216,7 +221,8 @@ def create_app(
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
     if beside is not None:
         routes += beside.routes
-    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN)] if token else []
+    same_site = Middleware(SameSite, hosts=hosts)
+    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN) if token else same_site]
     handlers = {404: _no_such_path, 405: _wrong_method}
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
     app.state.server = server

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from routerl_jax.knowledge.serving.app import Served, create_app
 from routerl_jax.knowledge.serving.config import ServeConfig
-from routerl_jax.remote.asgi import read_token, run_server
+from routerl_jax.remote.asgi import bound_hosts, read_token, run_server
 
 
 def serve(served: Sequence[Served], config: ServeConfig) -> None:
@@ -19,7 +19,7 @@ def serve(served: Sequence[Served], config: ServeConfig) -> None:
         from routerl_jax.knowledge.serving.mcp import http_app
 
         mcp = functools.partial(http_app, host=config.host)
-    app = create_app(served, config, token=read_token(config.token_file), mcp=mcp)
+    app = create_app(served, config, token=read_token(config.token_file), hosts=bound_hosts(config.host), mcp=mcp)
     greeting = functools.partial(_greeting, served, config)
     try:
         run_server(app, config.host, config.port, greeting, shutdown_seconds=config.shutdown_seconds)
