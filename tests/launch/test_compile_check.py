@@ -43,6 +43,7 @@ def test_what_is_not_finite_is_null() -> None:
         device="TPU",
         devices=4,
         mesh={"fsdp": 4},
+        engine_mesh={"fsdp": 4},
         hbm_gib=15.75,
         programs={"a": program},
     )

@@ -55,6 +55,7 @@ from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge_bases
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
+from routerl_jax.training.warm_start import supervised
 from tests.knowledge.test_reranked import made
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit
@@ -99,6 +100,7 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
         unsaid = [dataclasses.replace(episode, sequences=[]) for episode in test_fork_credit.TREE]
         assign(schema.LearnerConfig(credit="turn"), unsaid, np.zeros(4, int))
         assert count_steps(two_stages(tmp_path)).steps
+        assert supervised(two_stages(tmp_path)).kind == "sft"
         asked, rows = schema.CalibrationConfig(kind="k"), {"by": {"kind": {"k": {"em": 0.5, "n": 2}}}}
         measured = calibration({f"warm_start_{name}": rows for name in ("direct", "rag_workflow")}, asked)
         with pytest.raises(ValueError, match="so that no search pays"):
