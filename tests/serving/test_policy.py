@@ -326,15 +326,17 @@ def test_clients_that_have_gone_give_their_rows_back(server: Server) -> None:
     assert client.completions.create(model="tiny", prompt=[3], max_tokens=4, seed=0).usage.completion_tokens <= 4
 
 
-def test_a_full_queue_says_so() -> None:
-    engine = Engine(tiny.model(layers=1), rows=2, max_length=128, segment=4)
+def test_a_full_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, asked = Engine(tiny.model(layers=1), rows=2, max_length=128, segment=4), threading.Event()
+    step = engine.step
+    monkeypatch.setattr(engine, "step", lambda: (asked.wait(60), step())[1])  # so that the queue stays full till then
     with serving(engine, most=3) as server:
         with pytest.raises(openai.BadRequestError, match="writes 3 at most"):
             server.client().completions.create(model="tiny", prompt="x", n=4)
         held = server.client().completions.create(model="tiny", prompt="x", n=3, max_tokens=100, stream=True)
-        next(iter(held))
         with pytest.raises(openai.InternalServerError) as caught:
             server.client().completions.create(model="tiny", prompt="x")
+        asked.set()
         held.close()
         assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
         assert caught.value.response.headers["Retry-After"] == "1"
