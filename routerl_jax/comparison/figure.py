@@ -14,6 +14,8 @@ _MARKS = "osD^vP*X<>"
 
 def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:
     """Writes a PNG with two panels per benchmark: a metric with its interval, by number of searches and by number of tokens."""
+    from matplotlib.ticker import LogLocator
+
     path.parent.mkdir(parents=True, exist_ok=True)
     agents = list(dict.fromkeys(name for results in benchmarks.values() for name in results["rows"]))
     columns = -(-len(agents) // 24)
@@ -40,6 +42,9 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
             searches.errorbar([sum(cost["searches"].values())], [value], yerr=bar, label=agent, **style)
             tokens.errorbar([max(cost["read"] + cost["written"], 1)], [value], yerr=bar, **style)
         tokens.set_xscale("log")
+        tokens.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # the usual labels, 2 x 10^1, lie over each other
+        tokens.xaxis.set_major_formatter("{x:,.0f}")
+        tokens.xaxis.set_minor_formatter("")
         searches.set(title=name, ylabel=heading(metric), xlabel="searches of a question")
         tokens.set(title=name, xlabel="tokens of a question, read and written")
         for axis in (searches, tokens):

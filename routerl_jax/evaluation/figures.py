@@ -66,13 +66,10 @@ def difficulty_figure(rollouts: Sequence[int | None], easy_below: int, hard_abov
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-    """An empty figure of this size in inches."""
-    import matplotlib
+    """An empty figure of this size in inches. It is not pyplot's, so that the figures of a notebook stay as they are."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt.figure(figsize=size, layout="constrained")
+    return Figure(figsize=size, layout="constrained")
 
 
 def panels_of(figure: Any, rows: int, columns: int) -> list[Any]:
@@ -205,8 +202,5 @@ def legend(axis: Any, **where: Any) -> None:
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:
-    """Writes a figure as a PNG and frees it."""
-    import matplotlib.pyplot as plt
-
+    """Writes a figure as a PNG."""
     figure.savefig(path, dpi=130)
-    plt.close(figure)

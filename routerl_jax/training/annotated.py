@@ -1,6 +1,7 @@
 """Demonstrations from questions whose gold passages are known, with real searches in the run's knowledge bases.
 
-No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue).
+No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue,
+and rows of your own with `supporting` or a `path`).
 The queries follow from that, and the run's own retriever answers them. The demonstrations teach the protocol and how to read.
 The knowledge base of each search is drawn at random, as in Atlas's demonstrations.
 """
@@ -17,7 +18,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
-from routerl_jax.data.gold_paths import gold_passages, sub_questions, without_aside
+from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
 from routerl_jax.remote.background import run_coroutine
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
@@ -54,7 +55,7 @@ def worked_examples(
     each; else the title of a gold passage, if the question or a passage read before names it; else the question itself.
 
     Args:
-      examples: questions with gold passages in their metadata (`data.gold_paths.gold_passages`); others are left out.
+      examples: questions with gold passages in their metadata (`named_passages`); others are left out.
       k: passages per search.
       max_searches: most searches per question. Pass the agent's own limit: an answer that a rollout would force is then marked
         as forced.
@@ -67,7 +68,7 @@ def worked_examples(
     drafts = [
         _Draft(example=example, missing=gold, known=example.question)
         for example in examples
-        if (gold := gold_passages(example.metadata)) and example.answers
+        if (gold := named_passages(example)) and example.answers
     ]
     rng = np.random.default_rng([3, seed])
     for _ in range(max_searches):
@@ -97,10 +98,19 @@ def worked_examples(
     ]
 
 
+def named_passages(example: Example) -> dict[str, str]:
+    """Titles of the passages that a question's answer takes, by id: its gold passages, or else those of its `path`."""
+    return gold_passages(example.metadata) or {hop.passage_id: hop.title for hop in _hops_of_path(example)}
+
+
+def _hops_of_path(example: Example) -> tuple[GoldHop, ...]:
+    return (gold_path(example) or ()) if known_path(example.metadata) else ()
+
+
 def _next_query(draft: _Draft) -> tuple[str, str]:
     """The next query, and its purpose in words."""
-    for hop in sub_questions(draft.example.metadata):
-        if hop.passage_id in draft.missing:
+    for hop in sub_questions(draft.example.metadata) or _hops_of_path(draft.example):
+        if hop.query and hop.passage_id in draft.missing:
             return hop.query, f"I need to know: {hop.query}"
     named = {
         mention.start(): name

@@ -35,7 +35,7 @@ from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.annotated import worked_examples
+from routerl_jax.training.annotated import named_passages, worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
 from routerl_jax.training.setup import open_examples, open_knowledge
 
@@ -281,7 +281,7 @@ def _of_annotated_questions(
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
-            annotated = annotated or any("supporting" in example.metadata for example in examples)
+            annotated = annotated or any(map(named_passages, examples))
             looked += len(examples)
             portion = worked_examples(
                 examples,
@@ -298,7 +298,7 @@ def _of_annotated_questions(
     if not annotated:
         raise ValueError(
             f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
-            "passages ('supporting', docs/data.md); give questions that do, or other demonstrations"
+            "passages ('supporting' or 'path', docs/data.md); give questions that do, or other demonstrations"
         )
     return (
         [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in demonstrations],

@@ -6,7 +6,6 @@ from typing import Any
 from unittest import mock
 
 import matplotlib.image
-import matplotlib.pyplot
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
@@ -42,7 +41,6 @@ def panels(analysis: Mapping[str, Any], *training: Any, **names: str) -> dict[st
     figures: list[Any] = []
     with mock.patch.object(analysis_module, "save_figure", lambda figure, _: figures.append(figure)):
         analysis_figure(analysis, pathlib.Path("unused.png"), *training, **names)
-    matplotlib.pyplot.close(figures[0])
     found: dict[str, Any] = {}
     for axis in figures[0].axes:
         if title := axis.get_title():

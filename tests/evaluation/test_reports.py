@@ -99,6 +99,23 @@ def _pixels(path: pathlib.Path) -> np.ndarray:
     return matplotlib.image.imread(path)[..., :3]
 
 
+def test_a_notebooks_figures_stay(tmp_path: pathlib.Path) -> None:
+    """pyplot's backend and open figures are the user's: in a notebook, plots after a run are still shown."""
+    from matplotlib import pyplot
+
+    earlier = pyplot.get_backend()
+    pyplot.switch_backend("svg")
+    try:
+        mine = pyplot.figure()
+        figures.difficulty_figure([1, 2, None], 2, 4, tmp_path / "x.png")
+        assert (tmp_path / "x.png").is_file()
+        assert pyplot.get_backend() == "svg"
+        assert pyplot.get_fignums() == [mine.number]
+    finally:
+        pyplot.close("all")
+        pyplot.switch_backend(earlier)
+
+
 def test_figures_show_the_rows(tmp_path: pathlib.Path) -> None:
     def rows(slope: float) -> list[dict]:
         return [

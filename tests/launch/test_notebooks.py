@@ -1,6 +1,10 @@
 """The notebooks run from top to bottom, in their short form."""
 
+import ast
+import importlib
+import itertools
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -8,6 +12,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import routerl_jax
 from tests.programs import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -26,6 +31,32 @@ def test_notebook(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(ROOT)}}).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert code[-1].outputs, "the last cell shows nothing"
+    for cell in code:
+        kinds = {kind for output in cell.outputs for kind in output.get("data", ())}
+        assert "plt.show()" not in cell.source or "image/png" in kinds, f"no picture of:\n{cell.source}"
+
+
+def test_there_are_seven() -> None:
+    """In order, and the page about them names each."""
+    page = (ROOT / "docs" / "notebooks.md").read_text()
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number}_" for number in range(1, 8)]
+    assert [path.name for path in NOTEBOOKS if f"(../notebooks/{path.name})" not in page] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_it_names_exists(path: pathlib.Path) -> None:
+    """What it imports from this checkout, the attributes of the package that it uses, and the pages that it points to."""
+    cells = nbformat.read(path, as_version=4).cells
+    trees = [ast.walk(ast.parse(cell.source)) for cell in code_of(path)]
+    for node in itertools.chain.from_iterable(trees):
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("configs", "routerl_jax", "tests"):
+            module = importlib.import_module(str(node.module))
+            for name in node.names:
+                assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rj":
+            assert node.attr in routerl_jax.__all__
+    named = re.findall(r"`((?:docs|routerl_jax|configs|launch)/[\w/.]+\w)`", "\n".join(cell.source for cell in cells))
+    assert [place for place in named if not (ROOT / place).exists()] == []
 
 
 def test_all_begin_alike() -> None:

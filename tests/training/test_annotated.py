@@ -76,6 +76,22 @@ def test_a_title_is_asked_for_once_it_has_been_read() -> None:
     assert not ahead_of_its_budget.forced
 
 
+def test_a_path_says_what_is_asked_and_where_it_is() -> None:
+    """The form of Atlas and of rows of one's own. The knowledge base is drawn all the same."""
+    path = [
+        {"kb": "text", "passage_id": "ew", "query": "Whose song is Ew!?", "value": "Jimmy Fallon"},
+        {"kb": "text", "passage_id": "fallon", "query": "Where was Jimmy Fallon born?", "value": "Bay Ridge"},
+    ]
+    question = Example(id="1", question="Where is the host born?", answers=("Bay Ridge",), metadata={"path": path})
+    tool = Names()
+    [worked] = worked_examples([question], {"text": tool}, k=1, max_searches=2, seed=0)
+    assert tool.asked == [hop["query"] for hop in path]
+    assert worked.steps[0].thought == "I need to know: Whose song is Ew!?"
+    assert worked.thought == "He was born in Bay Ridge, Brooklyn."
+    nothing = dataclasses.replace(question, metadata={"path": "a/picture.png"})
+    assert not worked_examples([nothing], {"text": Names()}, k=1, max_searches=2, seed=0)
+
+
 def test_what_two_searches_would_find_one_may() -> None:
     question = example("Who is Jimmy Fallon, and is Ew! his?", "yes", ("ew", "fallon"))
     [worked] = worked_examples([question], {"text": Names()}, k=2, max_searches=3, seed=0)
