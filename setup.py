@@ -83,6 +83,7 @@ EXTRAS = {
     "web": WEB,
     "pages": PAGES,
     "tree": TREE,
+    "lightrag": [*WEB, "lightrag-hku>=1.5.7"],
     "gcs": GCS,
     "s3": S3,
     "cuda12": ["jax[cuda12]>=0.10.2"],
