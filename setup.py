@@ -84,6 +84,7 @@ EXTRAS = {
     "pages": PAGES,
     "tree": TREE,
     "lightrag": [*WEB, "lightrag-hku>=1.5.7"],
+    "graphrag": [*WEB, "graphrag>=3.3"],
     "gcs": GCS,
     "s3": S3,
     "cuda12": ["jax[cuda12]>=0.10.2"],

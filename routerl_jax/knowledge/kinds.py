@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.knowledge import bm25, build, dense, hybrid, light_rag  # noqa: F401 - they register themselves
+from routerl_jax.knowledge import bm25, build, dense, graph_rag, hybrid, light_rag  # noqa: F401 - they register themselves
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS
 from routerl_jax.knowledge.graph import build as _graph  # noqa: F401
 from routerl_jax.knowledge.pages import build as _pages_build  # noqa: F401

