@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.agents.agent import LLM
-from routerl_jax.baselines.baseline import Asked, Found
+from routerl_jax.baselines.baseline import ChatPrompt, SearchResults
 from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
 from routerl_jax.comparison.compare import compare
 from routerl_jax.comparison.config import ComparisonConfig
-from routerl_jax.core.files import write_json_lines, write_whole
+from routerl_jax.core.files import write_atomic, write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.data.atlas.invented import invented_world
@@ -81,12 +81,12 @@ class Worded(VanillaRAG):
     task: str = READ
     order: str = "Documents:\n{documents}\n\nQuestion: {question}"
 
-    async def read(self, example: Example, llm: LLM, found: Found) -> Episode:
+    async def read(self, example: Example, llm: LLM, found: SearchResults) -> Episode:
         question = self.question(example, llm)
 
-        def asking(documents: str) -> Asked:
+        def asking(documents: str) -> ChatPrompt:
             text = self.order.replace("{question}", question).replace("{documents}", documents)
-            return Asked(task=self.task, text=text, cue="Answer:")
+            return ChatPrompt(task=self.task, text=text, cue="Answer:")
 
         request = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
         return await self.answer(example, llm, request)
@@ -246,7 +246,17 @@ def _run(config: ComparisonConfig, directory: pathlib.Path) -> tuple[dict[str, A
     """Numbers and answers of the only agent on the only benchmark."""
     (benchmark,) = compare(config, directory, progress=False)["benchmarks"].values()
     (row,) = benchmark["rows"].values()
-    kept = ("em", "f1", "em_interval", "f1_interval", "recall", "answered_rate", "tokens_per_question", "n")
+    kept = (
+        "em",
+        "f1",
+        "em_interval",
+        "f1_interval",
+        "n",
+        "tokens_per_question",
+        "answered_rate",
+        "invalid_action_rate",
+    )
+    kept += ("recall", "routing_accuracy")
     (episodes,) = sorted((directory / "episodes").glob("*/*.jsonl"))
     answers = [
         {"prediction": record["prediction"], "golds": record["golden_answers"]} for record in read_records(episodes)
@@ -481,7 +491,7 @@ def main() -> None:
     def keeping(name: str) -> Callable[[dict[str, Any]], None]:
         def keep(part: dict[str, Any]) -> None:
             results[name] = _rounded(part)
-            write_whole(given.keep, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            write_atomic(given.keep, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
         return keep
 
