@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--traces", action="store_true")
     parser.add_argument("--latencies", help="directory of a knowledge base with an encoder")
     arguments = parser.parse_args()
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"rollouts": [], "latencies": []}
+    record: dict[str, Any] = json.loads(RECORD.read_text()) if RECORD.exists() else {"rollouts": [], "latencies": []}
     traces = pathlib.Path(os.environ.get("ROUTERL_TEST_DATA", "")) / "r1searcher_traces" / "traces_dev.jsonl.gz"
     if arguments.traces:
         record["rollouts"] = read_traces(traces)

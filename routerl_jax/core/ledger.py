@@ -105,10 +105,13 @@ class Ledger:
         ends = [begin for begin, _ in self._pieces[1:]]
         for (begin, piece), end in zip(self._pieces, [*ends, len(self)]):
             low, high = max(begin, start), min(end, stop)
-            if low < high and isinstance(piece, int):
-                result[:, low - start : high - start] = np.arange(piece + low - begin, piece + high - begin)
-            elif low < high:
-                result[:, low - start : high - start] = piece[:, low - begin : high - begin]
+            if low >= high:
+                continue
+            if isinstance(piece, int):
+                these = np.arange(piece + low - begin, piece + high - begin)
+            else:
+                these = piece[:, low - begin : high - begin]
+            result[:, low - start : high - start] = these
         return result
 
     def _advance(self, count: int) -> None:
