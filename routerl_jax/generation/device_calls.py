@@ -152,12 +152,11 @@ class DeviceCalls:
         """Feeds rows in calls of a few sizes."""
         slots = 0
         while pending:
-            groups: dict[tuple[int, int], list[Stream]] = {}
+            groups: dict[int, list[Stream]] = {}
             for stream in pending:
                 missing = len(stream.ledger) - 1 - stream.cached
-                span = self._extend_span(stream.cached) if rows_cost_time(self._mesh) else 0
-                groups.setdefault((prefill_steps(missing, self._extend_steps, self._mesh), span), []).append(stream)
-            for (steps, _), streams in sorted(groups.items()):
+                groups.setdefault(prefill_steps(missing, self._extend_steps, self._mesh), []).append(stream)
+            for steps, streams in sorted(groups.items()):
                 for part in in_parts(streams, most_rows(self._extend_rows, steps)):
                     slots += self._extend(part, steps, images)
             pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
@@ -189,7 +188,7 @@ class DeviceCalls:
             counts=counts,
             image_values=None if images is None else images.values,
             image_index=None if images is None else image_index,
-            span=self._extend_span(int(starts.max())),
+            span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
             routes=self._routes,
         )
         chosen = None if chosen is None else jax.device_get(chosen)
@@ -198,9 +197,6 @@ class DeviceCalls:
                 stream.ledger.route(stream.cached, list(chosen[slot][: counts[slot]].copy()))
             stream.cached += int(counts[slot])
         return tokens.size
-
-    def _extend_span(self, cached: int) -> int:
-        return round_up(cached, self._extend_spans, "cached tokens of a row to feed")
 
     def _decode_span(self, cached: int) -> int:
         return round_up(max(cached, 1), self._decode_spans, "cached tokens of a decoding row")
