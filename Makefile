@@ -11,7 +11,7 @@ SEED ?= 0
 WORKERS := --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
-.PHONY: quickstart check test test-all lint docs warm-start sight clean
+.PHONY: quickstart check test test-all lint docs warm-start sight peers clean
 
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
@@ -65,5 +65,10 @@ $(VENV)/.installed-docs: setup.py $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable ".[scann,docs]"
 	touch $@
 
+# google-tunix, which only benchmarks.agentic needs, with the same JAX in a Python of its own.
+peers: $(VENV)/.installed-dev
+	test -d $(VENV)-peers || $(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/pip install --quiet "google-tunix>=0.1.7" $$($(BIN)/pip freeze | grep -E "^(jax|flax)==")
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(VENV)-peers build *.egg-info

@@ -60,13 +60,17 @@ def torch_twin(model: Decoder) -> Any:
         return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
 
 
-def sample(model: Any, batch: Any, tokens: int) -> Any:
-    """transformers' generate: exactly so many tokens after each row of a batch [B, T], at temperature 1; [B, T + tokens]."""
+def sample(model: Any, batch: Any, tokens: int, mask: Any = None) -> Any:
+    """transformers' generate: exactly so many tokens after each row of a batch [B, T], at temperature 1; [B, T + tokens].
+
+    Args:
+      mask: 0 on padding, which is at the rows' beginnings; default: there is none.
+    """
     import torch
 
     return model.generate(
         batch,
-        attention_mask=torch.ones_like(batch),
+        attention_mask=torch.ones_like(batch) if mask is None else mask,
         do_sample=True,
         temperature=1.0,
         top_k=0,

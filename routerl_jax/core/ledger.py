@@ -23,7 +23,9 @@ class Ledger:
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
         self._versions: list[int] = []
-        self._positions: list[tuple[int, int, int]] = []
+        # (index of its first token, its first position or all of them) of every piece: text whose positions follow each other,
+        # or tokens with positions of their own
+        self._pieces: list[tuple[int, int | Int32[np.ndarray, "3 T"]]] = []
         self._routes: list[Int16[np.ndarray, "L C"] | None] = []
         self.images: list[tuple[int, PlacedImage]] = []
         self.next_position = 0
@@ -62,25 +64,25 @@ class Ledger:
           images: (index in `tokens` of the image's first token, processed image) of every image.
         """
         self.images.extend((len(self._tokens) + start, image) for start, image in images)
-        self._tokens.extend(int(token) for token in tokens)
-        self._sampled.extend([False] * len(tokens))
-        self._logprobs.extend([0.0] * len(tokens))
-        self._versions.extend([-1] * len(tokens))
         if positions is None or next_position is None:
             self._advance(len(tokens))
         else:
-            self._positions.extend((int(t), int(h), int(w)) for t, h, w in positions.T)
+            self._pieces.append((len(self._tokens), np.array(positions, np.int32)))
             self.next_position = next_position
+        self._tokens.extend(map(int, tokens))
+        self._sampled.extend([False] * len(tokens))
+        self._logprobs.extend([0.0] * len(tokens))
+        self._versions.extend([-1] * len(tokens))
 
     def sample(self, tokens: Seq[int], logprobs: Seq[float], version: int) -> None:
         """Appends tokens that policy `version` sampled, with their behaviour log-probabilities."""
         if len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} sampled tokens came with {len(logprobs)} log-probabilities")
-        self._tokens.extend(int(token) for token in tokens)
-        self._sampled.extend([True] * len(tokens))
-        self._logprobs.extend(float(logprob) for logprob in logprobs)
-        self._versions.extend([version] * len(tokens))
         self._advance(len(tokens))
+        self._tokens.extend(map(int, tokens))
+        self._sampled.extend([True] * len(tokens))
+        self._logprobs.extend(map(float, logprobs))
+        self._versions.extend([version] * len(tokens))
 
     def route(self, start: int, chosen: Seq[Int16[np.ndarray, "L C"] | None]) -> None:
         """Records the experts that the sampler chose for tokens from `start` on; what is recorded already stays."""
@@ -99,13 +101,26 @@ class Ledger:
 
     def positions(self, start: int, stop: int) -> Int32[np.ndarray, "3 T"]:
         """Rotary positions of tokens `start` to `stop`."""
-        return np.asarray(self._positions[start:stop], np.int32).reshape(-1, 3).T
+        result = np.empty((3, max(min(stop, len(self)) - start, 0)), np.int32)
+        ends = [begin for begin, _ in self._pieces[1:]]
+        for (begin, piece), end in zip(self._pieces, [*ends, len(self)]):
+            low, high = max(begin, start), min(end, stop)
+            if low >= high:
+                continue
+            if isinstance(piece, int):
+                these = np.arange(piece + low - begin, piece + high - begin)
+            else:
+                these = piece[:, low - begin : high - begin]
+            result[:, low - start : high - start] = these
+        return result
 
     def _advance(self, count: int) -> None:
-        """Adds positions of text: all three axes advance together."""
-        first = self.next_position
-        self._positions.extend((position, position, position) for position in range(first, first + count))
-        self.next_position = first + count
+        """Adds positions of text that comes next: all three axes advance together."""
+        begin, first = self._pieces[-1] if self._pieces else (0, -1)
+        follows = isinstance(first, int) and first + len(self) - begin == self.next_position
+        if count and not (follows and self._pieces):
+            self._pieces.append((len(self), self.next_position))
+        self.next_position += count
 
     def copy(self) -> Ledger:
         """An independent copy with the same history, for a forked conversation."""
@@ -114,7 +129,7 @@ class Ledger:
         other._sampled = list(self._sampled)
         other._logprobs = list(self._logprobs)
         other._versions = list(self._versions)
-        other._positions = list(self._positions)
+        other._pieces = list(self._pieces)
         other._routes = list(self._routes)
         other.images = list(self.images)
         other.next_position = self.next_position

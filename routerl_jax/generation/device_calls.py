@@ -6,6 +6,7 @@ arrays [D shards, A active rows, ...]. Their sizes are rounded up to a few value
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import jax
@@ -21,12 +22,15 @@ from routerl_jax.generation.programs import DecodeInputs, DecodeOutputs, jit_pro
 from routerl_jax.generation.rows import (
     Placement,
     RowTable,
+    cheapest_cuts,
+    decode_rows,
     in_parts,
     ladder,
     most_rows,
     prefill_rows,
     prefill_steps,
     round_up,
+    rows_cost_time,
 )
 from routerl_jax.generation.sampling import MOST_TOP
 from routerl_jax.generation.stops import StopAutomaton
@@ -34,6 +38,7 @@ from routerl_jax.generation.streams import Stream
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.models.work import Work
 from routerl_jax.parallel.compilation import compiled_programs
 
 
@@ -74,6 +79,8 @@ class DeviceCalls:
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
         self._kind, self._config = cache_kind(model.config, mesh, self._dtype, cache), model.config
         self._graph, _ = nnx.split(model)
+        work = Work(config=model.config)
+        self._weights_in_tokens = work.decode_bytes(1, 0) / work.key_bytes(1)
         self._place = WeightCopier(mesh, layout, self._dtype)
         self._compiled_before = 0
         self.params: nnx.State | None = None
@@ -89,7 +96,7 @@ class DeviceCalls:
         self._table, mesh, longest = table, self._mesh, self._max_length
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         rows = table.rows_per_shard
-        self._decode_rows = ladder(min(8, rows), rows, 2)
+        self._decode_rows = decode_rows(rows, mesh)
         self._extend_rows = prefill_rows(rows, mesh)
         self._extend_steps = ladder(min(32, longest), min(512, longest), 2)
         self._fork_spans = ladder(min(256, longest), longest, 2)
@@ -191,6 +198,33 @@ class DeviceCalls:
             stream.cached += int(counts[slot])
         return tokens.size
 
+    def _decode_span(self, cached: int) -> int:
+        return round_up(max(cached, 1), self._decode_spans, "cached tokens of a decoding row")
+
+    def by_length(self, streams: Sequence[Stream]) -> list[list[Stream]]:
+        """Splits the streams that decode into calls.
+
+        In a call every row is read as far as the longest one is filled: one long conversation makes all of them slow.
+        """
+        if not rows_cost_time(self._mesh):
+            return [list(streams)]
+        rungs: dict[int, list[Stream]] = {}
+        for stream in streams:
+            rungs.setdefault(self._decode_span(stream.cached), []).append(stream)
+        spans = sorted(rungs)
+
+        def slots(first: int, last: int) -> int:
+            counts = collections.Counter(
+                stream.row[0] for span in spans[first:last] for stream in rungs[span] if stream.row is not None
+            )
+            return self._table.shards * round_up(max(counts.values()), self._decode_rows, "rows of a shard in a call")
+
+        cuts = cheapest_cuts(spans, slots, self._weights_in_tokens)
+        return [
+            [stream for stream in streams if spans[first] <= self._decode_span(stream.cached) <= spans[last - 1]]
+            for first, last in cuts
+        ]
+
     def fork(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
         """For each (source, target) with rows in the same shard, copies the target's cached tokens from the source's row."""
         layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
@@ -251,7 +285,7 @@ class DeviceCalls:
             seed=np.int32(seed),
             leave_at=np.int32(leave_at),
             steps=steps,
-            span=round_up(max(int(starts.max()), 1), self._decode_spans, "cached tokens of a decoding row"),
+            span=self._decode_span(int(starts.max())),
             truncate=any(stream.turn_request.sampling.truncated for stream in streams),
             top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
             routes=self._routes,

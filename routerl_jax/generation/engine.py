@@ -95,6 +95,7 @@ class Engine:
         self.stats = EngineStats()
         shards = batch_shards(self.mesh)
         self._streams: list[Stream] = []
+        self._finished: list[tuple[Stream, Generated]] = []  # turns that `step` has not returned yet
         self._shared: list[tuple[Stream, Stream]] = []  # (source, target) rows to copy before the next step
         self._clock = 0
         self._table = RowTable(shards, -(-rows // shards))
@@ -264,6 +265,7 @@ class Engine:
             self._table.release(stream.row)
         stream.row, stream.request, stream.cached = None, None, 0
         self._streams.remove(stream)
+        self._finished = [(other, turn) for other, turn in self._finished if other is not stream]
 
     @property
     def rows(self) -> int:
@@ -272,8 +274,8 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """True if a turn is waiting or running."""
-        return any(stream.request is not None for stream in self._streams)
+        """True if a turn is waiting or running, or has not been returned yet."""
+        return bool(self._finished) or any(stream.request is not None for stream in self._streams)
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -307,7 +309,9 @@ class Engine:
           RuntimeError: the engine rests.
           OutOfMemory: the devices are out of memory, and the engine has one row left, or the job several processes.
         """
-        return with_less(self._step, self._fewer_rows, "rollouts", _REMEDY)
+        with_less(self._step, self._fewer_rows, "rollouts", _REMEDY)
+        finished, self._finished = self._finished, []
+        return finished
 
     def _load(self, params: nnx.State) -> None:
         with_less(lambda: self._calls.load(params), self._fewer_rows, "rollouts", _REMEDY)
@@ -320,18 +324,17 @@ class Engine:
         self._calls.resize(self._table)
         return f"config.engine.rows={self.rows}"
 
-    def _step(self) -> list[tuple[Stream, Generated]]:
+    def _step(self) -> None:
         if self._calls.params is None:
             raise RuntimeError("the engine rests: give it weights with `update` before its next step")
         if self._calls.cache is None:  # a program failed
             self._evict_all()
         self._clock += 1
         self._copy_shared()
-        running = self._schedule()
-        if not running:
-            return []
-        self._extend_all(running)
-        return self._decode_segment(running)
+        if running := self._schedule():
+            self._extend_all(running)
+            for part in self._calls.by_length(running):
+                self._decode_segment(part)
 
     def generate(
         self,
@@ -433,14 +436,12 @@ class Engine:
         if followers:
             self._calls.fork(followers)
 
-    def _decode_segment(self, running: list[Stream]) -> list[tuple[Stream, Generated]]:
+    def _decode_segment(self, running: list[Stream]) -> None:
         stops = self._stops.current()
         leave_at = int(len(running) * self.leave_fraction)
         layout, outputs = self._calls.decode(running, stops, steps=self.segment, seed=self.seed, leave_at=leave_at)
         self.stats.decode_slots += outputs.counts.size * int(outputs.counts.max())
-        finished = []
         for slot, stream in layout:
             self.stats.decoded_tokens += int(outputs.counts[slot])
             if (done := record(stream, outputs, slot, stops[0], self.version)) is not None:
-                finished.append((stream, done))
-        return finished
+                self._finished.append((stream, done))

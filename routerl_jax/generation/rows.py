@@ -112,14 +112,22 @@ def ladder(low: int, high: int, factor: int = 2) -> tuple[int, ...]:
     return (*sizes, high)
 
 
-def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of rows per shard that a prefill call may have. Every size is a program of its own.
+def rows_cost_time(mesh: Mesh) -> bool:
+    """Whether a call of few rows takes less time: on a CPU. An accelerator takes about as long for one as for eight."""
+    return on_cpu(mesh)
 
-    On an accelerator, fewer than eight rows take as long as eight. On a CPU, every row costs time.
-    """
+
+def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of rows per shard that a prefill call may have. Every size is a program of its own."""
     sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
-    small = (1, 2, 4) if on_cpu(mesh) else ()
+    small = (1, 2, 4) if rows_cost_time(mesh) else ()
     return (*(size for size in small if size < sizes[0]), *sizes)
+
+
+def decode_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of rows per shard that a decode call may have."""
+    sizes = ladder(min(8, rows_per_shard), rows_per_shard, 2)
+    return (2, *sizes) if rows_cost_time(mesh) and sizes[0] < rows_per_shard else sizes
 
 
 def prefill_steps(missing: int, sizes: tuple[int, ...], mesh: Mesh) -> int:
@@ -137,6 +145,34 @@ def prefill_steps(missing: int, sizes: tuple[int, ...], mesh: Mesh) -> int:
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:
     """The largest of `sizes` for which rows of `steps` new tokens stay within PREFILL_TOKENS; the smallest if none does."""
     return max((size for size in sizes if size * steps <= PREFILL_TOKENS), default=sizes[0])
+
+
+def cheapest_cuts(spans: Sequence[int], slots: Callable[[int, int], int], weights: float) -> list[tuple[int, int]]:
+    """Cuts groups of rows, shortest first, into calls that decode a step with the least reading and multiplying.
+
+    A call reads all weights, and `span` cached tokens of each of its rows. A row's products take about as long as reading a
+    20th of the weights, on a machine with 10 FLOPs for every byte of its memory (a CPU).
+
+    Args:
+      spans: of each group, the cached tokens that a call with it reads of every row; ascending.
+      slots: number of rows, padding included, of a call with the groups from the first to before the last.
+      weights: size of the weights, in cached tokens of one row.
+
+    Returns:
+      First and one after the last group of each call, in order.
+    """
+    best: list[tuple[float, list[tuple[int, int]]]] = [(0.0, [])]
+    for last in range(1, len(spans) + 1):
+        best.append(
+            min(
+                (
+                    best[first][0] + weights + slots(first, last) * (spans[last - 1] + weights / 20),
+                    [*best[first][1], (first, last)],
+                )
+                for first in range(last)
+            )
+        )
+    return best[-1][1]
 
 
 def in_parts(holders: Sequence[S], most: int) -> list[list[S]]:

@@ -56,6 +56,33 @@ def test_random_histories_against_a_list_of_rows() -> None:
         assert [(int(t), bool(m), float(p), int(v)) for t, m, p, v in got] == rows
 
 
+def test_positions_of_texts_and_pictures_against_a_list() -> None:
+    """Texts one after the other, and pieces with positions of their own, cut at any place."""
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        ledger, rows, following = Ledger(), [], 0
+        for _ in range(rng.integers(0, 9)):
+            count = int(rng.integers(0, 5))
+            if rng.random() < 0.4:
+                own = rng.integers(following, following + 9, (3, count)).astype(np.int32)
+                following += int(rng.integers(0, 5))
+                ledger.feed([7] * count, positions=own, next_position=following)
+                rows += own.T.tolist()
+            else:
+                if rng.random() < 0.5:
+                    ledger.feed([7] * count)
+                else:
+                    ledger.sample([7] * count, [-1.0] * count, 0)
+                rows += [[following + i] * 3 for i in range(count)]
+                following += count
+            assert ledger.next_position == following
+        for _ in range(5):
+            start, stop = sorted(rng.integers(0, len(rows) + 2, 2).tolist())
+            wanted = np.asarray(rows[start:stop], np.int32).reshape(-1, 3).T
+            np.testing.assert_array_equal(ledger.positions(start, stop), wanted)
+            np.testing.assert_array_equal(ledger.copy().positions(start, stop), wanted)
+
+
 def test_sequence_is_a_snapshot() -> None:
     ledger = Ledger()
     ledger.feed([1, 2])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 import re
 
 import jax
@@ -11,7 +12,16 @@ import pytest
 from flax import nnx
 
 from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.rows import RowTable, ladder, most_rows, prefill_rows, prefill_steps, round_up
+from routerl_jax.generation.rows import (
+    RowTable,
+    cheapest_cuts,
+    decode_rows,
+    ladder,
+    most_rows,
+    prefill_rows,
+    prefill_steps,
+    round_up,
+)
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.streams import EngineStats, Generated
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -418,6 +428,79 @@ def test_prefill_in_sizes_that_rows_fill_changes_nothing_but_the_slots(monkeypat
     assert parts_stats.prefill_slots < 0.8 * whole_stats.prefill_slots
 
 
+def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(monkeypatch):
+    """One conversation of 700 tokens among 30 short ones: calls for those read no more than 256 tokens of a row."""
+
+    def run(apart):
+        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: apart)
+        engine = Engine(tiny.model(max_length=1024), rows=40, max_length=1024)
+        calls, decode = [], engine._calls._programs.decode
+
+        def noted(**options):
+            calls.append((options["span"], options["inputs"].rows.size))
+            return decode(**options)
+
+        noted._cache_size = decode._cache_size
+        engine._calls._programs = dataclasses.replace(engine._calls._programs, decode=noted)
+        texts = [*prompts(5), *prompts(1, seed=1, shortest=700, longest=701), *prompts(25, seed=2)]
+        streams = [engine.open(prompt, str(i)) for i, prompt in enumerate(texts)]
+        for stream in streams:
+            engine.request(stream, max_tokens=5, sampling=FREE)
+        assert set(finish(engine)) == set(map(id, streams))
+        return [stream.ledger.sequence() for stream in streams], set(calls)
+
+    apart, calls = run(apart=True)
+    together, one_call = run(apart=False)
+    assert calls == {(256, 32), (1024, 2)}
+    assert one_call == {(1024, 32)}
+    for ours, theirs in zip(apart, together):
+        np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+
+
+def test_cuts_are_the_cheapest_of_all():
+    """Beside every way to cut; by hand where weights are nothing (all apart) or everything (one call)."""
+    spans, counts = (256, 512, 1024, 4096), (40, 9, 3, 1)
+
+    def slots(first, last):
+        return -(-sum(counts[first:last]) // 8) * 8
+
+    def cost(cuts, weights):
+        return sum(weights + slots(a, b) * (spans[b - 1] + weights / 20) for a, b in cuts)
+
+    ways = []
+    for inner in itertools.chain.from_iterable(itertools.combinations((1, 2, 3), n) for n in range(4)):
+        edges = (0, *inner, 4)
+        ways.append(list(itertools.pairwise(edges)))
+    for weights in (0.0, 100.0, 3_000.0, 20_000.0, 1e6):
+        found = cheapest_cuts(spans, slots, weights)
+        assert cost(found, weights) == min(cost(way, weights) for way in ways)
+    assert cheapest_cuts(spans, lambda first, last: sum(counts[first:last]), 0.0) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert cheapest_cuts(spans, slots, 1e6) == [(0, 4)]
+
+
+def test_turns_that_finished_before_a_program_failed_are_returned():
+    """Of two calls of a step the second fails: the turns of the first come with the next step, unless they were closed."""
+    engine = Engine(tiny.model(max_length=1024), rows=40, max_length=1024)
+    long, *short = [engine.open(text, str(i)) for i, text in enumerate(prompts(1, 1, 700, 701) + prompts(30))]
+    for stream in (long, *short):
+        engine.request(stream, max_tokens=3, sampling=FREE)
+    decode, calls = engine._calls.decode, []
+
+    def fails(streams, *inputs, **options):
+        calls.append(len(streams))
+        if len(calls) == 2:
+            raise RuntimeError("no luck")
+        return decode(streams, *inputs, **options)
+
+    engine._calls.decode = fails
+    with pytest.raises(RuntimeError, match="no luck"):
+        engine.step()
+    engine.close(short[0])
+    assert set(finish(engine)) == {id(stream) for stream in (long, *short[1:])}
+    assert calls[:3] == [30, 1, 1]
+
+
 def test_bad_requests_are_refused():
     model = tiny.model()
     with pytest.raises(ValueError, match="exceeds the model's context of 256 tokens"):
@@ -480,6 +563,8 @@ def test_row_table_and_ladders(monkeypatch):
     sizes = prefill_rows(100, single_device_mesh())
     assert sizes == (1, 2, 4, 8, 32, 100)
     assert prefill_rows(3, single_device_mesh()) == (1, 2, 3)
+    assert decode_rows(8, single_device_mesh()) == (8,)
+    assert decode_rows(40, single_device_mesh()) == (2, 8, 16, 32, 40)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
     steps, mesh = ladder(32, 512), single_device_mesh()
     assert [prefill_steps(n, steps, mesh) for n in (1, 33, 95, 96, 300, 480, 512, 700)] == [
@@ -487,6 +572,7 @@ def test_row_table_and_ladders(monkeypatch):
     ]
     monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)
     assert prefill_rows(100, mesh) == (8, 32, 100)
+    assert decode_rows(40, mesh) == (8, 16, 32, 40)
     assert [prefill_steps(n, steps, mesh) for n in (1, 33, 300, 700)] == [32, 64, 512, 512]
     with pytest.raises(ValueError, match="33 rows: programs are made for 32 at most"):
         round_up(33, (8, 32), "rows")

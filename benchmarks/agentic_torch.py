@@ -1,0 +1,161 @@
+"""The sides of `benchmarks.agentic` in torch: a rollout loop over transformers' generate, and TRL's GRPO loss and padding."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import datasets
+import torch
+import transformers
+import trl
+from trl.trainer.utils import pad as trl_pad
+
+from benchmarks import peers
+from benchmarks.agentic_work import Tokens, Trajectory, episodes, trajectories
+from benchmarks.agentic_worker import Prepared, serve
+
+MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch: TRL's default, and what fits
+
+
+class Rollout:
+    """Search-R1's loop (llm_agent/generation.py): every turn, all attempts that go on are one padded batch, generated for from
+    their whole conversations; the tool answers all of them; the next turn begins when the last reply is there."""
+
+    def __init__(self, directory: str, work: Sequence[Trajectory]) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        self._model.eval()
+        self._work = work
+
+    @torch.no_grad()
+    def run(self) -> dict[str, Any]:
+        """Does it once; the tokens that were computed."""
+        vocabulary = self._model.config.vocab_size
+        texts = [torch.randint(3, vocabulary, (each.prompt,)) for each in self._work]
+        prefilled = slots = decode_slots = turn = 0
+        tools = 0.0
+        while alive := [i for i, each in enumerate(self._work) if turn < len(each.steps)]:
+            width, steps = max(len(texts[i]) for i in alive), [self._work[i].steps[turn] for i in alive]
+            batch, mask = (
+                torch.zeros(len(alive), width, dtype=torch.long),
+                torch.zeros(len(alive), width, dtype=torch.long),
+            )
+            for row, i in enumerate(alive):
+                batch[row, width - len(texts[i]) :], mask[row, width - len(texts[i]) :] = texts[i], 1
+            most = max(step.sampled for step in steps)
+            written = peers.sample(self._model, batch, most, mask)[:, width:]
+            prefilled += int(mask.sum())
+            slots, decode_slots = slots + batch.numel(), decode_slots + written.numel()
+            for row, (i, step) in enumerate(zip(alive, steps)):
+                seen = torch.randint(3, vocabulary, (step.observed,))
+                texts[i] = torch.cat([texts[i], written[row, : step.sampled], seen])
+            waited = max(step.seconds for step in steps)
+            time.sleep(waited)
+            tools, turn = tools + waited, turn + 1
+        assert [len(text) for text in texts] == [len(each) for each in self._work]
+        return {
+            "prefilled_tokens": prefilled,
+            "prefill_slots": slots,
+            "decode_slots": decode_slots,
+            "sampled": sum(each.sampled for each in self._work),
+            "tools_s": tools,
+        }
+
+
+class Update:
+    """One optimiser step by TRL: its trainer's loss of micro-batches padded to the longest attempt, as `_prepare_inputs` makes
+    them (prompts at their beginning, completions at their end), then its optimiser."""
+
+    def __init__(self, directory: str, work: Sequence[Trajectory], micro: int, checkpointing: bool) -> None:
+        samples = len(work) // len({each.group for each in work})
+        self._work = work
+        self._trainer = trainer(directory, samples, -(-len(work) // micro), micro, checkpointing)
+        model = self._trainer.model
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        found = episodes(work, model.config.vocab_size)
+        self._batches = [self._padded(found, found[at : at + micro], model) for at in range(0, len(found), micro)]
+        self._trainer.current_gradient_accumulation_steps = len(self._batches)
+        self._trainer.create_optimizer()
+
+    def _padded(self, everything: Sequence[Tokens], some: Sequence[Tokens], model: Any) -> dict[str, Any]:
+        prompts = [torch.tensor(each.ids[: each.prompt]) for each in some]
+        completions = [torch.tensor(each.ids[each.prompt :]) for each in some]
+        sampled = [torch.tensor(each.sampled[each.prompt :], dtype=torch.long) for each in some]
+        longest = [max(each.prompt for each in everything), max(len(each.ids) - each.prompt for each in everything)]
+
+        def pad(rows: list[Any], side: str) -> Any:
+            width = longest[side == "right"]
+            filled = [torch.zeros(width, dtype=torch.long), *rows]  # so that all micro-batches are as wide
+            return trl_pad(filled, padding_value=0, padding_side=side)[1:]
+
+        tool_mask = pad(sampled, "right")
+        return {
+            "prompt_ids": pad(prompts, "left"),
+            "prompt_mask": pad([torch.ones_like(row) for row in prompts], "left"),
+            "completion_ids": pad(completions, "right"),
+            "completion_mask": pad([torch.ones_like(row) for row in completions], "right"),
+            "tool_mask": tool_mask,
+            "advantages": torch.tensor([each.advantage for each in some]),
+            "old_per_token_logps": -torch.full(tool_mask.shape, float(model.config.vocab_size)).log(),
+            "num_items_in_batch": torch.tensor(sum(sum(each.sampled) for each in everything)),
+        }
+
+    def run(self) -> dict[str, Any]:
+        """One update; the tokens that were computed."""
+        made = self._trainer
+        for batch in self._batches:
+            made._compute_loss(made.model, batch).backward()
+        torch.nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
+        made.optimizer.step()
+        made.optimizer.zero_grad()
+        made._metrics["train"].clear()
+        slots = sum(batch["prompt_ids"].numel() + batch["completion_ids"].numel() for batch in self._batches)
+        return {"slots": slots, "tokens": sum(map(len, self._work))}
+
+
+def trainer(directory: str, samples: int, accumulation: int, micro: int, checkpointing: bool) -> Any:
+    """A GRPO trainer of TRL's for a directory's weights; GRPO's loss, and no reference."""
+    config = trl.GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        num_generations=samples,
+        loss_type="grpo",
+        learning_rate=1e-5,
+        gradient_checkpointing=checkpointing,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+    )
+    return trl.GRPOTrainer(
+        model=directory,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=config,
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["the quick"] * max(samples, micro)}),
+        processing_class=transformers.AutoTokenizer.from_pretrained(directory),
+    )
+
+
+def _work(arguments: argparse.Namespace) -> list[Trajectory]:
+    return trajectories(arguments.groups, arguments.samples, longest=arguments.longest)
+
+
+def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
+    return Rollout(arguments.weights, _work(arguments)).run
+
+
+def _prepare_update(arguments: argparse.Namespace) -> Prepared:
+    work = _work(arguments)
+    micro = min(MICRO[arguments.size], len(work))
+    return Update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
+
+
+if __name__ == "__main__":
+    serve({"rollout": _prepare_rollout, "update": _prepare_update})
