@@ -5,7 +5,7 @@
         [--keep=FILE] [--json]
 
 Work: 64 attempts in groups of 8 whose turns, lengths and documents are those of R1-Searcher's released rollouts, and tools that
-sleep as long as a recorded search took (agentic_work.py); 8 shorter attempts for SmolLM2-135M's shape. All sides have the same
+sleep as long as a search takes (agentic_work.py); 8 shorter attempts for SmolLM2-135M's shape. All sides have the same
 weights and produce the same numbers of tokens. Every side is a process of its own; they work in turn (A B C A B C ...). In one
 more rollout of ours every program is waited for, and its time is split into what the machine must take, and the rest.
 
