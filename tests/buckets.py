@@ -46,13 +46,20 @@ def environment(scheme: str) -> dict[str, str]:
     }
 
 
+def _start(server: Any) -> None:
+    """Starts a server whose threads don't keep the process alive: they are daemons, as the thread that starts them is."""
+    starting = threading.Thread(target=server.start, daemon=True)
+    starting.start()
+    starting.join()
+
+
 def _start_gs() -> str:
     pytest.importorskip("gcsfs")
     server = pytest.importorskip("gcp_storage_emulator.server")
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     _with_generations(server)
     port = free_port()
-    server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket").start()
+    _start(server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket"))
     return f"http://127.0.0.1:{port}"
 
 
@@ -92,7 +99,7 @@ def _start_s3() -> str:
     moto = pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     port = free_port()
-    moto.ThreadedMotoServer("127.0.0.1", port).start()
+    _start(moto.ThreadedMotoServer("127.0.0.1", port))
     import boto3
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
