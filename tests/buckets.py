@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -46,9 +47,9 @@ def environment(scheme: str) -> dict[str, str]:
     }
 
 
-def _start(server: Any) -> None:
-    """Starts a server whose threads don't keep the process alive: they are daemons, as the thread that starts them is."""
-    starting = threading.Thread(target=server.start, daemon=True)
+def _start(make: Callable[[], Any]) -> None:
+    """Starts a server whose threads don't keep the process alive: they are daemons, as the thread that makes them is."""
+    starting = threading.Thread(target=lambda: make().start(), daemon=True)
     starting.start()
     starting.join()
 
@@ -59,7 +60,7 @@ def _start_gs() -> str:
     logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
     _with_generations(server)
     port = free_port()
-    _start(server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket"))
+    _start(lambda: server.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket"))
     return f"http://127.0.0.1:{port}"
 
 
@@ -99,7 +100,7 @@ def _start_s3() -> str:
     moto = pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
     port = free_port()
-    _start(moto.ThreadedMotoServer("127.0.0.1", port))
+    _start(lambda: moto.ThreadedMotoServer("127.0.0.1", port))
     import boto3
 
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
