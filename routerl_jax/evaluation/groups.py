@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-GROUPS = ("dataset", "kind", "type", "source_type")
+GROUPS = ("dataset", "kind", "type", "source_type", "print")
 _MOST = 24  # values of a key; a key with more does not define groups
 
 

@@ -13,6 +13,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation.groups import by_group
 from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
+from routerl_jax.models.regions import iou
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.retrieval import retrieval
@@ -26,6 +27,7 @@ _BEHAVIOUR = (
     "searched_rate",
     "search_ratio",
     "crops_per_question",
+    "box_iou",
     "image_tokens_per_question",
 )
 _OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", *RETRIEVAL, *_BEHAVIOUR)
@@ -126,6 +128,8 @@ def averages(
         policy said that it can't answer), `truncated_rate`, `tokens_per_question` (sampled).
       - If there are pictures: `unusable_picture_rate` (of pictures in observations), `crops_per_question` (closer looks), and
         `image_tokens_per_question` (of all pictures in the sequences).
+      - If gold boxes are known (metadata["boxes"]): `box_iou`, the intersection over union of the last closer look with the
+        gold box of its page, 0 on another page; mean over the questions with a closer look.
       - If gold passages (pages) are known: `recall`, `ndcg` and `recall_at_first` of the passages that searches showed, as
         means over the questions with gold passages (rewards.retrieval).
       - For golden steps (data.trajectories): `em/route`, `em/answer` and `em/final`, for sub-questions, answers to them and
@@ -214,8 +218,21 @@ def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
     if pictures:
         rates["unusable_picture_rate"] = sum(bool(item.error) for item in pictures) / len(pictures)
         rates["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
+    overlaps = [found for e in episodes if (found := _box_iou(e)) is not None]
+    if overlaps:
+        rates["box_iou"] = float(np.mean(overlaps))
     tokens = [image.tokens for e in episodes for sequence in e.sequences for _, image in sequence.images]
     return {**rates, "image_tokens_per_question": sum(tokens) / len(episodes)} if tokens else rates
+
+
+def _box_iou(episode: Episode) -> float | None:
+    """Overlap of the last closer look with the gold box of its page; None without gold boxes or closer looks."""
+    gold = episode.example.metadata.get("boxes")
+    looks = [item for turn in episode.turns for item in turn.shown if item.box and item.digest]
+    if not gold or not looks:
+        return None
+    box = gold.get(looks[-1].passage)
+    return 0.0 if box is None else iou(box, looks[-1].box)
 
 
 def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""Aligns the vision tower with the decoder: trains the tower alone, so that a figure's feature points in the direction of its
+"""Aligns the vision tower with the decoder: trains the tower alone, so that a sign's feature points in the direction of its
 token's embedding."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import numpy as np
 import optax
 from absl import logging
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.registry import Registry
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.learning.programs import optimizer_shardings
@@ -22,23 +24,45 @@ from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 
-_SHEETS = 16  # sheets per update: 256 figures
+_SHEETS = 16  # sheets per update: 256 signs on sheets of 16
 _SHARPNESS = 12.0  # logits are this times the cosine
 _OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99)
 
 
-def align_tower(model: Decoder, updates: int, seed: int) -> float:
-    """Trains the tower of a policy in place, on sheets of figures. Every device computes the whole update.
+class Sheets(NamedTuple):
+    """Pictures to align a tower on.
+
+    Attributes:
+      signs: all signs that are told apart.
+      draw: draws a picture, and gives the signs on each of its image tokens; "" for a token that is not trained on. The feature
+        of a token with several signs turns to all of them. All pictures have equally many image tokens.
+    """
+
+    signs: str
+    draw: Callable[[np.random.Generator], tuple[Any, Sequence[str]]]
+
+
+SHEETS_OF_FIGURES = Sheets(FIGURES, sheet_of_figures)
+_SHEETS_NAMED: Registry[Sheets] = Registry("kind of sheets")
+
+
+def sheets_named(name: str) -> Sheets:
+    """The sheets of a dotted path `package.module:name`; "": sheets of figures. Raises ValueError if there are none."""
+    return _SHEETS_NAMED.get(name) if name else SHEETS_OF_FIGURES
+
+
+def align_tower(model: Decoder, updates: int, seed: int, sheets: Sheets = SHEETS_OF_FIGURES) -> float:
+    """Trains the tower of a policy in place, on sheets of signs. Every device computes the whole update.
 
     Returns:
-      The share of the last update's figures whose feature is nearest to their own embedding.
+      The share of the last update's tokens whose feature is nearer to the embeddings of their own signs than to any other.
 
     Raises:
-      ValueError: the model sees no images, or a figure takes more than one of its tokens.
+      ValueError: the model sees no images, a sign takes more than one of its tokens, or it sees the pictures at another size.
     """
     if not isinstance(model, VisionLanguageModel):
         raise ValueError("config.warm_start.align is for a policy that sees: give config.model.sight, or another path")
-    targets = figure_embeddings(model)
+    targets = sign_embeddings(model, sheets.signs)
     graph, params, rest = nnx.split(model.visual, nnx.Param, ...)
     optimizer = _OPTIMIZER.build(updates)
 
@@ -46,11 +70,14 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
     def update(
         params: Any, state: optax.OptState, inputs: VisionInputs, slots: Array, labels: Array
     ) -> tuple[Any, optax.OptState, Array]:
+        known = labels.any(-1)
+        wanted = labels / jnp.maximum(labels.sum(-1, keepdims=True), 1)
+
         def loss(params: Any) -> tuple[Array, Array]:
             features = nnx.merge(graph, params, rest)(inputs)[0][slots]
             logits = _SHARPNESS * cosines(features, targets)
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-            return losses.mean(), (logits.argmax(-1) == labels).mean()
+            told = jnp.where(labels, logits, jnp.inf).min(-1) > jnp.where(labels, -jnp.inf, logits).max(-1)
+            return optax.softmax_cross_entropy(logits, wanted).mean(where=known), told.mean(where=known)
 
         gradient, right = jax.grad(loss, has_aux=True)(params)
         step, state = optimizer.update(gradient, state, params)
@@ -61,18 +88,18 @@ def align_tower(model: Decoder, updates: int, seed: int) -> float:
     begin = jax.jit(optimizer.init, out_shardings=optimizer_shardings(optimizer, params, mesh))
     state, right = begin(params), jnp.zeros(())
     for number in Bar(range(updates), desc="aligning the tower", unit="step", disable=not multihost.is_main()):
-        params, state, right = update(params, state, *sheets(model, [10, seed, number]))
+        params, state, right = update(params, state, *drawn_sheets(model, sheets, [10, seed, number]))
     nnx.update(model.visual, params)
-    logging.info("after %d updates the tower tells %.2f of the figures", updates, float(right))
+    logging.info("after %d updates the tower tells the signs of %.2f of the tokens", updates, float(right))
     return float(right)
 
 
-def figure_embeddings(model: VisionLanguageModel) -> Float[Array, "10 D"]:
-    """The embeddings of the ten figures."""
+def sign_embeddings(model: VisionLanguageModel, signs: str) -> Float[Array, "C D"]:
+    """The embeddings of signs."""
     assert model.tokenizer is not None
-    ids = [model.tokenizer.encode(figure) for figure in FIGURES]
+    ids = [model.tokenizer.encode(sign) for sign in signs]
     if not all(len(tokens) == 1 for tokens in ids):
-        raise ValueError("config.warm_start.align: the policy's tokenizer has no token for each figure")
+        raise ValueError(f"config.warm_start.align: the policy's tokenizer has no token for each of {signs!r}")
     return model.embedding[...][jnp.asarray(np.ravel(ids))]
 
 
@@ -82,12 +109,19 @@ def cosines(features: Float[Array, "N D"], targets: Float[Array, "C D"]) -> Floa
     return unit[0] @ unit[1].T
 
 
-def sheets(model: VisionLanguageModel, seed: list[int]) -> tuple[VisionInputs, Int[Array, " N"], Int[Array, " N"]]:
-    """The tower's inputs for some sheets of figures, the index of each figure's feature, and which figure it is."""
+def drawn_sheets(
+    model: VisionLanguageModel, sheets: Sheets, seed: list[int]
+) -> tuple[VisionInputs, Int[Array, " N"], Bool[Array, "N C"]]:
+    """The tower's inputs for some sheets, the index of each image token's feature, and which signs are on it."""
     rng = np.random.default_rng(seed)
-    drawn = [sheet_of_figures(rng) for _ in range(_SHEETS)]
+    drawn = [sheets.draw(rng) for _ in range(_SHEETS)]
     images = [model.image_processor(picture) for picture, _ in drawn]
     inputs = concatenate(images, [sum(len(image.patches) for image in images)])
-    labels = [int(figure) for _, figures in drawn for figure in figures]
+    labels = np.array([[sign in on for sign in sheets.signs] for _, signs in drawn for on in signs])
     slots = jnp.asarray(inputs.slots[inputs.slots >= 0])
+    if len(labels) != len(slots):
+        raise ValueError(
+            f"config.warm_start.sheets: pictures seen in {len(slots)} image tokens have signs for {len(labels)}; "
+            "set config.model.max_pixels to the size at which they are meant to be seen"
+        )
     return jax.tree.map(lambda x: jnp.asarray(x)[None], inputs), slots, jnp.asarray(labels)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from routerl_jax.core.cache_directory import cache_directory
@@ -24,13 +25,14 @@ def atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
         return None
     from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
     from routerl_jax.data.atlas.pages import page_passages
+    from routerl_jax.data.atlas.register import REGISTER, register_passages
     from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
     if print_size := atlas_pages(spec):
         return page_passages(print_size)
     name = spec.source.removeprefix(ATLAS)
-    makers = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages}
+    makers = {PICTURES: picture_passages, FACTS: fact_passages, FLAGS: flag_passages, REGISTER: register_passages}
     return makers[name]() if name in makers else passages_of(name)
 
 
@@ -40,6 +42,22 @@ def atlas_pages(spec: KnowledgeConfig) -> int:
 
     match = re.fullmatch(rf"{ATLAS}{PAGES}(?:/([1-9]\d*))?", spec.source)
     return int(match[1] or PRINT) if match else 0
+
+
+def shows_pages(spec: KnowledgeConfig) -> bool:
+    """Whether the passages of a source are page images: `atlas/pages`, `atlas/register`."""
+    from routerl_jax.data.atlas.register import REGISTER
+
+    return bool(atlas_pages(spec)) or spec.source == f"{ATLAS}{REGISTER}"
+
+
+def _drawings(spec: KnowledgeConfig) -> list[tuple[str, Callable[[], bytes]]]:
+    """The pictures of a source's pages: file name, and what draws the file's content."""
+    from routerl_jax.data.atlas import pages, register
+
+    if print_size := atlas_pages(spec):
+        return [(one.file, functools.partial(pages.encoded, one)) for one in pages.all_pages(print_size)]
+    return [(one.file, functools.partial(register.encoded, one)) for one in register.register_pages()]
 
 
 def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
@@ -55,13 +73,10 @@ def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
 def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
     """The path of a corpus file in the cache with a source's passages. Pictures of Atlas's pages are drawn once, beside it."""
     name, rows = f"{spec.source}.jsonl", [_row(passage) for passage in passages]
-    if (print_size := atlas_pages(spec)) and not (path := _written_place(name, _lines(rows))).is_file():
-        from routerl_jax.data.atlas.pages import all_pages, encoded
-
-        pages = Bar(all_pages(print_size), "drawing pages", len(rows), unit="page", disable=not progress)
-        for page in pages:
-            if not (picture := path.parent / page.file).is_file():
-                write_atomic(picture, encoded(page), shared=True)
+    if shows_pages(spec) and not (path := _written_place(name, _lines(rows))).is_file():
+        for file, draw in Bar(_drawings(spec), "drawing pages", len(rows), unit="page", disable=not progress):
+            if not (picture := path.parent / file).is_file():
+                write_atomic(picture, draw(), shared=True)
     return _written(name, rows)
 
 

@@ -110,7 +110,8 @@ class ControlConfig:
 
     - `without` a stage: it starts where that stage began. The stage before it takes over its steps; those of the first stage go
       to the second.
-    - with other `stages`, other training questions (`data`), or both: it repeats all steps from the main run's initial policy.
+    - with other `stages`, other training questions (`data`), other settings of the agent (`agent`), or several of these: it
+      repeats all steps from the main run's initial policy.
     - `supervised`: supervised learning instead of all steps, from the main run's initial policy.
     """
 
@@ -119,10 +120,13 @@ class ControlConfig:
     data: Mapping[str, Any] = dataclasses.field(
         default_factory=dict
     )  # replace those of config.data: train, train_range
+    # replace those of config.agent, in evaluation, too; its `settings` are changed one by one: {"settings": {"looks": False}}
+    agent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     supervised: WarmStartConfig = WarmStartConfig()  # used if its `steps` > 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", _plain(self.data))
+        object.__setattr__(self, "agent", _plain(self.agent))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -308,11 +312,11 @@ class TrainConfig:
     def _check_controls(self) -> None:
         """Checks that each control is of exactly one kind, and that its settings fit."""
         for name, control in self.controls.items():
-            kinds = [control.without, control.stages or control.data, control.supervised.steps]
+            kinds = [control.without, control.stages or control.data or control.agent, control.supervised.steps]
             if sum(map(bool, kinds)) != 1:
                 raise ValueError(
-                    f"config.controls.{name}: give one of `without`, a stage; `stages` or `data`, or both; `supervised` with "
-                    "steps above 0"
+                    f"config.controls.{name}: give one of `without`, a stage; some of `stages`, `data` and `agent`; "
+                    "`supervised` with steps above 0"
                 )
             if kinds[1]:
                 self.otherwise(name)
@@ -342,7 +346,7 @@ class TrainConfig:
                 )
 
     def otherwise(self, name: str) -> TrainConfig:
-        """The run with a control's stages and training questions instead of its own.
+        """The run with a control's stages, training questions and settings of the agent instead of its own.
 
         Raises:
           ValueError: the control changes a setting that it may not change, or its settings don't fit together.
@@ -358,7 +362,11 @@ class TrainConfig:
                 )
         with naming(path):
             data = override(self.data, control.data, f"{path}.data")
-            return dataclasses.replace(self, controls={}, data=data, stages=control.stages or self.stages)
+            changes = dict(control.agent)
+            if isinstance(settings := changes.get("settings"), Mapping):
+                changes["settings"] = {**self.agent.settings, **settings}
+            agent = override(self.agent, changes, f"{path}.agent")
+            return dataclasses.replace(self, controls={}, data=data, agent=agent, stages=control.stages or self.stages)
 
     def neighbour(self, name: str) -> str:
         """The stage that takes over another's steps in a run without it: the one before it, or the second for the first."""

@@ -51,7 +51,7 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
         with naming(path):
             recipe = build_recipe(changed)
             check_names(changed, evaluated_agent(changed, recipe))
-            if control.stages or control.data:
+            if control.stages or control.data or control.agent:
                 Stages(changed, recipe)
         if control.supervised.steps:
             check_demonstrations(changed, recipe.agent, f"{path}.supervised")
@@ -103,8 +103,8 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without a stage, with other stages or questions, or as a supervised run,
-    with the main run's initial policy."""
+    """The configuration of a control: the main run's without a stage, with other stages, questions or settings of the agent, or
+    as a supervised run, with the main run's initial policy."""
     control = config.controls[name]
     control_run = dataclasses.replace(
         config.otherwise(name),

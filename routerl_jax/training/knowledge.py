@@ -28,7 +28,7 @@ from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
-from routerl_jax.training.atlas_sources import ATLAS, atlas_pages, atlas_passages, atlas_triples, written_passages
+from routerl_jax.training.atlas_sources import ATLAS, atlas_passages, atlas_triples, shows_pages, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
 
@@ -341,7 +341,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     if passages and spec.kind == "graph":
         fields |= atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
-    if atlas_pages(spec):
+    if shows_pages(spec):
         if spec.kind not in _PAGED:
             raise ValueError(
                 f"config.knowledge.{name}.kind={spec.kind!r} shows no pages; set it to {' or '.join(map(repr, _PAGED))}"

@@ -271,8 +271,9 @@ class WarmStartConfig:
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search; not of golden steps
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on tokens that the policy did not write
-    # updates of the vision tower alone before the others; they align a figure's feature with its token's embedding (alignment)
+    # updates of the vision tower alone before the others; they align a sign's feature with its token's embedding (alignment)
     align: Count = 0
+    sheets: str = ""  # .. on these pictures, "package.module:SHEETS"; empty: sheets of figures
     # also train the parts in config.model.freeze before reinforcement learning, which then leaves them as they are
     train_frozen: bool = False
     vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)

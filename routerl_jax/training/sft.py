@@ -27,7 +27,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.alignment import align_tower
+from routerl_jax.training.alignment import align_tower, sheets_named
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
@@ -67,6 +67,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         check_snapshot(config, workdir, resume=resume)
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
+    sheets = sheets_named(config.warm_start.sheets)
     source, held_out = open_demonstrations(config, agent, workdir)
     drills = ReadingDrills(seed=config.seed)
     model = build_policy(config, mesh)
@@ -74,7 +75,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         model.tokenizer = _vocabulary(config, agent, source)
     resumed = resume and bool(saved_steps(workdir / "checkpoints"))
     if config.warm_start.align and not resumed:  # a checkpoint contains the aligned tower
-        align_tower(model, config.warm_start.align, config.seed)
+        align_tower(model, config.warm_start.align, config.seed, sheets)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
     watch, owed = Watch(config.watch), False
     if run.restored:

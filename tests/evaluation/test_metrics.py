@@ -158,6 +158,30 @@ def test_looks_and_their_tokens() -> None:
     assert not {"crops_per_question", "image_tokens_per_question"} & summarize([episode()]).keys()
 
 
+def test_where_it_looked() -> None:
+    """The last look counts: half of the gold box, another page, none at all; a question without boxes is left out."""
+
+    def looking(*boxes: tuple[str, tuple[float, ...]], gold: bool = True) -> Episode:
+        seen = looked("doc.pdf#1", *["crop"] * len(boxes))
+        metadata = {**seen.example.metadata, **({"boxes": {"doc.pdf#1": [0, 0, 10, 20]}} if gold else {})}
+        seen.example = dataclasses.replace(seen.example, metadata=metadata)
+        crops = iter(boxes)
+        for turn in seen.turns:
+            turn.shown = [
+                dataclasses.replace(item, passage=(crop := next(crops))[0], box=crop[1]) if item.parent else item
+                for item in turn.shown
+            ]
+        return seen
+
+    exact = ("doc.pdf#1", (0, 0, 10, 20))
+    half = looking(exact, ("doc.pdf#1", (0, 0, 10, 10)))
+    wide = looking(("doc.pdf#1", (0, 10, 20, 20)))  # 100 of 300
+    elsewhere = looking(exact, ("doc.pdf#2", (0, 0, 10, 20)))
+    assert summarize([half])["box_iou"] == 0.5
+    assert summarize([half, wide, elsewhere, looking(), looking(exact, gold=False)])["box_iou"] == pytest.approx(5 / 18)
+    assert "box_iou" not in summarize([looking()])
+
+
 def test_who_finishes() -> None:
     """One answers by itself, one is made to, one never does."""
     forced = looked("doc.pdf#1")

@@ -31,6 +31,7 @@ from configs import (
     smollm2_search,
     vrag_rl_qwen25_vl_3b,
     vrag_rl_qwen25_vl_7b,
+    vrag_rl_small,
 )
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.reranked import RerankedKB
@@ -145,6 +146,7 @@ SHIPPED = (
     search_qwen25_vl_7b,
     vrag_rl_qwen25_vl_3b,
     vrag_rl_qwen25_vl_7b,
+    vrag_rl_small,
 )
 
 
@@ -261,6 +263,7 @@ def test_shipped_configurations_are_valid(module) -> None:
         (r1_router_qwen25_vl_7b, ("f1_recall",)),
         (r1_router_small, ("f1_recall",)),
         (mmsearch_r1_small, ("em",)),
+        (vrag_rl_small, ("em",)),
         (routerag_qwen25_3b, ("em", "f1")),
         (search_r1_qwen25_3b, ("em",)),
         (quickstart, ("em",)),

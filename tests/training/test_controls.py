@@ -120,9 +120,21 @@ def test_a_control_with_other_rewards_and_questions_begins_where_the_run_began(
     assert results["comparisons"].keys() == {"shorter"}
 
 
+def test_a_control_with_another_agent_changes_these_settings_alone(tmp_path: pathlib.Path) -> None:
+    control = schema.ControlConfig(agent={"k": 1, "settings": {"force_answer": False}})
+    config = small_config(tmp_path / "home", controls={"c": control})
+    config = dataclasses.replace(config, agent=dataclasses.replace(config.agent, settings={"thoughts": True}))
+    assert from_config_dict(schema.TrainConfig, json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    changed = control_config(config, tmp_path / "run", "c")
+    assert changed.agent == dataclasses.replace(config.agent, k=1, settings={"thoughts": True, "force_answer": False})
+    assert (changed.stages, changed.data, changed.steps) == (config.stages, config.data, config.steps)
+
+
 @pytest.mark.parametrize(
     ("control", "message"),
     [
+        ({"agent": {"turns": 3}}, r"config.controls.c.agent.turns"),
+        ({"agent": {"k": 3}, "without": "first"}, r"config.controls.c: give one of `without`"),
         ({"data": {"test": "x"}}, r"config.controls.c.data.test"),
         ({"stages": {"main": schema.StageConfig(data={"test": "x"})}}, r"config.controls.c: .*config.stages.main.data"),
         ({"stages": {"main": schema.StageConfig(data={"epochs": 2})}}, r"c.stages.main: a control takes as many steps"),
@@ -140,6 +152,7 @@ def test_what_a_control_may_change(tmp_path: pathlib.Path, control: dict[str, An
     [
         ({"stages": {"main": schema.StageConfig(reward={"bleu": 1.0})}}, r"config.controls.c: .*'bleu'"),
         ({"data": {"train": "gone.jsonl"}}, r"gone.jsonl"),
+        ({"agent": {"settings": {"looks": False}}}, r"config.controls.c: .*looks"),
         ({"stages": {"c": schema.StageConfig(reward={"em": 1.0})}}, r"config.controls.c.stages.c: call the stage"),
         ({"stages": {"no_search": schema.StageConfig(reward={"em": 1.0})}}, r"config.controls.c: .*stages.no_search"),
         (

@@ -345,7 +345,7 @@ def draw(page: Page) -> Image.Image:
         box = bar_box(page, colour)
         pen.rectangle(_inclusive(box), fill=fill)
         pen.text((box[0], box[1] - 20), nouns[colour], font=_font(16), fill=_DARK)
-    font = _figures(page.print_size)
+    font = figure_font(page.print_size)
     for plate in page.plates:
         pen.rectangle(_inclusive(plate.box), fill=COLOURS[plate.colour])
         side, line = plate.box[3] - plate.box[1], (plate.box[1] + plate.box[3] + page.print_size) / 2
@@ -396,7 +396,7 @@ def _font(size: float) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 @functools.cache
-def _figures(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+def figure_font(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """The font whose digits have this height."""
     _, top, _, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), "8", font=_font(1000))
     return _font(1000 * height / (bottom - top))

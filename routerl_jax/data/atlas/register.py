@@ -1,0 +1,223 @@
+"""A register, as page images of nine cells with entries. Small print needs a closer look, large print does not.
+
+Every country has three pages, about its post, its railways and its sea trade, of 252 x 252 pixels:
+
+    nine cells     three by three, numbered from 0, row by row
+    four entries   one for each fact of the topic, in cells drawn for the page
+    an entry       the fact's mark (a capital letter), the number of its cell, and the fact's code (another capital letter)
+
+A page is seen at 84 x 84, as three by three image tokens: one for each cell. In large print all signs of an entry are 11
+pixels high there. In small print the code is 2 pixels high; the crop of a cell is seen at 84 x 84, with the code in a token of
+its own.
+
+Codes, cells and print are drawn for each page, and are known from nothing else. All of this is a function of country and
+topic. A search finds pages only by their titles. Questions are in `register_questions`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import pathlib
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.atlas import known, world
+from routerl_jax.data.atlas.pages import PAPER, Box, figure_font
+
+Print = Literal["small", "large"]
+
+REGISTER = "register"  # the part of Atlas that is `register_passages`
+CELL = 84  # pixels of the page that are one image token of the whole page
+ACROSS = 3  # cells in a row, and rows
+SIZE = (CELL * ACROSS, CELL * ACROSS)
+PRINTS: Mapping[Print, int] = {"small": 6, "large": 33}  # height in pixels of a code
+SMALL_SHARE = 0.6  # of the pages that are in small print
+TOPICS: Mapping[str, Mapping[str, str]] = {  # the facts of a topic, by their marks
+    "post": {"L": "letter", "P": "parcel", "S": "stamp", "B": "box"},
+    "rail": {"F": "fare", "G": "gauge", "T": "track", "Y": "yard"},
+    "sea": {"D": "dock", "C": "crane", "M": "mole", "W": "wharf"},
+}
+MARKS: Mapping[str, str] = {mark: topic for topic, facts in TOPICS.items() for mark in facts}  # with their topics
+CODES = "AEHJKNQRUVXZ"  # letters that are no marks, and none that looks like another
+CODE = ("What is the {noun} code of {name}?", "{name}: what is its {noun} code?")
+PLACE = ("In which cell is the {noun} code of {name}?", "{name}: in which cell is its {noun} code?")
+ASKED = ("code", "code", "cell")  # they take turns
+_INK = (24, 22, 18)
+_SIGN = 33  # height in pixels of marks and numbers of cells
+# Middles of signs within a cell. A cell is two by two patches of the whole page, and three by three tokens of a crop.
+_MARK_AT, _NUMBER_AT = (21, 21), (63, 21)
+_CODE_AT: Mapping[Print, tuple[int, int]] = {"small": (14, 70), "large": (21, 63)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegisterPage:
+    """The content of a page: its marks, and the cell and the code of each."""
+
+    country: str
+    topic: str
+    marks: tuple[str, ...]
+    cells: tuple[int, ...]
+    codes: tuple[str, ...]
+    print: Print
+
+    @property
+    def id(self) -> str:
+        return f"{REGISTER}/{self.country}/{self.topic}"
+
+    @property
+    def title(self) -> str:
+        return title(self.country, self.topic)
+
+    @property
+    def file(self) -> str:
+        """A unique file name for its picture. It differs for another country, topic, or version of the drawing code."""
+        return f"{REGISTER}-{_version()}/{self.country.replace(' ', '_')}-{self.topic}.png"
+
+    def entry(self, mark: str) -> tuple[int, str]:
+        """Cell and code of a mark. Raises ValueError if the page has no such mark."""
+        place = self.marks.index(mark)
+        return self.cells[place], self.codes[place]
+
+    def box(self, mark: str) -> Box:
+        """The cell of a mark: left, top, right, bottom in pixels of the page."""
+        left, top = (CELL * at for at in place_of(self.entry(mark)[0]))
+        return left, top, left + CELL, top + CELL
+
+
+def place_of(cell: int) -> tuple[int, int]:
+    """Column and row of a cell."""
+    row, column = divmod(cell, ACROSS)
+    return column, row
+
+
+def title(country: str, topic: str) -> str:
+    """The title of a page, which is also the query that finds it."""
+    return f"{country}: {topic}"
+
+
+@functools.lru_cache(4096)
+def register_page(country: str, topic: str) -> RegisterPage:
+    """The page of a country about a topic. Raises ValueError for another topic."""
+    if topic not in TOPICS:
+        raise ValueError(f"the register has no pages about {topic!r}; it has {', '.join(TOPICS)}")
+    rng = np.random.default_rng([13, zlib.crc32(f"{country}/{topic}".encode())])
+    return drawn_page(country, topic, rng)
+
+
+def drawn_page(country: str, topic: str, rng: np.random.Generator) -> RegisterPage:
+    """A page whose cells, codes and print are drawn. The codes of a page differ."""
+    marks = tuple(TOPICS[topic])
+    return RegisterPage(
+        country=country,
+        topic=topic,
+        marks=marks,
+        cells=tuple(rng.choice(ACROSS**2, len(marks), replace=False).tolist()),
+        codes=tuple(CODES[i] for i in rng.choice(len(CODES), len(marks), replace=False)),
+        print="small" if rng.random() < SMALL_SHARE else "large",
+    )
+
+
+def draw(page: RegisterPage) -> Image.Image:
+    """The page as a picture, RGB, 252 x 252."""
+    paper = Image.new("RGB", SIZE, PAPER)
+    for mark, cell, code in zip(page.marks, page.cells, page.codes, strict=True):
+        column, row = place_of(cell)
+        for sign, height, (x, y) in (
+            (mark, _SIGN, _MARK_AT),
+            (str(cell), _SIGN, _NUMBER_AT),
+            (code, PRINTS[page.print], _CODE_AT[page.print]),
+        ):
+            write(paper, sign, height, (column * CELL + x, row * CELL + y))
+    return paper
+
+
+def write(paper: Image.Image, sign: str, height: int, middle: tuple[float, float]) -> None:
+    """Writes a capital letter or digit of a height in pixels, with its middle at a place."""
+    ImageDraw.Draw(paper).text(
+        (middle[0], middle[1] + height / 2), sign, font=figure_font(height), fill=_INK, anchor="ms"
+    )
+
+
+def encoded(page: RegisterPage) -> bytes:
+    """The page as PNG."""
+    buffer = io.BytesIO()
+    draw(page).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def register_pages() -> Iterator[RegisterPage]:
+    """Every country's pages."""
+    return (register_page(country, topic) for country in known.countries() for topic in TOPICS)
+
+
+def register_passages() -> list[Passage]:
+    """The passages of a search: one for every page, with its title as text. Pages are not drawn: `image` is their file."""
+    return [Passage(id=one.id, title=one.title, text=one.title, image=one.file) for one in register_pages()]
+
+
+def register_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
+    """Questions about the pages of a split's countries: two for a code, then one for a cell, and so on. They are the same in
+    every call, and all are different.
+
+    `metadata` has the `type`: "fine" (a code in small print), "headline" (a code in large print), "coarse" (the number of a
+    cell). Also the `mark`, the `print` of the page ("small", "large"), `supporting` and `supporting_titles` (the gold page),
+    `boxes` (by page what must be seen there, in pixels of the picture) and, as other questions of Atlas, `entities`.
+
+    Args:
+      start: index of the first question.
+
+    Raises:
+      ValueError: there are fewer questions.
+    """
+    wanted = _wanted(split)
+    each = ASKED.count("code")
+    if start + count > (most := len(wanted) // each * len(ASKED)):
+        raise ValueError(f"the register has {most} questions of the {split} split, fewer than {start + count}")
+    questions = []
+    for index in range(start, start + count):
+        turn, place = divmod(index, len(ASKED))
+        asked = ASKED[place]
+        number = turn * ASKED.count(asked) + ASKED[:place].count(asked)
+        questions.append(_question(asked, *wanted[number]))
+    return questions
+
+
+@functools.cache
+def _wanted(split: world.Split) -> list[tuple[str, str, int]]:
+    """Country, mark and wording of all questions for a code, or for a cell, in the order of a hash."""
+    names = [name for name, entity in known.countries().items() if entity.split == split]
+    every = [(name, mark, wording) for name in names for mark in MARKS for wording in range(len(CODE))]
+    return sorted(every, key=lambda one: zlib.crc32(f"{REGISTER}/{one}".encode()))
+
+
+def _question(asked: str, country: str, mark: str, wording: int) -> Example:
+    page = register_page(country, MARKS[mark])
+    cell, code = page.entry(mark)
+    text = (CODE if asked == "code" else PLACE)[wording].format(noun=TOPICS[page.topic][mark], name=country)
+    return Example(
+        id=f"{REGISTER}/{text}",
+        question=text,
+        answers=(code if asked == "code" else str(cell),),
+        metadata={
+            "type": "coarse" if asked == "cell" else "fine" if page.print == "small" else "headline",
+            "mark": mark,
+            "print": page.print,
+            "supporting": [page.id],
+            "supporting_titles": [page.title],
+            "boxes": {page.id: list(page.box(mark))},
+            "entities": [country],
+        },
+    )
+
+
+@functools.cache
+def _version() -> str:
+    return hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest()[:12]

@@ -1,0 +1,103 @@
+"""VRAG-RL's small run on Atlas's register: what it is shown, what a search finds, and the whole path in small."""
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from configs import vrag_rl_small
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.types import Example
+from routerl_jax.data.atlas.register import register_questions
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
+from routerl_jax.rewards.retrieval import gold_passages_of
+from routerl_jax.training import config as schema
+from routerl_jax.training.controls import control_config
+from routerl_jax.training.knowledge import open_knowledge_bases
+from routerl_jax.training.rl import train_rl
+from routerl_jax.training.setup import build_recipe
+
+MOST_TOKENS = 256
+
+
+def few() -> list[Example]:
+    return register_questions("train", 6)
+
+
+def judged() -> list[Example]:
+    return register_questions("test", 6)
+
+
+@pytest.fixture
+def config() -> schema.TrainConfig:
+    return from_config_dict(schema.TrainConfig, vrag_rl_small.get_config())
+
+
+def test_demonstrations(config: schema.TrainConfig) -> None:
+    """At first all only find or read, then every third one does; all fit."""
+    agent = build_recipe(config).agent
+    training, held_out = vrag_rl_small.shown(config, agent)
+    first = vrag_rl_small.ONLY_SIGHT
+    assert all(training[i].bare for i in range(first - 3, first))
+    worked = [training[i] for i in range(first, first + 45)]
+    assert [i for i, one in enumerate(worked) if one.bare] == list(range(0, 45, vrag_rl_small.KEPT_SIGHT))
+    model = load_pretrained("atlas-sight")
+    assert isinstance(model, VisionLanguageModel)
+    sequences = [one.sequence(agent, model) for one in worked]
+    assert max(map(len, sequences)) <= MOST_TOKENS == config.engine.max_length
+    assert all(len(sequence.images) >= 1 for sequence in sequences)
+    again = vrag_rl_small.shown(config, agent)[0]
+    assert [again[first + i].example.question for i in range(9)] == [one.example.question for one in worked[:9]]
+    assert held_out[1].example.question != worked[1].example.question
+
+
+def test_titles_find_their_pages_and_names_any_page(config: schema.TrainConfig) -> None:
+    tool = open_knowledge_bases(config.knowledge, progress=False)[vrag_rl_small.TOOL]
+    asked = vrag_rl_small.test_questions()[:60]
+    for one, found in zip(asked, tool.search([one.metadata["supporting_titles"][0] for one in asked], 1)):
+        assert gold_passages_of(one)[0].found_in(tuple(found))
+    by_name = tool.search([one.metadata["entities"][0] for one in asked], 10)
+    first = [gold_passages_of(one)[0].found_in(tuple(found[:1])) for one, found in zip(asked, by_name)]
+    assert 0.1 < sum(first) / len(first) < 0.6
+    assert sum(gold_passages_of(one)[0].found_in(tuple(found)) for one, found in zip(asked, by_name)) > 50
+
+
+def test_controls(config: schema.TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Table 2's square: with closer looks or without, with the order of pages in the reward or without."""
+    square = {}
+    for name in config.controls:
+        control = control_config(config, tmp_path, name)
+        (stage,) = control.stages.values()
+        agent = build_recipe(control).agent
+        assert isinstance(agent, VRAGAgent)
+        square[name] = (agent.looks, sorted(stage.reward))
+    assert square == {
+        "crop_outcome": (True, ["em"]),
+        "search_only": (False, ["em", "vrag_rl.ndcg"]),
+        "search_only_outcome": (False, ["em"]),
+    }
+
+
+@pytest.mark.slow
+def test_the_whole_path(config: schema.TrainConfig, tmp_path: pathlib.Path) -> None:
+    small = dataclasses.replace(
+        config,
+        steps=1,
+        mesh=schema.MeshConfig(cpu_devices=1),
+        engine=dataclasses.replace(config.engine, rows=8),
+        data=dataclasses.replace(config.data, train=f"{__name__}:few", test=f"{__name__}:judged"),
+        rollout=schema.RolloutConfig(examples=2, samples=2),
+        evaluation=dataclasses.replace(config.evaluation, every=0),
+        warm_start=dataclasses.replace(config.warm_start, steps=2, align=2, examples=6),
+        controls={name: config.controls[name] for name in ("search_only",)},
+    )
+    train_rl(small, tmp_path / "run")
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    agents = {"warm_start", "vrag_rl", "search_only", "vanilla_rag", "react", "random_box", "centre_box"}
+    assert agents <= set(results["agents"])
+    assert set(results["agents"]["vrag_rl"]["by"]) == {"type", "print"}
+    assert {"em", "ndcg", "recall_at_first", "finish_rate", "forced_rate"} <= results["agents"]["vrag_rl"].keys()
+    assert results["agents"]["search_only"].get("crops_per_question", 0) == 0
