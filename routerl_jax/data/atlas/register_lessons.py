@@ -95,7 +95,7 @@ def finding(rng: np.random.Generator) -> tuple[Example, str]:
     kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
     marks, cells, codes = (tuple(part[i] for i in kept) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
-    mark = _any(page.marks if rng.random() < 0.85 else list(MARKS), rng)
+    mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
     return _bare(f"Find:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n"
 
 
