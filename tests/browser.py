@@ -39,4 +39,4 @@ def fresh_page(opened: Any, *, width: int, timeout: int) -> Iterator[Any]:
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     yield page
     page.close()
-    assert wrong == []
+    assert wrong == [], wrong

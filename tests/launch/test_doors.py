@@ -310,7 +310,7 @@ LEARNING = """
     import numpy as np
 
     from routerl_jax.learning.advantages import advantage
-    from routerl_jax.training.credit.kinds import Shares
+    from routerl_jax.training.credit.kinds import TokenCredit
 
 
     @advantage(grouped=False, whitened=True)
@@ -332,7 +332,7 @@ LEARNING = """
                 turn = episode.turns[-1]
                 numbers[turn.sequence][turn.start : turn.start + turn.tokens] = value
             result += numbers
-        return Shares(of_tokens=result, metrics={"credit/turns": float(np.mean([len(e.turns) for e in episodes]))})
+        return TokenCredit(of_tokens=result, metrics={"credit/turns": float(np.mean([len(e.turns) for e in episodes]))})
 
 
     def short(episodes, rewards, groups, advantage, settings):
