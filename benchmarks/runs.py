@@ -40,13 +40,14 @@ def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, f
     subprocess.run(command, check=True, env=environment)
 
 
-def unfinished(workdir: pathlib.Path) -> str | None:
-    """What a run lacks of being finished, controls included; None if nothing."""
+def unfinished(workdir: pathlib.Path, controls: bool = True) -> str | None:
+    """What a run lacks of being finished, with its controls or without; None if nothing."""
     if not (workdir / "results.json").is_file():
         return "results.json is missing"
     results = read_json(workdir / "results.json", "remove it, and the run's last part is done again")
     config = json.loads((workdir / "config.json").read_text())
     if "stopped" in results:
         return results["stopped"]["message"]
-    missing = [name for name in config.get("controls", {}) if name not in results.get("agents", {})]
+    needed = config.get("controls", {}) if controls else {}
+    missing = [name for name in needed if name not in results.get("agents", {})]
     return f"its control {missing[0]!r} has not run to its end" if missing else None

@@ -91,6 +91,9 @@ def main() -> None:
         "--at-once", type=int, default=1, help="runs that share the machine (its times are longer then)"
     )
     parser.add_argument("--set", action="append", default=[], help="another flag of launch.train: config.steps=4")
+    parser.add_argument(
+        "--no-controls", action="store_true", help="leave out the controls of the named runs, which need not have run"
+    )
     parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
     known = ",".join(key for key, *_ in _COLUMNS)
     parser.add_argument("--columns", default=known, help=f"comma-separated, of {known}")
@@ -117,7 +120,7 @@ def main() -> None:
         )
     if given.pair and not given.workdirs:
         parser.error("--pair compares the episodes of runs: name their directories")
-    named = [finished(workdir) for workdir in given.workdirs]
+    named = [finished(workdir, controls=not given.no_controls) for workdir in given.workdirs]
     there = {(run.seed, run.isa) for run in named}
     runs = [run for run in kept(given.keep) if (run.seed, run.isa) not in there] + named
     there |= {(run.seed, run.isa) for run in runs}
@@ -160,13 +163,16 @@ def _made(given: argparse.Namespace, seed: int, isa: str) -> Run:
     return finished(workdir)
 
 
-def finished(workdir: pathlib.Path) -> Run:
+def finished(workdir: pathlib.Path, controls: bool = True) -> Run:
     """What is kept of the run in a directory; one that is called SEED-ISA is of that instruction set.
+
+    Args:
+      controls: take the run's controls, too, which must have run.
 
     Raises:
       SystemExit: the run is not finished.
     """
-    if lacking := unfinished(workdir):
+    if lacking := unfinished(workdir, controls):
         raise SystemExit(f"{workdir} holds no finished run ({lacking})")
     results = json.loads((workdir / "results.json").read_text())
     settings = dataclasses.replace(load_config(workdir), seed=0)
@@ -176,7 +182,8 @@ def finished(workdir: pathlib.Path) -> Run:
         f"validation/{name}": [[row["step"] + 1, row[key]] for row in rows if (key := f"validation/{name}") in row]
         for name in _CURVES
     }
-    numbers = {agent: numbers_of(metrics) for agent, metrics in results["agents"].items()}
+    left_out = () if controls else settings.controls
+    numbers = {agent: numbers_of(metrics) for agent, metrics in results["agents"].items() if agent not in left_out}
     return Run(
         seed=results["seed"],
         isa=_isa(workdir, results["seed"]),
