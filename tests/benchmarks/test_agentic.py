@@ -59,6 +59,7 @@ def test_episodes_have_the_recorded_lengths() -> None:
     assert found[0].ids[:9] == found[1].ids[:9] != found[2].ids[:9]
 
 
+@pytest.mark.slow
 def test_a_rollout_feeds_nothing_twice_and_compiles_nothing_after_the_warm_up() -> None:
     """And where its time goes adds up, with no line below 0 but that of what is not known otherwise."""
     model = tiny.model()
