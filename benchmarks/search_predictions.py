@@ -124,7 +124,7 @@ def picture(found: Sequence[Point], path: pathlib.Path) -> None:
         for i, kind in enumerate(types):
             chosen = [point for point in found if (point.price, point.type) == (price, kind)]
             gains, searched = [point.gain for point in chosen], [point.searched for point in chosen]
-            axis.plot(gains, searched, "o", color=color_of(i), label=kind, markersize=6, alpha=0.8)
+            axis.plot(gains, searched, "os"[i // 6 % 2], color=color_of(i), label=kind, markersize=6, alpha=0.8)
         axis.axvline(0, color="0.5", linewidth=0.8)
         axis.axhline(0.5, color="0.85", linewidth=0.8)
         axis.set(title=f"A search costs {100 * price:g} %", xlabel="(1 - p) P_s - P_c", ylim=(-0.03, 1.03))
