@@ -291,9 +291,8 @@ def test_demonstrations_are_written_as_rollouts_are(agent):
 
 def test_the_opening_of_a_conversation(agent):
     """A prompt of one's own, the bare question, instructions as text, and instructions as a chat."""
-    plain = tiny.tokenizer()
-    chatty = Tokenizer(copy.deepcopy(plain.hf))
-    chatty.hf.chat_template = CHAT_TEMPLATE
+    plain, chatty = (Tokenizer(copy.deepcopy(tiny.tokenizer().hf)) for _ in range(2))
+    plain.hf.chat_template, chatty.hf.chat_template = None, CHAT_TEMPLATE
     instructions, question = agent.grammar.instructions(), EXAMPLE.question
 
     def opening(tokenizer, **changes):
