@@ -200,7 +200,7 @@ def test_who_hangs_up_gives_its_rows_back_while_a_search_lasts() -> None:
         held = client.chat.completions.create(model="answers", messages=ask("capital?"), seed=1, n=8, stream=True)
         next(iter(held))
         assert Slow.begun.wait(60)
-        assert (admission.open, len(engine.live)) == (8, 8)
+        wait_until(lambda: (admission.open, len(engine.live)) == (8, 8))
         held.close()
         wait_until(lambda: not admission.open and not engine.live)
         assert not Slow.over.is_set()
