@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import httpx2
@@ -333,11 +334,15 @@ def test_a_full_queue_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(engine, most=3) as server:
         with pytest.raises(openai.BadRequestError, match="writes 3 at most"):
             server.client().completions.create(model="tiny", prompt="x", n=4)
-        held = server.client().completions.create(model="tiny", prompt="x", n=3, max_tokens=100, stream=True)
-        with pytest.raises(openai.InternalServerError) as caught:
-            server.client().completions.create(model="tiny", prompt="x")
-        asked.set()
-        held.close()
+        with futures.ThreadPoolExecutor(1) as pool:  # the call returns with the first piece, after `asked`
+            held = pool.submit(
+                server.client().completions.create, model="tiny", prompt="x", n=3, max_tokens=100, stream=True
+            )
+            wait_until(lambda: server.admission.open == 3)
+            with pytest.raises(openai.InternalServerError) as caught:
+                server.client().completions.create(model="tiny", prompt="x")
+            asked.set()
+            held.result().close()
         assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
         assert caught.value.response.headers["Retry-After"] == "1"
         assert server.client(max_retries=9).completions.create(model="tiny", prompt="x").usage.total_tokens > 1
