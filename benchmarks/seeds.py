@@ -5,6 +5,7 @@ python -m benchmarks.seeds --config=configs/quickstart.py --run=8 --isa=native,A
     --keep=benchmarks/results/quickstart.json --picture=docs/images/quickstart.png
 python -m benchmarks.seeds runs/routerag runs/routerag-seed1 --pair=trained:stage1_only
 python -m benchmarks.seeds --keep=benchmarks/results/mmsearch_r1_small.json --by=kind
+python -m benchmarks.seeds --keep=benchmarks/results/vrag_rl_small.json --by=type --of-groups=em,crops_per_question
 python -m benchmarks.seeds runs/online runs/online-seed1 --against runs/golden runs/golden-seed1 --pair=online:step_grpo
 
 With --run, seeds 0, 1, .. are run, each as every --isa, in WORKDIR/SEED-ISA, one after the other or --at-once. What has
@@ -49,10 +50,25 @@ _COLUMNS: tuple[Column, ...] = (
     ("retrieval_cost", "cost", 1, False),
     ("repeated_search_rate", "repeated %", 100, False),
     ("valid_search_share", "episodes with a valid search %", 100, True),
+    ("recall_at_first", "right page first %", 100, True),
+    ("crops_per_question", "crops", 1, False),
+    ("box_iou", "box IoU %", 100, True),
+    ("image_tokens_per_question", "image tokens", 1, False),
+    ("finish_rate", "answered in time %", 100, True),
     ("invalid_action_rate", "invalid %", 100, False),
 )
-_OF_GROUPS = ("em", "searched_rate", "search_ratio", "n")
-_CURVES = ("em", "routing_accuracy", "searches_per_question", "retrieval_cost", "repeated_search_rate")
+_OF_GROUPS = ("em", "searched_rate", "search_ratio", "recall_at_first", "crops_per_question", "box_iou", "n")
+_CURVES = (
+    "em",
+    "routing_accuracy",
+    "searches_per_question",
+    "retrieval_cost",
+    "repeated_search_rate",
+    "recall_at_first",
+    "crops_per_question",
+    "box_iou",
+)
+_SHARES = ("em", "routing_accuracy", "recall_at_first", "box_iou")  # of 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +113,8 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
     known = ",".join(key for key, *_ in _COLUMNS)
     parser.add_argument("--columns", default=known, help=f"comma-separated, of {known}")
-    parser.add_argument("--by", help="also EM and searches by kind of question: a key of the questions' metadata")
+    parser.add_argument("--by", help="also a table by kind of question: a key of the questions' metadata")
+    parser.add_argument("--of-groups", default="em,searched_rate", help="its columns of each kind, comma-separated")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file of the learning curves")
     parser.add_argument(
         "--pair", action="append", default=[], help="AGENT:OTHER, as in results.json; any number of times"
@@ -108,8 +125,10 @@ def main() -> None:
     given = parser.parse_args()
     if bool(given.run) != bool(given.config and given.workdir):
         parser.error("--run, --config and --workdir go together")
-    if unknown := set(given.columns.split(",")) - set(known.split(",")):
-        parser.error(f"--columns: {', '.join(sorted(unknown))} is none of {known}")
+    of_groups = ",".join(name for name in known.split(",") if name in _OF_GROUPS)
+    for flag, names, among in (("columns", given.columns, known), ("of-groups", given.of_groups, of_groups)):
+        if unknown := set(names.split(",")) - set(among.split(",")):
+            parser.error(f"--{flag}: {', '.join(sorted(unknown))} is none of {among}")
     if given.at_once < 1:
         parser.error(f"--at-once={given.at_once}: at least one")
     columns = [column for name in given.columns.split(",") for column in _COLUMNS if column[0] == name]
@@ -143,7 +162,7 @@ def main() -> None:
     runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
     print(tables(runs, columns))
     if given.by:
-        print(by_group(runs, given.by))
+        print(by_group(runs, given.by, given.of_groups.split(",")))
     if given.picture:
         curves(runs, given.picture)
     if given.against:
@@ -177,7 +196,7 @@ def finished(workdir: pathlib.Path, controls: bool = True) -> Run:
     results = json.loads((workdir / "results.json").read_text())
     settings = dataclasses.replace(load_config(workdir), seed=0)
     rows = read_metrics(workdir)
-    sampled = {name: [row.get(f"rollout/{name}") for row in rows] for name in _CURVES}
+    sampled = {name: [row.get(f"rollout/{name}") for row in rows] for name in _CURVES if _measured(rows, name)}
     measured = {
         f"validation/{name}": [[row["step"] + 1, row[key]] for row in rows if (key := f"validation/{name}") in row]
         for name in _CURVES
@@ -195,6 +214,10 @@ def finished(workdir: pathlib.Path, controls: bool = True) -> Run:
         machine=f"{platform.machine()}, {results['devices']} {results['platform']} devices",
         trained=settings.evaluation.names.get("trained", "trained"),
     )
+
+
+def _measured(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    return any(f"rollout/{name}" in row for row in rows)
 
 
 def _said(value: Any) -> Any:
@@ -252,8 +275,8 @@ def tables(runs: Sequence[Run], columns: Sequence[Column] = _COLUMNS) -> str:
     return "\n".join([*lines, ""])
 
 
-def by_group(runs: Sequence[Run], key: str) -> str:
-    """Markdown: EM % and the share of questions with a search, %, of every agent by group of questions: mean (least to most).
+def by_group(runs: Sequence[Run], key: str, metrics: Sequence[str] = ("em", "searched_rate")) -> str:
+    """Markdown: metrics of every agent by group of questions: mean (least to most).
 
     Raises:
       SystemExit: the runs tell no such groups apart.
@@ -262,15 +285,21 @@ def by_group(runs: Sequence[Run], key: str) -> str:
     if key not in known:
         raise SystemExit(f"--by={key}: the runs' questions are grouped by {', '.join(known) or 'nothing'}")
     groups = sorted({name.split(".")[2] for name in runs[0].agents[runs[0].trained] if name.startswith(f"by.{key}.")})
-    lines = _head(["agent", *(f"{group}: EM, searched" for group in groups)])
+    columns = [column for metric in metrics for column in _COLUMNS if column[0] == metric]
+    shown = ", ".join(heading for _, heading, *_ in columns)
+    lines = _head(["agent", *(f"{group}: {shown}" for group in groups)])
     for agent in runs[0].agents:
         cells = []
         for group in groups:
             values = [
-                [100 * run.agents[agent][f"by.{key}.{group}.{metric}"] for run in runs]
-                for metric in ("em", "searched_rate")
+                [run.agents[agent].get(f"by.{key}.{group}.{metric}", float("nan")) * scale for run in runs]
+                for metric, _, scale, _ in columns
             ]
-            cells.append(", ".join(map(_range, values)))
+            cells.append(
+                ", ".join(
+                    _range(found, digits=0 if scale == 100 else 2) for found, (_, _, scale, _) in zip(values, columns)
+                )
+            )
         lines.append(_row([title(agent), *cells]))
     return "\n".join([*lines, ""])
 
@@ -290,12 +319,15 @@ def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
         "em": "Answers right (EM)",
         "searches_per_question": "Searches per question",
         "retrieval_cost": "Cost of a question's searches",
+        "recall_at_first": "First search finds the page",
+        "crops_per_question": "Closer looks per question",
+        "box_iou": "Overlap (IoU) of the box with the right one",
     }
     known = {
         name: text for name, text in shown.items() if all(None not in run.curves.get(name, [None]) for run in runs)
     }
-    if all(run.curves.get("retrieval_cost") == run.curves["searches_per_question"] for run in runs):
-        known.pop("retrieval_cost", None)
+    if "retrieval_cost" in known and all(_each_costs_the_same(run) for run in runs):
+        del known["retrieval_cost"]
     figure, axes = plt.subplots(1, len(known), figsize=(4.3 * len(known), 3.6), constrained_layout=True, squeeze=False)
     for axis, (name, text), color in zip(axes[0], known.items(), COLORS):
         smooth = [_smooth(run.curves[name]) for run in runs]
@@ -307,11 +339,16 @@ def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
         points = [point for run in runs for point in run.curves.get(f"validation/{name}", [])]
         if points:
             axis.plot(*zip(*points), "o", color=color, alpha=0.35, markersize=3.5, label="greedy, held-out questions")
-        axis.set(title=text, xlabel="step", ylim=(0, 1.02) if name in ("em", "routing_accuracy") else (0, None))
+        axis.set(title=text, xlabel="step", ylim=(0, 1.02) if name in _SHARES else (0, None))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     save_figure(figure, path)
+
+
+def _each_costs_the_same(run: Run) -> bool:
+    costs, searches = (np.asarray(run.curves[name]) for name in ("retrieval_cost", "searches_per_question"))
+    return np.allclose(costs, searches * (costs.sum() / max(searches.sum(), 1e-9)), atol=1e-4)
 
 
 def _smooth(values: Sequence[float], window: int = 5) -> np.ndarray:
@@ -407,9 +444,11 @@ def _cell(values: Sequence[float], *, worst: Any = max, digits: int = 1) -> str:
     return mean if max(values) - min(values) < 0.05 else f"{mean} (worst {worst(values):.{digits}f})"
 
 
-def _range(values: Sequence[float]) -> str:
-    least, most = (f"{value:.0f}" for value in (min(values), max(values)))
-    return least if least == most else f"{np.mean(values):.0f} ({least} to {most})"
+def _range(values: Sequence[float], digits: int = 0) -> str:
+    if np.isnan(values).all():
+        return "-"
+    least, most = (f"{value:.{digits}f}" for value in (np.nanmin(values), np.nanmax(values)))
+    return least if least == most else f"{np.nanmean(values):.{digits}f} ({least} to {most})"
 
 
 if __name__ == "__main__":
