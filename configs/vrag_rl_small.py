@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import ml_collections
@@ -16,17 +15,18 @@ from routerl_jax.data.atlas.register import ACROSS, register_questions
 from routerl_jax.recipes.vrag_rl.rewards import reward
 from routerl_jax.training import config as schema
 from routerl_jax.training.alignment import Sheets
-from routerl_jax.training.demonstrations import Demonstrations, Mixed, Worked
+from routerl_jax.training.demonstrations import Demonstrations, Drawn, Mixed, Then, Worked
 
 TOOL = "pages"
 SIDE = 28 * ACROSS  # pixels of a page's side as it is seen, and of a crop's: an image token a cell
 SHEETS = Sheets(register_lessons.SIGNS, register_lessons.sheet)
-STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 40, 8, 8, 2
-OPTIMIZER = schema.OptimizerConfig(lr=3e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
-# So many demonstrations at first only find a mark on a page or read a crop. Then every so many-th does: else places are
-# forgotten. Mixed with plans from the beginning, finding is not learnt.
-ONLY_SIGHT = 9600
-KEPT_SIGHT = 3
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 80, 16, 8, 2
+OPTIMIZER = schema.OptimizerConfig(lr=2e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
+# So many demonstrations at first are parts of a plan. Then every so many-th is: else places are forgotten. Mixed with
+# plans from the beginning, finding is not learnt.
+ONLY_PARTS = 16000
+KEPT_PARTS = 4
+SEARCHING, READING = 0.25, 0.15  # of the parts. The others find a mark on a page.
 NO_LOOKS = {"settings": {"looks": False}}
 
 
@@ -42,50 +42,26 @@ def test_questions() -> list[Example]:
     return register_questions("test", 480)
 
 
-class Lessons:
-    """An endless stream of demonstrations; each is a function of seed and index."""
-
-    def __init__(self, seed: list[int], make: Callable[[np.random.Generator], Worked]) -> None:
-        self._seed, self._make = seed, make
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._make(np.random.default_rng([*self._seed, index]))
-
-    def __len__(self) -> int:
-        return 2**31
-
-
-class Then:
-    """A stream of demonstrations that begins with some of another one."""
-
-    def __init__(self, first: Demonstrations, count: int, rest: Demonstrations) -> None:
-        self._first, self._count, self._rest = first, count, rest
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._first[index] if index < self._count else self._rest[index]
-
-    def __len__(self) -> int:
-        return len(self._rest)
-
-
 def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
-    """Bare lessons in finding and reading, then plans by chance with such lessons between them; to learn from and held out."""
+    """Lessons in parts of a plan, then whole plans by chance with some of those between; to learn from and held out."""
 
     def plan(rng: np.random.Generator) -> Worked:
         demonstration = register_lessons.plan(rng, TOOL)
         return Worked(demonstration.example, agent.pieces(demonstration))
 
-    def bare(rng: np.random.Generator) -> Worked:
-        lesson = register_lessons.finding if rng.random() < 0.8 else register_lessons.reading
-        example, text = lesson(rng)
+    def part(rng: np.random.Generator) -> Worked:
+        kind = rng.random()
+        if kind < SEARCHING:
+            whole = plan(rng)
+            return whole._replace(pieces=whole.pieces[:1])
+        example, text = (register_lessons.reading if kind < SEARCHING + READING else register_lessons.finding)(rng)
         return Worked(example, [(text, True)], bare=True)
 
-    mixed = [
-        Mixed(Lessons([14, config.seed, stream, 0], plan), Lessons([14, config.seed, stream, 1], bare), KEPT_SIGHT)
-        for stream in (0, 1)
-    ]
-    training = Then(Lessons([14, config.seed, 0, 2], bare), ONLY_SIGHT, mixed[0])
-    return training, mixed[1]
+    def stream(number: int) -> Demonstrations:
+        plans, parts = (Drawn([14, config.seed, number, i], draw) for i, draw in enumerate((plan, part)))
+        return Mixed(plans, parts, KEPT_PARTS)
+
+    return Then(Drawn([14, config.seed, 0, 2], part), ONLY_PARTS, stream(0)), stream(1)
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -101,7 +77,7 @@ def get_config() -> ml_collections.ConfigDict:
             mesh=schema.MeshConfig(cpu_devices=2),
             engine=schema.EngineConfig(rows=64, max_length=256),
             agent=schema.AgentConfig(
-                max_searches=4,  # turns
+                max_searches=register_lessons.TURNS,
                 k=10,
                 max_turn_tokens=48,
                 answer_tokens=12,
@@ -130,13 +106,13 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256,),
                 micro_tokens=2560,
             ),
-            evaluation=schema.EvaluationConfig(every=10, examples=0, final_examples=0, names={"trained": "vrag_rl"}),
-            checkpoint=schema.CheckpointConfig(every=20),
+            evaluation=schema.EvaluationConfig(every=20, examples=0, final_examples=0, names={"trained": "vrag_rl"}),
+            checkpoint=schema.CheckpointConfig(every=40),
             warm_start=schema.WarmStartConfig(
                 demonstrations="made:configs.vrag_rl_small:shown",
-                align=150,
+                align=400,
                 sheets="configs.vrag_rl_small:SHEETS",
-                steps=460,
+                steps=1000,
                 optimizer=schema.OptimizerConfig(
                     lr=2e-3, schedule="cosine", warmup=10, decay_to=0.05, weight_decay=0.0, b2=0.99
                 ),

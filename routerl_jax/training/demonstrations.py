@@ -238,6 +238,32 @@ class Mixed:
         return len(self._main)
 
 
+class Then:
+    """A stream that begins with the first `count` demonstrations of another one."""
+
+    def __init__(self, first: Demonstrations, count: int, rest: Demonstrations) -> None:
+        self._first, self._count, self._rest = first, count, rest
+
+    def __getitem__(self, index: int) -> Worked:
+        return self._first[index] if index < self._count else self._rest[index]
+
+    def __len__(self) -> int:
+        return len(self._rest)
+
+
+class Drawn:
+    """An endless stream of demonstrations that are drawn: each is a function of the seed and its index."""
+
+    def __init__(self, seed: Sequence[int], draw: Callable[[np.random.Generator], Worked]) -> None:
+        self._seed, self._draw = seed, draw
+
+    def __getitem__(self, index: int) -> Worked:
+        return self._draw(np.random.default_rng([*self._seed, index]))
+
+    def __len__(self) -> int:
+        return 2**31
+
+
 class Shuffled:
     """A list of demonstrations, in a new order every epoch."""
 

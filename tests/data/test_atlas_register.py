@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -59,28 +60,31 @@ def test_what_a_token_shows(size: register.Print) -> None:
 
 
 def test_questions_are_borne_out_by_their_pages() -> None:
-    asked = {split: register.register_questions(split, 300) for split in ("train", "validation", "test")}
+    asked = {split: register.register_questions(split, 400) for split in ("train", "validation", "test")}
     for split, questions in asked.items():
         types = collections.Counter(one.metadata["type"] for one in questions)
-        assert types["coarse"] == 100
+        assert types["coarse"] == types["two_page"] == 100
         assert types["fine"] > types["headline"] > 40
-        assert len({one.question for one in questions}) == 300
+        assert len({one.question for one in questions}) == 400
         for one in questions:
-            (country,), mark = one.metadata["entities"], one.metadata["mark"]
-            assert known.countries()[country].split == split
-            assert country in one.question
-            page = register.register_page(country, register.MARKS[mark])
-            assert one.metadata["supporting"] == [page.id]
-            assert one.metadata["print"] == page.print
-            assert register.TOPICS[page.topic][mark] in one.question
-            coarse = one.metadata["type"] == "coarse"
-            place = page.cells.index(int(one.answers[0])) if coarse else page.codes.index(one.answers[0])
-            assert page.marks[place] == mark
-            left, top, right, bottom = one.metadata["boxes"][page.id]
-            assert (left // 84 + top // 84 * 3, right - left, bottom - top) == (page.cells[place], 84, 84)
-    assert register.register_questions("test", 30, 60) == asked["test"][60:90]
-    with pytest.raises(ValueError, match="the register has 792 questions of the validation split, fewer than 793"):
-        register.register_questions("validation", 3, 790)
+            countries, mark, kind = one.metadata["entities"], one.metadata["mark"], one.metadata["type"]
+            assert len(set(countries)) == (2 if kind == "two_page" else 1)
+            said = one.answers[0].split()
+            assert len(said) == len(countries)
+            for country, answer in zip(countries, said):
+                assert known.countries()[country].split == split
+                assert country in one.question
+                page = register.register_page(country, register.MARKS[mark])
+                assert page.id in one.metadata["supporting"]
+                assert one.metadata["print"] == page.print
+                assert register.TOPICS[page.topic][mark] in one.question
+                place = page.cells.index(int(answer)) if kind == "coarse" else page.codes.index(answer)
+                assert page.marks[place] == mark
+                left, top, right, bottom = one.metadata["boxes"][page.id]
+                assert (left // 84 + top // 84 * 3, right - left, bottom - top) == (page.cells[place], 84, 84)
+    assert register.register_questions("test", 40, 60) == asked["test"][60:100]
+    with pytest.raises(ValueError, match="the register has 1056 questions of the validation split, fewer than 1057"):
+        register.register_questions("validation", 3, 1054)
 
 
 def test_sheets_say_what_each_token_shows() -> None:
@@ -105,11 +109,12 @@ def opened(step: DemonstrationStep) -> Image.Image:
 
 def test_plans_that_look_at_the_right_place_say_what_is_there() -> None:
     """The answer is on the picture that was shown, in the box that was looked at."""
-    best = register_lessons.Shares(titled=1, looks=1, tight=1, astray=0, coarse=0)
+    best = register_lessons.Shares(titled=1, looks=1, tight=1, astray=0)
     prints = collections.Counter()
     for seed in range(30):
-        plan = register_lessons.plan(np.random.default_rng(seed), "pages", best)
+        plan = register_lessons.plan(np.random.default_rng(seed), "pages", best, asked="code")
         search, look = plan.steps
+        assert plan.thought == plan.answer
         mark, topic = search.thought.split()
         country = search.query.removesuffix(f": {topic}")
         assert register.TOPICS[topic][mark] in plan.example.question
@@ -128,11 +133,24 @@ def test_plans_that_look_at_the_right_place_say_what_is_there() -> None:
     assert min(prints.values()) > 3
 
 
+def test_two_countries_take_two_searches_and_the_answer_is_begun_after_two_looks() -> None:
+    best = register_lessons.Shares(titled=1, looks=1, tight=1, astray=0)
+    for seed in range(10):
+        plan = register_lessons.plan(np.random.default_rng(seed), "pages", best, asked="codes")
+        first, look, second, _ = plan.steps
+        codes = plan.answer.split()
+        assert (first.query in plan.example.question, plan.forced) == (False, True)
+        assert second.thought == codes[0]
+        assert len({first.query, second.query}) == 2
+        assert look.thought.endswith((f"={codes[0]}", "=?"))
+
+
 def test_plans_by_chance_search_again_look_elsewhere_and_guess() -> None:
     plans = [register_lessons.plan(np.random.default_rng(seed), "pages") for seed in range(300)]
     kinds = collections.Counter("".join("b" if step.box else "s" for step in plan.steps) for plan in plans)
-    assert set(kinds) == {"s", "sb", "ss", "ssb"}
-    assert min(kinds.values()) > 10
+    assert set(kinds) == {"s", "sb", "ss", "ssb", "sbs", "sbsb"}
+    assert min(kinds.values()) > 5
+    assert all(plan.forced == (len(plan.steps) == 4) for plan in plans)
     boxes = collections.Counter(step.box[2] - step.box[0] for plan in plans for step in plan.steps if step.box)
     assert boxes[1] > boxes[3] > 15
     assert sum(step.thought.startswith("no ") for plan in plans for step in plan.steps) > 20
@@ -140,9 +158,9 @@ def test_plans_by_chance_search_again_look_elsewhere_and_guess() -> None:
 
 def test_bare_lessons() -> None:
     rng = np.random.default_rng(0)
-    found = {register_lessons.finding(rng)[1] for _ in range(60)}
-    assert any("no " in text for text in found)
-    assert any("=?" in text for text in found)
+    found = [register_lessons.finding(rng)[1] for _ in range(60)]
+    for begins, ends in (("<think>no ", ""), ("=?</think>\n<bbox>[", "]</bbox>"), ("</think>\n<answer>", "</answer>")):
+        assert sum(begins in text and text.endswith(ends) for text in found) > 5
     example, text = register_lessons.reading(rng)
     assert example.images[0].shape == (84, 84, 3)
-    assert len(text) == len("<answer>K</answer>")
+    assert re.fullmatch(r"<think>(.)</think>\n<answer>\1</answer>", text)

@@ -20,8 +20,10 @@ from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import (
+    Drawn,
     Mixed,
     Shuffled,
+    Then,
     Worked,
     open_demonstrations,
     shown_questions,
@@ -272,6 +274,21 @@ def test_streams_can_be_mixed() -> None:
     assert (learnt, none) == (True, [])
     assert piece.startswith(" ")
     assert piece.endswith("\n")
+
+
+def test_a_stream_begins_with_another_and_drawn_ones_are_functions_of_seed_and_index() -> None:
+    def draw(rng: np.random.Generator) -> Worked:
+        return Worked(Example(id=str(rng.integers(1000)), question="Who?", answers=("x",)), [])
+
+    first, rest = Drawn([1, 0], draw), Drawn([1, 1], draw)
+    stream = Then(first, 3, rest)
+    assert [stream[index] for index in range(6)] == [
+        *map(first.__getitem__, range(3)),
+        *map(rest.__getitem__, (3, 4, 5)),
+    ]
+    assert [stream[index] for index in range(6)] == [stream[index] for index in range(6)]
+    assert len({first[index].example.id for index in range(9)} | {rest[0].example.id}) > 5
+    assert len(stream) == 2**31
 
 
 def test_a_bare_one_has_no_prompt_of_an_agent(tmp_path: pathlib.Path) -> None:

@@ -46,10 +46,13 @@ TOPICS: Mapping[str, Mapping[str, str]] = {  # the facts of a topic, by their ma
     "sea": {"D": "dock", "C": "crane", "M": "mole", "W": "wharf"},
 }
 MARKS: Mapping[str, str] = {mark: topic for topic, facts in TOPICS.items() for mark in facts}  # with their topics
-CODES = "AEHJKNQRUVXZ"  # letters that are no marks, and none that looks like another
-CODE = ("What is the {noun} code of {name}?", "{name}: what is its {noun} code?")
-PLACE = ("In which cell is the {noun} code of {name}?", "{name}: in which cell is its {noun} code?")
-ASKED = ("code", "code", "cell")  # they take turns
+CODES = "EHJKNQRUVXZ"  # letters that are no marks and no article, and none that looks like another
+ASKED = ("code", "cell", "code", "codes")  # they take turns
+WORDINGS: Mapping[str, tuple[str, str]] = {
+    "code": ("What is the {noun} code of {name}?", "{name}: what is its {noun} code?"),
+    "cell": ("In which cell is the {noun} code of {name}?", "{name}: in which cell is its {noun} code?"),
+    "codes": ("What are the {noun} codes of {name} and {other}?", "{name} and {other}: what are their {noun} codes?"),
+}
 _INK = (24, 22, 18)
 _SIGN = 33  # height in pixels of marks and numbers of cells
 # Middles of signs within a cell. A cell is two by two patches of the whole page, and three by three tokens of a crop.
@@ -164,12 +167,13 @@ def register_passages() -> list[Passage]:
 
 
 def register_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
-    """Questions about the pages of a split's countries: two for a code, then one for a cell, and so on. They are the same in
-    every call, and all are different.
+    """Questions about the pages of a split's countries, of every four two for a code, one for a cell, and one for the codes of
+    two countries. They are the same in every call, and all are different.
 
     `metadata` has the `type`: "fine" (a code in small print), "headline" (a code in large print), "coarse" (the number of a
-    cell). Also the `mark`, the `print` of the page ("small", "large"), `supporting` and `supporting_titles` (the gold page),
-    `boxes` (by page what must be seen there, in pixels of the picture) and, as other questions of Atlas, `entities`.
+    cell), "two_page" (the codes of two countries, in one print). Also the `mark`, the `print` of the pages ("small", "large"),
+    `supporting` and `supporting_titles` (the gold pages), `boxes` (by page what must be seen there, in pixels of the picture)
+    and, as other questions of Atlas, `entities`.
 
     Args:
       start: index of the first question.
@@ -194,28 +198,40 @@ def register_questions(split: world.Split, count: int, start: int = 0) -> list[E
 def _wanted(split: world.Split) -> list[tuple[str, str, int]]:
     """Country, mark and wording of all questions for a code, or for a cell, in the order of a hash."""
     names = [name for name, entity in known.countries().items() if entity.split == split]
-    every = [(name, mark, wording) for name in names for mark in MARKS for wording in range(len(CODE))]
+    every = [(name, mark, wording) for name in names for mark in MARKS for wording in (0, 1)]
     return sorted(every, key=lambda one: zlib.crc32(f"{REGISTER}/{one}".encode()))
 
 
 def _question(asked: str, country: str, mark: str, wording: int) -> Example:
-    page = register_page(country, MARKS[mark])
-    cell, code = page.entry(mark)
-    text = (CODE if asked == "code" else PLACE)[wording].format(noun=TOPICS[page.topic][mark], name=country)
+    countries = [country, _beside(country, mark)] if asked == "codes" else [country]
+    pages = [register_page(name, MARKS[mark]) for name in countries]
+    entries = [page.entry(mark) for page in pages]
+    noun = TOPICS[pages[0].topic][mark]
+    text = WORDINGS[asked][wording].format(noun=noun, name=country, other=countries[-1])
+    kind = {"cell": "coarse", "codes": "two_page", "code": "fine" if pages[0].print == "small" else "headline"}[asked]
     return Example(
         id=f"{REGISTER}/{text}",
         question=text,
-        answers=(code if asked == "code" else str(cell),),
+        answers=(" ".join(str(cell) if asked == "cell" else code for cell, code in entries),),
         metadata={
-            "type": "coarse" if asked == "cell" else "fine" if page.print == "small" else "headline",
+            "type": kind,
             "mark": mark,
-            "print": page.print,
-            "supporting": [page.id],
-            "supporting_titles": [page.title],
-            "boxes": {page.id: list(page.box(mark))},
-            "entities": [country],
+            "print": pages[0].print,
+            "supporting": [page.id for page in pages],
+            "supporting_titles": [page.title for page in pages],
+            "boxes": {page.id: list(page.box(mark)) for page in pages},
+            "entities": countries,
         },
     )
+
+
+def _beside(country: str, mark: str) -> str:
+    """Another country of the split, whose page is in the same print."""
+    topic, split = MARKS[mark], known.countries()[country].split
+    size = register_page(country, topic).print
+    others = [name for name, entity in known.countries().items() if entity.split == split and name != country]
+    others = [name for name in others if register_page(name, topic).print == size]
+    return others[zlib.crc32(f"{REGISTER}/{country}/{mark}".encode()) % len(others)]
 
 
 @functools.cache

@@ -18,12 +18,12 @@ from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.register import (
     ACROSS,
+    ASKED,
     CELL,
-    CODE,
     CODES,
     MARKS,
-    PLACE,
     TOPICS,
+    WORDINGS,
     RegisterPage,
     draw,
     drawn_page,
@@ -33,6 +33,7 @@ from routerl_jax.data.atlas.register import (
 
 SMALL, PAPER = "?", "."  # the signs for a code in small print, and for a token on which no sign can be read
 SIGNS = "".join(map(str, range(ACROSS**2))) + "".join(MARKS) + CODES + SMALL + PAPER
+TURNS = 4  # of the agent. After them the answer is begun for it.
 Box = tuple[int, int, int, int]
 _INVENTED = 1000  # countries that are made up, so that names are copied and not remembered
 _CODE_TOKEN = 6  # of the nine tokens of a crop, the one with a code in small print
@@ -44,18 +45,16 @@ class Shares:
 
     Attributes:
       titled: the query is the page's title. Else it is the country, which finds any of its pages.
-      again: a wrong page is followed by a search for the right one. Else by an answer at random.
+      again: a wrong page is followed by a search for the right one, unless two countries are asked about. Else by a guess.
       looks: the right page is followed by a closer look. Else by an answer.
       tight: the box is the cell of the entry. Else it is the whole row, or (`astray`) another cell.
-      coarse: questions for a cell.
     """
 
-    titled: float = 0.45
-    again: float = 0.5
+    titled: float = 0.4
+    again: float = 0.9
     looks: float = 0.45
-    tight: float = 0.5
-    astray: float = 0.2
-    coarse: float = 1 / 3
+    tight: float = 0.4
+    astray: float = 0.15
 
 
 def seen(page: RegisterPage, mark: str) -> str:
@@ -90,51 +89,86 @@ def crop(page: RegisterPage, cell: int) -> Image.Image:
 
 
 def finding(rng: np.random.Generator) -> tuple[Example, str]:
-    """A page with one to four entries and a mark, and the thought that says what is seen of it."""
+    """A page with one to four entries and a mark; the thought that says what is seen of it, and what can be done then.
+
+    That is the box of an entry in small print, or the code of one in large print, or nothing if there is no such entry.
+    """
     page = _any_page(rng)
     kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
     marks, cells, codes = (tuple(part[i] for i in kept) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
     mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
-    return _bare(f"Find:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n"
+    action = ""
+    if mark in page.marks:
+        cell, code = page.entry(mark)
+        action = f"<answer>{code}</answer>" if page.print == "large" else f"<bbox>{list(cell_box(cell))}</bbox>"
+    return _bare(f"Find:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
-    """The crop of an entry in small print, and the answer that says its code."""
+    """The crop of an entry in small print, and the thought and the answer that say its code."""
     page = dataclasses.replace(_any_page(rng), print="small")
     cell, code = page.entry(_any(page.marks, rng))
-    return _bare("Read:\n", crop(page, cell)), f"<answer>{code}</answer>"
+    return _bare("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
 
 
-def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares()) -> Demonstration:
-    """A worked question. What is done is mostly drawn by chance; what is said and answered is what was shown, or a guess."""
-    country, mark = _any(_names(), rng), _any(list(MARKS), rng)
-    topic, coarse = MARKS[mark], bool(rng.random() < shares.coarse)
-    page = drawn_page(country, topic, rng)
+def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: str | None = None) -> Demonstration:
+    """A worked question. What is done is mostly drawn by chance; what is said and answered is what was shown, or a guess.
+
+    Args:
+      asked: one of `ASKED`. None: any.
+    """
+    mark, asked = _any(list(MARKS), rng), asked or _any(ASKED, rng)
+    names = _names()
+    countries = [names[i] for i in rng.choice(len(names), 2, replace=False)][: 2 if asked == "codes" else 1]
     steps: list[DemonstrationStep] = []
-    thought, found = f"{mark} {topic}", page
-    if rng.random() >= shares.titled:
+    thought, answers = f"{mark} {MARKS[mark]}", []
+    for country in countries:
+        taken, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares)
+        steps += taken
+        answers.append(answer)
+    # which wording is of no interest, so it follows from the mark
+    text = WORDINGS[asked][(len(countries[0]) + ord(mark)) % 2].format(
+        noun=TOPICS[MARKS[mark]][mark], name=countries[0], other=countries[-1]
+    )
+    answer = " ".join(answers)
+    example = Example(id=f"lesson/{text}", question=text, answers=(answer,))
+    return Demonstration(
+        example=example, steps=tuple(steps), thought=thought, answer=answer, forced=len(steps) == TURNS
+    )
+
+
+def _visit(
+    rng: np.random.Generator, country: str, mark: str, asked: str, thought: str, tool: str, shares: Shares
+) -> tuple[list[DemonstrationStep], str, str]:
+    """The steps on a country's pages, the thought that follows them, and the answer."""
+    topic = MARKS[mark]
+    page = drawn_page(country, topic, rng)
+    guess = str(int(rng.integers(ACROSS**2))) if asked == "cell" else CODES[int(rng.integers(len(CODES)))]
+    if rng.random() < shares.titled:
+        steps = [_search(thought, title(country, topic), tool, page)]
+    else:
         found = drawn_page(country, _any(list(TOPICS), rng), rng)
-        steps.append(_search(thought, country, tool, found))
-        thought = seen(found, mark)
-        if found.topic != topic and rng.random() >= shares.again:
-            return _done(country, mark, coarse, steps, thought, _guess(coarse, rng))
-    if found.topic != topic or not steps:
-        found = page
-        steps.append(_search(thought, title(country, topic), tool, found))
-        thought = seen(found, mark)
-    cell, code = found.entry(mark)
-    answer = str(cell) if coarse else code if found.print == "large" else _guess(coarse, rng)
-    if rng.random() < shares.looks:
-        chance, at = rng.random(), cell
-        if chance < shares.astray:
-            at = int(rng.choice([other for other in found.cells if other != cell]))
-        wide = shares.astray <= chance < 1 - shares.tight
-        steps.append(DemonstrationStep(thought=thought, box=row_box(at) if wide else cell_box(at)))
-        thought = ""
-        if not coarse and found.print == "small" and not wide:
-            answer = found.codes[found.cells.index(at)]
-    return _done(country, mark, coarse, steps, thought, answer)
+        steps = [_search(thought, country, tool, found)]
+        if found.topic == topic:
+            page = found
+        elif asked == "codes" or rng.random() >= shares.again:
+            return steps, seen(found, mark), guess
+        else:
+            steps.append(_search(seen(found, mark), title(country, topic), tool, page))
+    cell, code = page.entry(mark)
+    answer = str(cell) if asked == "cell" else code if page.print == "large" else guess
+    if rng.random() >= shares.looks:
+        return steps, seen(page, mark), answer
+    chance, at = rng.random(), cell
+    if chance < shares.astray:
+        at = int(rng.choice([other for other in page.cells if other != cell]))
+    wide = shares.astray <= chance < 1 - shares.tight
+    steps.append(DemonstrationStep(thought=seen(page, mark), box=row_box(at) if wide else cell_box(at)))
+    if wide:
+        return steps, SMALL, answer
+    read = page.codes[page.cells.index(at)]
+    return steps, read, read if asked != "cell" and page.print == "small" else answer
 
 
 def cell_box(cell: int) -> Box:
@@ -155,20 +189,6 @@ def _search(thought: str, query: str, tool: str, found: RegisterPage) -> Demonst
     image = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     passage = Passage(id=found.id, title=found.title, text=found.title, image=image)
     return DemonstrationStep(thought=thought, query=query, tool=tool, passages=(passage,))
-
-
-def _done(
-    country: str, mark: str, coarse: bool, steps: list[DemonstrationStep], thought: str, answer: str
-) -> Demonstration:
-    wordings = PLACE if coarse else CODE
-    # as many wordings as there are; which one is of no interest, so it follows from the mark
-    text = wordings[(len(country) + ord(mark)) % len(wordings)].format(noun=TOPICS[MARKS[mark]][mark], name=country)
-    example = Example(id=f"lesson/{text}", question=text, answers=(answer,))
-    return Demonstration(example=example, steps=tuple(steps), thought=thought, answer=answer)
-
-
-def _guess(coarse: bool, rng: np.random.Generator) -> str:
-    return str(int(rng.integers(ACROSS**2))) if coarse else CODES[int(rng.integers(len(CODES)))]
 
 
 def _bare(question: str, picture: Image.Image) -> Example:
