@@ -135,7 +135,7 @@ def test_plans_that_look_at_the_right_place_say_what_is_there() -> None:
 
 def test_two_countries_take_two_searches_and_the_answer_is_begun_after_two_looks() -> None:
     best = register_lessons.Shares(titled=1, looks=1, tight=1, astray=0)
-    for seed in range(10):
+    for seed in range(300):
         plan = register_lessons.plan(np.random.default_rng(seed), "pages", best, asked="codes")
         first, look, second, _ = plan.steps
         codes = plan.answer.split()

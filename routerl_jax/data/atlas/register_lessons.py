@@ -119,8 +119,9 @@ def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: 
       asked: one of `ASKED`. None: any.
     """
     mark, asked = _any(list(MARKS), rng), asked or _any(ASKED, rng)
-    names = _names()
-    countries = [names[i] for i in rng.choice(len(names), 2, replace=False)][: 2 if asked == "codes" else 1]
+    countries = [_any(_names(), rng)]
+    while asked == "codes" and len(set(countries)) < 2:
+        countries = [countries[0], _any(_names(), rng)]
     steps: list[DemonstrationStep] = []
     thought, answers = f"{mark} {MARKS[mark]}", []
     for country in countries:
