@@ -50,7 +50,7 @@ class Shares:
       tight: the box is the cell of the entry. Else it is the whole row, or (`astray`) another cell.
     """
 
-    titled: float = 0.4
+    titled: float = 0.25
     again: float = 0.9
     looks: float = 0.45
     tight: float = 0.4
