@@ -20,7 +20,7 @@ from routerl_jax.training.demonstrations import Demonstrations, Drawn, Mixed, Th
 TOOL = "pages"
 SIDE = 28 * ACROSS  # pixels of a page's side as it is seen, and of a crop's: an image token a cell
 SHEETS = Sheets(register_lessons.SIGNS, register_lessons.sheet)
-STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 80, 16, 8, 2
+STEPS, EXAMPLES, SAMPLES, MINIBATCHES = 100, 16, 8, 2
 OPTIMIZER = schema.OptimizerConfig(lr=2e-4, schedule="linear", warmup=4, decay_to=0.2, weight_decay=0.0, b2=0.99)
 # So many demonstrations at first are parts of a plan. Then every so many-th is: else places are forgotten. Mixed with
 # plans from the beginning, finding is not learnt.
@@ -81,7 +81,8 @@ def get_config() -> ml_collections.ConfigDict:
                 k=10,
                 max_turn_tokens=48,
                 answer_tokens=12,
-                settings={"regions": {"box_scale": ACROSS}},  # one digit a coordinate; cells are image tokens
+                # one digit a coordinate, and cells are image tokens; a thought before an answer that is begun, as before others
+                settings={"regions": {"box_scale": ACROSS}, "thoughts": True},
             ),
             knowledge={
                 TOOL: schema.KnowledgeConfig(source="atlas/register", kind="ocr", settings={"retriever": "bm25"})
@@ -106,8 +107,8 @@ def get_config() -> ml_collections.ConfigDict:
                 length_buckets=(256,),
                 micro_tokens=2560,
             ),
-            evaluation=schema.EvaluationConfig(every=20, examples=0, final_examples=0, names={"trained": "vrag_rl"}),
-            checkpoint=schema.CheckpointConfig(every=40),
+            evaluation=schema.EvaluationConfig(every=25, examples=0, final_examples=0, names={"trained": "vrag_rl"}),
+            checkpoint=schema.CheckpointConfig(every=50),
             warm_start=schema.WarmStartConfig(
                 demonstrations="made:configs.vrag_rl_small:shown",
                 align=400,

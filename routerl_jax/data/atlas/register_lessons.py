@@ -166,10 +166,12 @@ def _visit(
         at = int(rng.choice([other for other in page.cells if other != cell]))
     wide = shares.astray <= chance < 1 - shares.tight
     steps.append(DemonstrationStep(thought=seen(page, mark), box=row_box(at) if wide else cell_box(at)))
+    if page.print == "large":  # the page has shown the code
+        return steps, code, answer
     if wide:
         return steps, SMALL, answer
     read = page.codes[page.cells.index(at)]
-    return steps, read, read if asked != "cell" and page.print == "small" else answer
+    return steps, read, answer if asked == "cell" else read
 
 
 def cell_box(cell: int) -> Box:
