@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pathlib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -67,7 +67,8 @@ def turn_parts(
         parts.append(Text.assemble(("refuses   ", "bold yellow"), turn["text"].strip()))
     if action["kind"] != "invalid" and action.get("error"):
         parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
-    parts += [findings(call) for call in turn["calls"]]
+    pictured = {item["passage"] for item in turn.get("shown", ())}
+    parts += [findings(call, pictured) for call in turn["calls"]]
     parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
     if turn.get("rewards"):
         parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
@@ -124,16 +125,23 @@ def _box(box: Sequence[float]) -> str:
     return "(" + ", ".join(f"{side:g}" for side in box) + ")"
 
 
-def findings(call: Mapping[str, Any]) -> RenderableType:
-    """What a call found, in a frame, or why it failed."""
+def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> RenderableType:
+    """What a call found, in a frame, or why it failed.
+
+    Args:
+      pictured: ids of the passages whose pictures were shown. If the call has some of them, its others are only counted.
+    """
     if call["error"] is not None:
         return Text.assemble(("  failed  ", "bold red"), call["error"])
-    lines = Text()
-    for i, passage in enumerate(call["passages"]):
+    lines, found = Text(), call["passages"]
+    listed = [passage for passage in found if passage["id"] in pictured] or found
+    for i, passage in enumerate(listed):
         lines.append(f"{passage['score']:.2f} ", "dim")
         if passage["title"] and passage["title"] not in passage["text"]:
             lines.append(f"{passage['title']}: ", "bold")
         if image := passage.get("image"):
             lines.append(f"(picture {passage['id'] if image.startswith('data:') else image}) ", "magenta")
-        lines.append(passage["text"].strip() + ("\n" if i + 1 < len(call["passages"]) else ""))
+        lines.append(passage["text"].strip() + ("\n" if i + 1 < len(listed) else ""))
+    if len(listed) < len(found):
+        lines.append(f"\n{len(found) - len(listed)} more found, not shown to the policy", "dim")
     return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")

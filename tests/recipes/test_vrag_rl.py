@@ -155,6 +155,8 @@ def test_an_answer_before_any_search_is_taken_and_counts_as_invalid(play) -> Non
     console = Console(width=150, record=True, file=io.StringIO())
     console.print(render(episode_record(early)))
     assert f"though  {protocol.UNSEARCHED}" in console.export_text()
+    console.print(render(episode_record(play(SEARCH, ANSWER))))
+    assert " more found, not shown to the policy" in console.export_text()
     late = play(SEARCH, ANSWER, tool=Pages([], fails=True))
     assert (late.answer, late.invalid_actions) == ("32.6M", 0)
     assert "The search failed: ConnectionError: the engine is down" in late.turns[0].observation
