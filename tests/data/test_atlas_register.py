@@ -158,7 +158,11 @@ def test_plans_by_chance_search_again_look_elsewhere_and_guess() -> None:
 
 def test_bare_lessons() -> None:
     rng = np.random.default_rng(0)
-    found = [register_lessons.finding(rng)[1] for _ in range(60)]
+    lessons = [register_lessons.finding(rng) for _ in range(90)]
+    cells = [text for example, text in lessons if example.question.startswith("Cell:") and "no " not in text]
+    assert len(cells) > 5
+    assert all(re.fullmatch(r"<think>.(\d)=.</think>\n<answer>\1</answer>", text) for text in cells)
+    found = [text for example, text in lessons if example.question.startswith("Find:")]
     for begins, ends in (("<think>no ", ""), ("=?</think>\n<bbox>[", "]</bbox>"), ("</think>\n<answer>", "</answer>")):
         assert sum(begins in text and text.endswith(ends) for text in found) > 5
     example, text = register_lessons.reading(rng)

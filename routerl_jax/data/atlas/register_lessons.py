@@ -91,18 +91,22 @@ def crop(page: RegisterPage, cell: int) -> Image.Image:
 def finding(rng: np.random.Generator) -> tuple[Example, str]:
     """A page with one to four entries and a mark; the thought that says what is seen of it, and what can be done then.
 
-    That is the box of an entry in small print, or the code of one in large print, or nothing if there is no such entry.
+    That is the number of its cell if that is asked for, else the box of an entry in small print or the code of one in large
+    print, and nothing if there is no such entry.
     """
     page = _any_page(rng)
     kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
     marks, cells, codes = (tuple(part[i] for i in kept) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
     mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
-    action = ""
+    asked, action = "Cell" if rng.random() < 1 / 3 else "Find", ""
     if mark in page.marks:
         cell, code = page.entry(mark)
-        action = f"<answer>{code}</answer>" if page.print == "large" else f"<bbox>{list(cell_box(cell))}</bbox>"
-    return _bare(f"Find:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n{action}"
+        if asked == "Cell":
+            action = f"<answer>{cell}</answer>"
+        else:
+            action = f"<answer>{code}</answer>" if page.print == "large" else f"<bbox>{list(cell_box(cell))}</bbox>"
+    return _bare(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
