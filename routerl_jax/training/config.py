@@ -168,6 +168,11 @@ class TrainConfig:
     log: tuple[str, ...] = ()  # loggers besides metrics.jsonl: tensorboard, wandb (training.loggers)
 
     @property
+    def aggregation_constant(self) -> int:
+        """The tokens per sequence by which config.learner.aggregation='constant' divides."""
+        return self.learner.aggregation_tokens or self.engine.max_length
+
+    @property
     def uncounted(self) -> list[str]:
         """Stages whose length is given in passes over the questions and not yet counted in steps (training.passes)."""
         stages = self.stages if self.kind == "rl" else {}

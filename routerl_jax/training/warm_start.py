@@ -62,7 +62,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
     Settings without effect on it are left out, so they may change before it resumes. The run's questions and its normaliser
     stay, for launch.evaluate; names of other policies do not.
     """
-    shared = ("length_buckets", "micro_tokens", "aggregation", "remat")
+    shared = ("length_buckets", "micro_tokens", "aggregation", "aggregation_tokens", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
     return TrainConfig(
         kind="sft",
