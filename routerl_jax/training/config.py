@@ -105,6 +105,7 @@ class StageConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ControlConfig:
     """A second run for comparison with the main run, of one of three kinds:
 
