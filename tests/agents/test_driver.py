@@ -145,6 +145,35 @@ def test_a_tool_that_hangs_times_out():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+def test_an_agent_may_give_a_search_up(deterministic):
+    """Its reply, when it comes, disturbs nobody."""
+    gave_up = threading.Event()
+
+    class Slow(tiny.ScriptedKB):
+        def search(self, queries, k):
+            assert gave_up.wait(20)
+            return super().search(queries, k)
+
+    class Hasty(Agent):
+        async def run(self, example, llm, tools):
+            chat = llm.conversation(f"Question: {example.question}")
+            searched = asyncio.ensure_future(tools["text"].search(example.id, k=1))
+            if example.id == "q0":
+                await asyncio.sleep(0.01)
+                searched.cancel()
+                gave_up.set()
+            else:
+                chat.observe((await searched).passages[0].text)
+            turn = await chat.generate(max_tokens=100)
+            return chat.episode(answer=turn.text)
+
+    kbs = knowledge(text=Slow("text"))
+    engine = ScriptedEngine(lambda *_: ANSWER, rows=64)
+    episodes = run(Hasty(), EXAMPLES[:3], engine, kbs, deterministic=deterministic, tool_timeout=20)
+    assert [len(episode.calls) for episode in episodes] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_a_tool_without_a_sensible_price_ends_the_run_and_is_named(deterministic):
     class Dear(tiny.ScriptedKB):
         cost = None
