@@ -395,6 +395,29 @@ def test_agents_may_call_tools_in_parallel():
     assert all([call.tool for call in e.calls] == ["text", "table"] for e in episodes)
 
 
+PICTURED = []
+
+
+class Late(Agent):
+    """Fetches the pictures of what it found only after its next turn."""
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation(f"Question: {example.question}")
+        calls = [await tools["text"].search(example.id, k=1)]
+        await chat.generate(stop=("</ret>",), max_tokens=100)
+        calls.append(await tools["table"].search(example.id, k=1))
+        turn = await chat.generate(stop=("</answer>",), max_tokens=100)
+        PICTURED[:] = [await tools[call.tool].with_pictures(call, call.passages) for call in calls]
+        return chat.episode(answer=turn.text)
+
+
+def test_pictures_may_be_fetched_after_another_turn():
+    """They go to the calls whose they are."""
+    (episode,) = run(Late(), EXAMPLES[:1], ScriptedEngine(script), knowledge())
+    assert [[call.tool for call in turn.calls] for turn in episode.turns] == [["text", "table"], []]
+    assert all(found is pictured for found, pictured in zip(episode.calls, PICTURED, strict=True))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RetrievesFirst(Agent):
     """Searches before the policy has written anything."""
