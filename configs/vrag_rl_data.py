@@ -3,7 +3,7 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.llms.config import ChatModelConfig, JudgeConfig
 from routerl_jax.training import config as schema
 
@@ -34,7 +34,7 @@ def get_config(variant: str = "paper") -> ml_collections.ConfigDict:
         raise ValueError(f"variant {variant!r} of the configuration: expected one of {', '.join(VARIANTS)}")
     released = variant == "released"
     return to_config_dict(
-        ExpertsConfig(
+        ExpertJobConfig(
             data="vidoseek:train.json",
             planner=_qwen("qwen-vl-max-latest"),
             grounder=_qwen("qwen2.5-vl-72b-instruct"),

@@ -54,7 +54,7 @@ def define_flags() -> None:
 def schemas() -> dict[str, type]:
     """What --config may hold, by what it is."""
     from routerl_jax.curation.balance import BalanceConfig
-    from routerl_jax.curation.expert_config import ExpertsConfig
+    from routerl_jax.curation.expert_config import ExpertJobConfig
     from routerl_jax.curation.golden_config import ConstructConfig
     from routerl_jax.curation.teaching import TeachingConfig
     from routerl_jax.curation.vqa import VqaConfig
@@ -64,7 +64,7 @@ def schemas() -> dict[str, type]:
         "balance": BalanceConfig,
         "sft": TeachingConfig,
         "vqa": VqaConfig,
-        "experts": ExpertsConfig,
+        "experts": ExpertJobConfig,
     }
     return {f"A job: {job}": config for job, config in jobs.items()}
 
@@ -152,12 +152,12 @@ def vqa(workdir: pathlib.Path) -> Any:
 
 def experts(workdir: pathlib.Path) -> Any:
     """The report of a job in which a planner and a grounder show how to search pages and look closer."""
-    from routerl_jax.curation.expert_config import ExpertsConfig
+    from routerl_jax.curation.expert_config import ExpertJobConfig
     from routerl_jax.curation.expert_job import ExpertResources, demonstrate
     from routerl_jax.llms.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
-    config = read_config_as(ExpertsConfig)
+    config = read_config_as(ExpertJobConfig)
     check_writable("--workdir", workdir)
     return demonstrate(
         config,

@@ -316,15 +316,14 @@ class Tool:
     async def with_pictures(self, call: Call, passages: Sequence[Passage]) -> Call:
         """The call that `search(.., pictures=False)` returned, with the pictures of some of its passages fetched.
 
-        It replaces that call in the record of the turn. If a picture can't be fetched, the new call has failed (`error`).
+        It replaces that call in the record of its turn. If a picture can't be fetched, the new call has failed (`error`).
         """
         missing = [passage.id for passage in passages if not passage.image]
         if not missing:
             return call
         pictured = await self._reply(self._pictured(call, missing))
-        record = self._record
-        index = next(i for i, recorded in enumerate(record) if recorded is call)
-        record[index] = pictured
+        for record in (self._rollout.early, *(turn.calls for turn in self._rollout.turns)):
+            record[:] = [pictured if recorded is call else recorded for recorded in record]
         return pictured
 
     @property

@@ -268,10 +268,7 @@ class _Driver:
             for stream, generated in finished:
                 rollout, future = self._turns.pop(id(stream))
                 rollout.outstanding -= 1
-                if isinstance(generated, TurnFailed):
-                    future.set_exception(generated)
-                else:
-                    future.set_result(generated)
+                _settle_with(future, generated)
         elif self._active and not self.deterministic:
             self._changed.clear()
             await self._changed.wait()
@@ -301,14 +298,24 @@ class _Driver:
         except Exception as error:
             for call in calls:
                 call.rollout.outstanding -= 1
-                call.future.set_exception(error)
+                _settle_with(call.future, error)
             return
         self.stats.tool_seconds += time.perf_counter() - started
         self.stats.tool_calls += sum(call.request.want != "pictures" for call in calls)
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
         for call, reply in zip(calls, replies, strict=True):
             call.rollout.outstanding -= 1
-            call.future.set_result(reply)
+            _settle_with(call.future, reply)
+
+
+def _settle_with(future: asyncio.Future[Any], reply: Any) -> None:
+    """Gives a reply, or an error, to the agent that waits for it, if it still does: it may have cancelled its request."""
+    if future.done():
+        return
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
 
 
 @dataclasses.dataclass

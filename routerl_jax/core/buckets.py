@@ -109,8 +109,11 @@ def fetched(place: str | pathlib.Path) -> pathlib.Path:
                 download(place, found, scratch / target.name)
                 if listing(place) != found:
                     continue
-                with contextlib.suppress(OSError):  # another process was faster
+                try:
                     scratch.rename(home)
+                except OSError:
+                    if not home.is_dir():  # else another process was faster
+                        raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
         stand_in(target, place)

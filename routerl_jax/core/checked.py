@@ -1,4 +1,4 @@
-"""Settings with a declared range: the type of a field says which numbers are allowed.
+"""Settings with a declared range: the type of a field says which numbers, or texts, are allowed.
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     @checked
@@ -6,7 +6,8 @@
         lr: NonNegative = 1e-6
         b2: BelowOne = 0.95
 
-`OptimizerConfig(b2=1.5)` raises `OutOfRange`. So does any number that is not finite, in fields without a range too.
+`OptimizerConfig(b2=1.5)` raises `OutOfRange`. So does any number that is not finite, in fields without a range too, and a text
+that is none of those of its `Literal`.
 `core.config` puts the section before the field: `config.learner.optimizer.b2=1.5 must be in [0, 1)`.
 """
 
@@ -15,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import types
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 T = TypeVar("T")
 
@@ -62,7 +64,7 @@ class OutOfRange(ValueError):
       complete: whether `key` begins with the outermost section.
     """
 
-    def __init__(self, key: str, value: float, range_: str, complete: bool = False) -> None:
+    def __init__(self, key: str, value: float | str, range_: str, complete: bool = False) -> None:
         super().__init__(f"{key}={value!r} must {range_}")
         self.key, self.value, self.range, self.complete = key, value, range_, complete
 
@@ -72,7 +74,7 @@ class OutOfRange(ValueError):
 
 
 def checked(cls: type[T]) -> type[T]:
-    """Class decorator, below `dataclasses.dataclass`: numbers are checked before the class's `__post_init__`, if it has or
+    """Class decorator, below `dataclasses.dataclass`: settings are checked before the class's `__post_init__`, if it has or
     inherits one."""
     own = getattr(cls, "__post_init__", None)
 
@@ -86,13 +88,12 @@ def checked(cls: type[T]) -> type[T]:
 
 
 def check(settings: Any) -> None:
-    """Raises OutOfRange for the first number of a dataclass that is not finite or not in the range of its type."""
+    """Raises OutOfRange for the first number of a dataclass that is not finite or not in the range of its type, or text that is
+    none of those of its type."""
     for name, hint in _hints(type(settings)).items():
-        for key, value, range_ in _numbers(name, getattr(settings, name), hint):
-            if isinstance(value, float) and not math.isfinite(value):
-                raise OutOfRange(key, value, "be a finite number")
-            if range_ is not None and value not in range_:
-                raise OutOfRange(key, value, str(range_))
+        for key, value, declared in _values(name, getattr(settings, name), hint):
+            if complaint := _complaint(value, declared):
+                raise OutOfRange(key, value, complaint)
 
 
 @functools.cache
@@ -101,17 +102,32 @@ def _hints(cls: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def _numbers(key: str, value: Any, hint: Any) -> Iterator[tuple[str, float, Range | None]]:
-    """The numbers in a field's value, with their keys and the ranges that its type declares."""
+def _values(key: str, value: Any, hint: Any) -> Iterator[tuple[str, float | str, Any]]:
+    """The numbers and texts in a field's value, with their keys and declared types."""
     parts = [part for part in typing.get_args(hint) if part not in (Ellipsis, type(None))]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        declared = next((part for part in (hint, *parts) if hasattr(part, "__metadata__")), None)  # X, or X | None
-        yield key, value, declared and next(item for item in declared.__metadata__ if isinstance(item, Range))
-        return
     inner = parts[-1] if parts else None  # X of tuple[X, ...] or Mapping[str, X]
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _numbers(f"{key}.{name}", item, inner)
+            yield from _values(f"{key}.{name}", item, inner)
     elif isinstance(value, tuple | list):
         for i, item in enumerate(value):
-            yield from _numbers(f"{key}[{i}]", item, inner)
+            yield from _values(f"{key}[{i}]", item, inner)
+    elif isinstance(value, int | float | str) and not isinstance(value, bool):
+        yield key, value, hint
+
+
+def _complaint(value: float | str, hint: Any) -> str:
+    """What a value must be; "" if it is that."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)  # X | None: X
+    if isinstance(value, str):
+        texts = [text for option in options if typing.get_origin(option) is Literal for text in typing.get_args(option)]
+        if str in options or not texts or value in texts:
+            return ""
+        *most, last = map(repr, texts)
+        return f"be {', '.join(most)} or {last}" if most else f"be {last}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "be a finite number"
+    annotated = (option.__metadata__ for option in options if hasattr(option, "__metadata__"))
+    range_ = next((item for metadata in annotated for item in metadata if isinstance(item, Range)), None)
+    return "" if range_ is None or value in range_ else str(range_)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from routerl_jax.core.config import first_difference
-from routerl_jax.core.files import write_atomic
+from routerl_jax.core.files import read_json, write_atomic
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
@@ -21,9 +21,9 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
       remedy: what the user can do if the settings differ, for the message.
 
     Raises:
-      ValueError: the job at `path` has other settings; names the first key that differs.
+      ValueError: the job at `path` has other settings (names the first key that differs), or the file is damaged.
     """
-    saved = json.loads(path.read_text()) if path.is_file() else None
+    saved = read_json(path) if path.is_file() else None
     current = json.loads(json.dumps(settings))
     if saved is None:
         write_atomic(path, json.dumps(current, indent=2) + "\n")

@@ -16,7 +16,7 @@ from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.types import Action, Episode, Example, Message, Passage, Shown, Verdict
 from routerl_jax.curation import experts
 from routerl_jax.curation.attempts import Attempt, AttemptFailed, written
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.experts import Step
 from routerl_jax.curation.services import Services
 from routerl_jax.data.formats.verl import PICTURE
@@ -88,7 +88,7 @@ class Experts:
 
     agent: VRAGAgent
     student: VisionLanguageModel
-    config: ExpertsConfig
+    config: ExpertJobConfig
     planner: Services
     grounder: Services
     judge: Callable[[Episode], Awaitable[Verdict]] | None = None

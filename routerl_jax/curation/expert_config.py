@@ -18,7 +18,7 @@ from routerl_jax.training.setup import build_recipe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class ExpertsConfig(DemonstrationConfig):
+class ExpertJobConfig(DemonstrationConfig):
     """A job in which two language models demonstrate how to search pages, look closer, and answer."""
 
     job: Literal["experts"] = "experts"  # says which job it is

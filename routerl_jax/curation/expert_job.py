@@ -25,7 +25,7 @@ from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.curation import experts
 from routerl_jax.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job
 from routerl_jax.curation.expert_attempt import Experts
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
 from routerl_jax.curation.golden_balance import within_share
 from routerl_jax.curation.replies import ReplyFile
@@ -54,7 +54,7 @@ class ExpertResources(NamedTuple):
 
 
 def demonstrate(
-    config: ExpertsConfig,
+    config: ExpertJobConfig,
     workdir: pathlib.Path,
     open_services: Callable[[], ExpertResources],
     *,
@@ -91,7 +91,7 @@ def demonstrate(
 
 @contextlib.contextmanager
 def _demonstrating(
-    config: ExpertsConfig,
+    config: ExpertJobConfig,
     workdir: pathlib.Path,
     agent: VRAGAgent,
     student: VisionLanguageModel | None,
@@ -128,7 +128,7 @@ async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verd
     return await in_thread(lambda: judge(episodes), "judge")
 
 
-def _student(config: ExpertsConfig) -> VisionLanguageModel:
+def _student(config: ExpertJobConfig) -> VisionLanguageModel:
     model = load_student(config.student)
     if not isinstance(model, VisionLanguageModel):
         raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
@@ -136,7 +136,7 @@ def _student(config: ExpertsConfig) -> VisionLanguageModel:
     return model
 
 
-def balanced(records: Sequence[Mapping[str, Any]], config: ExpertsConfig) -> list[Mapping[str, Any]]:
+def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> list[Mapping[str, Any]]:
     """Accepted records, of which some are left out for balance.
 
     No number of steps and no sequence of actions has more than its share (`config.steps_share`, `config.actions_share`), or an
@@ -151,7 +151,7 @@ def balanced(records: Sequence[Mapping[str, Any]], config: ExpertsConfig) -> lis
 
 
 def _write(
-    config: ExpertsConfig, workdir: pathlib.Path, records: Sequence[Record], tried: Sequence[Record], seconds: float
+    config: ExpertJobConfig, workdir: pathlib.Path, records: Sequence[Record], tried: Sequence[Record], seconds: float
 ) -> ExpertsReport:
     """Writes the balanced rows and the report."""
     written = balanced([record for record in tried if record["row"] is not None], config)
@@ -161,7 +161,7 @@ def _write(
     return report
 
 
-def _prompts(agent: VRAGAgent, config: ExpertsConfig) -> list[str]:
+def _prompts(agent: VRAGAgent, config: ExpertJobConfig) -> list[str]:
     return [
         experts.planner_task(agent.max_turns),
         experts.planner_question(""),

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.report import ModelUse, Report, listed
 
 
@@ -63,7 +63,7 @@ class ExpertsReport(Report):
 
 
 def make_report(
-    config: ExpertsConfig,
+    config: ExpertJobConfig,
     records: Sequence[Mapping[str, Any]],
     tried: Sequence[Mapping[str, Any]],
     written: Sequence[Mapping[str, Any]],

@@ -53,7 +53,7 @@ def score(
     return summarize(episodes, normalizer, tuple(tools), agent.search_budget), episodes
 
 
-def compare(
+def score_all(
     agents: Mapping[str, Agent],
     examples: Sequence[Example],
     engine: Policy,

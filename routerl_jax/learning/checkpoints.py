@@ -10,6 +10,7 @@ the adapter of a model that has one).
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -207,9 +208,8 @@ def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | N
 
 
 def model_fields(model: DecoderConfig) -> dict[str, Any]:
-    """The fields of the architecture, as JSON stores them."""
-    fields = dataclasses.asdict(model)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in fields.items()}
+    """The fields of the architecture, as JSON gives them back: lists for tuples, also in the fields of `experts`."""
+    return json.loads(json.dumps(dataclasses.asdict(model)))
 
 
 def _items(state: LearnerState, reference: nnx.State | None) -> dict[str, Any]:

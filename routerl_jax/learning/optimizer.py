@@ -12,7 +12,8 @@ from flax import nnx
 
 from routerl_jax.core.checked import BelowOne, Count, Fraction, NonNegative, Positive, checked
 
-# Muon works on matrices. For each weight of a (stacked) layer: its input axes (summed over) and its output axes.
+# Muon works on matrices. For each weight of a (stacked) layer: its input axes (summed over) and its output axes. The weights of
+# experts (models/experts.py) have one axis more, the experts', before them.
 _MATRICES = {
     "q": ((1,), (2, 3)),
     "k": ((1,), (2, 3)),
@@ -38,7 +39,7 @@ class OptimizerConfig:
     decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)
     # sigmoid: number of updates after the warm-up at which the rate is midway between lr and its end; 0: half of all
     midpoint: Count = 0
-    weight_decay: NonNegative = 0.01  # decoupled; norm scales and biases are spared
+    weight_decay: NonNegative = 0.01  # decoupled; norm scales and biases are spared, with muon all that AdamW trains
     b1: BelowOne = 0.9  # decay of Adam's mean of gradients
     b2: BelowOne = 0.95  # decay of Adam's mean of squared gradients
     max_grad_norm: Positive = 1.0  # gradients of a larger norm are scaled down to it
@@ -98,6 +99,8 @@ def _matrices(params: Any) -> Any:
     flat = []
     for path, variable in nnx.to_flat_state(params):
         axes = _MATRICES.get(str(path[-1]))
+        if axes and "experts" in path:
+            axes = tuple(tuple(axis + 1 for axis in group) for group in axes)
         flat.append((path, variable.replace(axes and optax.contrib.MuonDimensionNumbers(*axes))))
     return nnx.from_flat_state(flat)
 

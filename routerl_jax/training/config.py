@@ -105,6 +105,7 @@ class StageConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ControlConfig:
     """A second run for comparison with the main run, of one of three kinds:
 
@@ -166,6 +167,11 @@ class TrainConfig:
     # steps that JAX's profiler traces, FIRST:END, such as 10:12 for steps 10 and 11 (training.profiler); empty: none
     profile: str = ""
     log: tuple[str, ...] = ()  # loggers besides metrics.jsonl: tensorboard, wandb (training.loggers)
+
+    @property
+    def aggregation_constant(self) -> int:
+        """The tokens per sequence by which config.learner.aggregation='constant' divides."""
+        return self.learner.aggregation_tokens or self.engine.max_length
 
     @property
     def uncounted(self) -> list[str]:

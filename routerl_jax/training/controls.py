@@ -8,6 +8,7 @@ initial policy. All controls are evaluated like the main run.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import json
@@ -62,10 +63,12 @@ def fork(run: Run, done: int, **extra: Any) -> None:
     for name, control in run.config.controls.items():
         if not control.without or run.config.stages[control.without].start != done:
             continue
-        checkpoints = Checkpoints(control_directory(run.workdir, name) / "checkpoints", run.config.checkpoint.keep)
-        if checkpoints.latest() is None:  # else an earlier session saved it and was killed before its next checkpoint
-            run.save(done, into=checkpoints, **extra)
-        checkpoints.close()
+        directory = control_directory(run.workdir, name) / "checkpoints"
+        with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
+            if (
+                checkpoints.latest() is None
+            ):  # else an earlier session saved it and was killed before its next checkpoint
+                run.save(done, into=checkpoints, **extra)
 
 
 def run_controls(

@@ -60,11 +60,14 @@ def atlas_golden(
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"
     if not (directory / _FILE).is_file():
         scratch = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")  # other processes may write it, too
-        write_atlas_golden(scratch / _FILE, examples, open_knowledge_bases(knowledge), k)
         try:
+            write_atlas_golden(scratch / _FILE, examples, open_knowledge_bases(knowledge), k)
             scratch.rename(directory)
-        except OSError:  # another process was first
-            shutil.rmtree(scratch)
+        except OSError:
+            if not (directory / _FILE).is_file():  # else another process was first
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return StepExamples(directory / _FILE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 
 from flax import nnx
@@ -68,17 +69,16 @@ def load_policy(
         return model
     if not saved_steps(workdir / "checkpoints"):
         raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
-    checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
-    step = checkpoints.latest() if step is None else step
-    if step is None:
-        raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
-    model = build_policy(started(config, workdir), mesh)
-    lora = lora_fields(model)
-    trained = trained_parameters(model, config.model.freeze)
-    frozen = frozen_digest(model, config.model.freeze)
-    params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora, frozen)
+    with contextlib.closing(Checkpoints(workdir / "checkpoints", config.checkpoint.keep)) as checkpoints:
+        step = checkpoints.latest() if step is None else step
+        if step is None:
+            raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
+        model = build_policy(started(config, workdir), mesh)
+        lora = lora_fields(model)
+        trained = trained_parameters(model, config.model.freeze)
+        frozen = frozen_digest(model, config.model.freeze)
+        params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora, frozen)
     nnx.update(model, params)
-    checkpoints.close()
     return model
 
 

@@ -19,7 +19,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
-from routerl_jax.evaluation.benchmark import compare, score
+from routerl_jax.evaluation.benchmark import score, score_all
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.generation.engine import Engine
@@ -272,7 +272,7 @@ class _Training:
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}
         with self.clock("evaluation"):
-            return compare(agents, self.test, self.engine, self.tools, **self._how(), **shown, judge=self.evaluating)
+            return score_all(agents, self.test, self.engine, self.tools, **self._how(), **shown, judge=self.evaluating)
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of the parts of the run, over all sessions. Earlier sessions count up to their last checkpoint."""

@@ -129,10 +129,10 @@ def _update(
             "config.learner.length_buckets (or config.engine.max_length, where it is empty), or give shorter ones"
         )
     with clock("update"):
-        weights = token_weights([s.loss_mask for s in sequences], config.learner.aggregation, config.engine.max_length)
+        aggregation = config.learner.aggregation, config.aggregation_constant
+        weights = token_weights([s.loss_mask for s in sequences], *aggregation)
         if config.warm_start.observation_weight:
-            fed = [~s.loss_mask for s in sequences]
-            observation_weights = token_weights(fed, config.learner.aggregation, config.engine.max_length)
+            observation_weights = token_weights([~s.loss_mask for s in sequences], *aggregation)
             weights = [
                 w + np.float32(config.warm_start.observation_weight) * o for w, o in zip(weights, observation_weights)
             ]
@@ -223,18 +223,15 @@ class _Fitting:
 
 
 def _validate(run: Run, fitting: _Fitting, held_out: Demonstrations) -> dict[str, float]:
-    """Loss per written token on held-out demonstrations."""
-    sequences = fitting.worked(held_out, range(min(_HELD_OUT, len(held_out))))
-    if not sequences:
-        return {}
-    portion = run.config.warm_start.examples
-    logprobs = run.learner.logprobs(sequences, portion=portion)
-    written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
-    metrics = {"held_out/nll": float(-written.mean())}
-    if not run.config.warm_start.drills:
-        return metrics
-    source = ReadingDrills(seed=run.config.seed + 1)
-    drills = fitting.drills(source, range(_HELD_OUT // 4))
-    logprobs = run.learner.logprobs(drills, portion=portion)
-    metrics["held_out/drill_nll"] = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, drills)]).mean())
+    """Loss per written token on held-out demonstrations and drills, of those that fit."""
+    measured = {"held_out/nll": fitting.worked(held_out, range(min(_HELD_OUT, len(held_out))))}
+    if run.config.warm_start.drills:
+        source = ReadingDrills(seed=run.config.seed + 1)
+        measured["held_out/drill_nll"] = fitting.drills(source, range(_HELD_OUT // 4))
+    metrics = {}
+    for name, sequences in measured.items():
+        if sequences:
+            logprobs = run.learner.logprobs(sequences, portion=run.config.warm_start.examples)
+            written = np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, sequences)])
+            metrics[name] = float(-written.mean())
     return metrics

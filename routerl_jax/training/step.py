@@ -158,7 +158,7 @@ def _update(
 
     def work() -> tuple[dict[str, float], np.ndarray, BatchIndex]:
         with clock("update"):
-            constant = settings.aggregation_tokens or stage.config.engine.max_length
+            constant = stage.config.aggregation_constant
             weights = credit.token_weights(sequences, minibatch, settings.aggregation, constant)
             batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
         if settings.loss.kl_coef and not settings.loss.exact_kl:

@@ -51,9 +51,11 @@ def _has_schema(factory: Callable[..., Any]) -> bool:
 def _own_schema(name: str, spec: str) -> ToolSchema:
     """The schema of a tool with this configuration (JSON). Each tool is made once per process."""
     tool: Any = make_tool(name, from_config_dict(KnowledgeConfig, json.loads(spec), f"config.knowledge.{name}"))
-    schema = tool.schema
-    if close := getattr(tool, "close", None):
-        close()
+    try:
+        schema = tool.schema
+    finally:
+        if close := getattr(tool, "close", None):
+            close()
     if not isinstance(schema, ToolSchema):
         raise ValueError(
             f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.tool_schema.ToolSchema"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import pathlib
 from collections.abc import Mapping
 
 from routerl_jax.core.buckets import in_bucket, place_of
+from routerl_jax.core.files import read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.run import check_workdir
@@ -62,7 +62,7 @@ def supervised(config: TrainConfig) -> TrainConfig:
     Settings without effect on it are left out, so they may change before it resumes. The run's questions and its normaliser
     stay, for launch.evaluate; names of other policies do not.
     """
-    shared = ("length_buckets", "micro_tokens", "aggregation", "remat")
+    shared = ("length_buckets", "micro_tokens", "aggregation", "aggregation_tokens", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
     return TrainConfig(
         kind="sft",
@@ -103,4 +103,4 @@ def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:
 
 def _complete(phase: TrainConfig, directory: pathlib.Path) -> bool:
     needed = [directory / name for name in ("config.json", "results.json", "policy/config.json")]
-    return all(path.is_file() for path in needed) and json.loads(needed[0].read_text())["steps"] == phase.steps
+    return all(path.is_file() for path in needed) and read_json(needed[0])["steps"] == phase.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import pathlib
@@ -66,14 +67,21 @@ class MetricWriter:
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-    """All rows of a workdir's metrics.jsonl. An incomplete last line (from a killed run) is left out."""
+    """All rows of a workdir's metrics.jsonl. An incomplete last line (from a killed run) is left out.
+
+    Raises:
+      ValueError: another line is not JSON; names it.
+    """
     path = workdir / "metrics.jsonl"
     if not path.is_file():
         return []
+    *lines, rest = path.read_bytes().split(b"\n")  # `rest`: what was still being written, or nothing
     rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
+    with contextlib.suppress(ValueError):
+        rows.append(json.loads(rest))
     return rows

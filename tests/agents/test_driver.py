@@ -145,6 +145,35 @@ def test_a_tool_that_hangs_times_out():
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
+def test_an_agent_may_give_a_search_up(deterministic):
+    """Its reply, when it comes, disturbs nobody."""
+    gave_up = threading.Event()
+
+    class Slow(tiny.ScriptedKB):
+        def search(self, queries, k):
+            assert gave_up.wait(20)
+            return super().search(queries, k)
+
+    class Hasty(Agent):
+        async def run(self, example, llm, tools):
+            chat = llm.conversation(f"Question: {example.question}")
+            searched = asyncio.ensure_future(tools["text"].search(example.id, k=1))
+            if example.id == "q0":
+                await asyncio.sleep(0.01)
+                searched.cancel()
+                gave_up.set()
+            else:
+                chat.observe((await searched).passages[0].text)
+            turn = await chat.generate(max_tokens=100)
+            return chat.episode(answer=turn.text)
+
+    kbs = knowledge(text=Slow("text"))
+    engine = ScriptedEngine(lambda *_: ANSWER, rows=64)
+    episodes = run(Hasty(), EXAMPLES[:3], engine, kbs, deterministic=deterministic, tool_timeout=20)
+    assert [len(episode.calls) for episode in episodes] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
 def test_a_tool_without_a_sensible_price_ends_the_run_and_is_named(deterministic):
     class Dear(tiny.ScriptedKB):
         cost = None
@@ -364,6 +393,29 @@ def test_agents_may_call_tools_in_parallel():
     episodes = run(Comparing(), EXAMPLES, ScriptedEngine(script, rows=64), kbs)
     assert [len(batch) for kb in kbs.values() for batch in kb.batches] == [6, 6]
     assert all([call.tool for call in e.calls] == ["text", "table"] for e in episodes)
+
+
+PICTURED = []
+
+
+class Late(Agent):
+    """Fetches the pictures of what it found only after its next turn."""
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation(f"Question: {example.question}")
+        calls = [await tools["text"].search(example.id, k=1)]
+        await chat.generate(stop=("</ret>",), max_tokens=100)
+        calls.append(await tools["table"].search(example.id, k=1))
+        turn = await chat.generate(stop=("</answer>",), max_tokens=100)
+        PICTURED[:] = [await tools[call.tool].with_pictures(call, call.passages) for call in calls]
+        return chat.episode(answer=turn.text)
+
+
+def test_pictures_may_be_fetched_after_another_turn():
+    """They go to the calls whose they are."""
+    (episode,) = run(Late(), EXAMPLES[:1], ScriptedEngine(script), knowledge())
+    assert [[call.tool for call in turn.calls] for turn in episode.turns] == [["text", "table"], []]
+    assert all(found is pictured for found, pictured in zip(episode.calls, PICTURED, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

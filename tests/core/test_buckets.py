@@ -50,6 +50,20 @@ def test_files_and_directories_are_copied_once_and_when_they_change(bucket: str)
     assert (file.name, file.read_bytes()) == ("kb.json", b"{}")
 
 
+def test_a_copy_that_can_not_be_put_in_its_place_is_an_error(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """Only if no other process has put one there."""
+
+    def full(self: pathlib.Path, target: pathlib.Path) -> None:
+        raise OSError(28, "No space left on device", str(target))
+
+    buckets.write_object(f"{bucket}/unmoved/kb.json", b"{}")
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "rename", full)
+        with pytest.raises(OSError, match="No space left"):
+            buckets.fetched(f"{bucket}/unmoved")
+    assert buckets.fetched(f"{bucket}/unmoved").is_dir()
+
+
 def test_objects(bucket: str, tmp_path: pathlib.Path) -> None:  # noqa: F811
     assert buckets.read_object(f"{bucket}/a") is None
     assert buckets.listing(bucket) == {}

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -41,6 +41,10 @@ class Inner:
     shares: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
     options: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     flag: bool = False
+    kind: Literal["token", "sequence"] = "token"
+    layout: Literal["rows", "columns"] | Literal[""] = ""
+    by: Literal["cost"] | int | None = None
+    orders: tuple[Literal["up", "down"], ...] = ()
 
     def __post_init__(self) -> None:
         assert 1 / self.rate > 0  # what a class checks by itself relies on the ranges
@@ -83,6 +87,24 @@ def test_what_is_out_of_range_is_named_where_it_stands(change: dict[str, Any], c
     with pytest.raises(ValueError, match="must") as overridden:
         override(Outer(), {"inner": change}, "config.stages.main")
     assert str(overridden.value) == f"config.stages.main.inner.{complaint}"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"kind": "tokens"}, "kind='tokens' must be 'token' or 'sequence'"),
+        ({"layout": "diagonals"}, "layout='diagonals' must be 'rows', 'columns' or ''"),
+        ({"orders": ("up", "left")}, "orders[1]='left' must be 'up' or 'down'"),
+        ({"by": "size"}, "by='size' must be 'cost'"),
+    ],
+)
+def test_a_choice_is_one_of_those_of_its_type(change: dict[str, Any], complaint: str) -> None:
+    """Also where no configuration was read; what is read from one, core.config checks."""
+    with pytest.raises(OutOfRange) as direct:
+        Inner(**change)
+    assert str(direct.value) == complaint
+    assert Inner(kind="sequence", layout="columns", by="cost", orders=("down",)).by == "cost"
+    assert Inner(by=7).by == 7
 
 
 def test_bounds_belong_to_ranges() -> None:

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from routerl_jax.core.files import atomic_file, write_atomic, write_json_lines
+from routerl_jax.core.journal import check_same
 
 
 def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:
@@ -42,3 +43,12 @@ def test_two_writers_of_one_file(tmp_path: pathlib.Path) -> None:
         write_atomic(path, "second")
         assert path.read_text() == "second"
     assert path.read_text() == "first"
+
+
+def test_damaged_settings_of_a_job_are_named(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "settings.json"
+    assert not check_same({"k": 1}, path, "take another directory")
+    assert check_same({"k": 1}, path, "take another directory")
+    path.write_text('{"k"')
+    with pytest.raises(ValueError, match=r"settings\.json is not JSON"):
+        check_same({"k": 1}, path, "take another directory")

@@ -15,7 +15,7 @@ from typing import Any
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.expert_job import ExpertResources, demonstrate
 from routerl_jax.curation.expert_report import ExpertsReport
 from routerl_jax.data.atlas import pages
@@ -116,7 +116,7 @@ def knowing(messages: Messages) -> str:
 # --- the job ---
 
 
-def config(data: pathlib.Path | str, student: pathlib.Path | str, /, **changes: Any) -> ExpertsConfig:
+def config(data: pathlib.Path | str, student: pathlib.Path | str, /, **changes: Any) -> ExpertJobConfig:
     fields: dict[str, Any] = {
         "data": str(data),
         "student": str(student),
@@ -127,12 +127,12 @@ def config(data: pathlib.Path | str, student: pathlib.Path | str, /, **changes: 
         "steps_share": 1.0,
         "actions_share": 1.0,
     }
-    return ExpertsConfig(**{**fields, **changes})
+    return ExpertJobConfig(**{**fields, **changes})
 
 
 def run(
     workdir: pathlib.Path,
-    settings: ExpertsConfig,
+    settings: ExpertJobConfig,
     url: str,
     tool: Titles | None = None,
     opened: Callable[[], None] = lambda: None,

@@ -23,7 +23,7 @@ from configs import vrag_rl_data
 from routerl_jax.agents.driver import run as run_agent
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example, Passage, Sequence
-from routerl_jax.curation.expert_config import ExpertsConfig
+from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.expert_job import balanced
 from routerl_jax.curation.expert_report import ExpertsReport
 from routerl_jax.curation.replies import ReplyFile
@@ -556,7 +556,7 @@ def test_settings_are_checked(tmp_path: pathlib.Path, student: pathlib.Path) -> 
         with pytest.raises(ValueError, match=r"config\.agent\.settings"):
             config("x", student, agent=agent).build_agent()
     for variant, written in (("paper", False), ("released", True)):
-        shipped = from_config_dict(ExpertsConfig, vrag_rl_data.get_config(variant))
+        shipped = from_config_dict(ExpertJobConfig, vrag_rl_data.get_config(variant))
         assert (shipped.released, shipped.oracle, shipped.build_agent().max_turns) == (written, written, 6)
     with pytest.raises(ValueError, match="expected one of paper, released"):
         vrag_rl_data.get_config("mine")

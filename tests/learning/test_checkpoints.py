@@ -1,10 +1,12 @@
 """Checkpoints: the same state back, on other devices too, and clear words where that can't be."""
 
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -16,6 +18,7 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.learning.programs import LearnerState
+from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 
@@ -88,6 +91,19 @@ def test_weights_alone(saved: Saved) -> None:
     earlier = jax.device_get(again.restore_params(3, like, tiny.config()))
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), earlier, saved.state.params)
     assert min(jax.tree.leaves(moved)) > 1e-3
+
+
+def test_a_model_with_experts_is_known_again(tmp_path: pathlib.Path) -> None:
+    """Its fields are nested, and JSON has no tuples."""
+    model = tiny.model(
+        model_type="qwen3_moe", qk_norm=True, experts=ExpertsConfig(count=4, chosen=2, mlp=16, dense_layers=(1,))
+    )
+    params = nnx.state(model, nnx.Param)
+    state = LearnerState(params=params, opt_state=(), updates=jnp.zeros((), jnp.int32))
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=1)) as checkpoints:
+        checkpoints.save(1, state, None, {"model": model_fields(model.config)})
+        checkpoints.wait()
+        assert_close(checkpoints.restore_params(1, params, model.config), params)
 
 
 def test_no_checkpoint_yet(tmp_path: pathlib.Path) -> None:

@@ -402,6 +402,26 @@ def test_muon_takes_orthogonal_steps_on_layers_and_adam_steps_elsewhere():
     assert 0.0005 < np.abs(moved["embedding"]).max() < 0.002  # Adam's first step has about the size of the rate
 
 
+def test_muon_takes_each_expert_as_a_matrix():
+    """A stack of experts moves as its experts would alone."""
+    made = OptimizerConfig(kind="muon", lr=0.02, weight_decay=0.0, max_grad_norm=1e9).build(10)
+    gradients = {
+        name: jax.random.normal(jax.random.key(at), (2, 3, *shape))  # layers, experts, in, out
+        for at, (name, shape) in enumerate({"gate": (8, 4), "up": (8, 4), "down": (4, 8)}.items())
+    }
+
+    def steps(path, gradients):
+        state = nnx.from_flat_state([((*path, name), nnx.Param(value)) for name, value in gradients.items()])
+        moved, _ = made.update(state, made.init(state), state)
+        return {str(path[-1]): np.asarray(value[...]) for path, value in nnx.to_flat_state(moved)}
+
+    stacked = steps(("blocks", "experts"), gradients)
+    for expert in range(3):
+        alone = steps(("blocks",), {name: value[:, expert] for name, value in gradients.items()})
+        for name, value in alone.items():
+            np.testing.assert_allclose(stacked[name][:, expert], value, atol=1e-6)
+
+
 @pytest.mark.parametrize("devices", [1, 8])
 def test_the_reference_scores_a_batch_where_it_lies(devices):
     """Its log-probabilities, and the update with them, are those of a way over the host, to the bit."""

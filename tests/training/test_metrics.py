@@ -25,6 +25,19 @@ def test_rows_are_appended_and_a_resumed_run_drops_its_future(tmp_path: pathlib.
     assert [(row["step"], row["loss"]) for row in read_metrics(tmp_path)] == [(0, 0.0), (1, 1.0), (2, 20.0)]
 
 
+def test_a_damaged_row_is_named_and_none_is_lost(tmp_path: pathlib.Path) -> None:
+    """Only the last may be incomplete. A text may have any separators in it."""
+    path = tmp_path / "metrics.jsonl"
+    rows = [{"step": 0, "stage": "a\u2028b\x85c"}, {"step": 1}]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert read_metrics(tmp_path) == rows
+    damaged = '{"step": 0}\n{"st\n{"step": 2}\n'
+    path.write_text(damaged)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not JSON .*; delete the line"):
+        MetricWriter(tmp_path, resume_at=3)
+    assert path.read_text() == damaged
+
+
 def test_values_that_are_not_finite_are_null(tmp_path: pathlib.Path) -> None:
     writer = MetricWriter(tmp_path)
     writer.write(0, {"a": float("nan"), "b": float("inf"), "c": 1.0})

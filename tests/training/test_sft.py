@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,20 +84,32 @@ def test_what_is_learnt(whole: tuple[pathlib.Path, list[list[dict[str, np.ndarra
             assert (one["advantages"] == 1).all()
 
 
-def test_the_constant_of_a_dr_grpo_run_is_the_engine_s_length(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in reinforcement: tokens count 1 / (max_length * sequences), whatever the lengths; what is fed 0.3 of it."""
+def test_the_constant_of_a_dr_grpo_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in reinforcement: tokens count 1 / (constant * sequences), whatever the lengths; what is fed 0.3 of it."""
     batches, update = [], Learner.update
     monkeypatch.setattr(
         Learner, "update", lambda self, batch: (batches.append(tiny.unpack(batch)), update(self, batch))[1]
     )
     config = make_sft_config(steps=1, evaluation=EvaluationConfig(every=0))
-    learner = dataclasses.replace(config.learner, aggregation="constant")
+    learner = dataclasses.replace(config.learner, aggregation="constant", aggregation_tokens=500)
+    assert (config.aggregation_constant, dataclasses.replace(config, learner=learner).aggregation_constant) == (
+        1024,
+        500,
+    )
     sft.train_sft(dataclasses.replace(config, learner=learner), tmp_path / "run")
     (batch,) = batches
     weights = np.concatenate([one["weights"] for one in batch])
-    np.testing.assert_allclose(np.unique(weights), np.asarray([0.3, 1.0]) / (1024 * len(batch)), rtol=1e-5)
+    np.testing.assert_allclose(np.unique(weights), np.asarray([0.3, 1.0]) / (500 * len(batch)), rtol=1e-5)
+
+
+def test_drills_that_are_all_too_long_are_not_measured() -> None:
+    """What is held out and fits still is."""
+    (sequence,) = tiny.random_sequences(1)
+    learner = types.SimpleNamespace(logprobs=lambda sequences, portion: [np.full(len(s), -0.5) for s in sequences])
+    run = types.SimpleNamespace(config=make_sft_config(), learner=learner)
+    fitting = types.SimpleNamespace(worked=lambda *given: [sequence], drills=lambda *given: [])
+    assert run.config.warm_start.drills
+    assert sft._validate(run, fitting, [sequence]) == {"held_out/nll": 0.5}
 
 
 def test_the_temperature_of_rollouts_is_none_of_its_business(

@@ -81,6 +81,23 @@ def test_schemas_come_from_names_descriptions_and_tools() -> None:
         tool_schemas({"web": tool("Wrong", where="x")})
 
 
+class Silent(Described):
+    closed = False
+
+    @property
+    def schema(self) -> ToolSchema:
+        raise ConnectionError("nobody answered")
+
+    def close(self) -> None:
+        Silent.closed = True
+
+
+def test_a_tool_that_can_not_be_asked_is_closed() -> None:
+    with pytest.raises(ConnectionError, match="nobody answered"):
+        tool_schemas({"web": tool("Silent", where="x")})
+    assert Silent.closed
+
+
 def test_the_schema_of_an_mcp_tool_is_its_servers() -> None:
     knowledge = schema.KnowledgeConfig(
         kind="tool",

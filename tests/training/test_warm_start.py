@@ -160,6 +160,12 @@ def test_what_reinforcement_learning_freezes_the_phase_may_train(config: TrainCo
         dataclasses.replace(trained, kind="sft", warm_start=dataclasses.replace(trained.warm_start, steps=0))
 
 
+def test_the_constant_of_the_loss_is_the_run_s(config: TrainConfig) -> None:
+    learner = dataclasses.replace(config.learner, aggregation="constant", aggregation_tokens=500)
+    phase = warm_start.supervised(dataclasses.replace(config, learner=learner))
+    assert (phase.learner.aggregation, phase.learner.aggregation_tokens) == ("constant", 500)
+
+
 def test_what_a_run_says_of_updates_holds_in_the_phase(config: TrainConfig) -> None:
     """Its bounds, and no other, not even by default."""
     watch = WatchConfig(patience=3, most={"actor/grad_norm": 7.0, "sampler_gap/mean": 0.5}, least={"rollout/em": 0.1})

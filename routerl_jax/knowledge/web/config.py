@@ -80,6 +80,7 @@ class CacheConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class SnapshotConfig:
     """A snapshot of the web as it was seen."""
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
+from routerl_jax.core.checked import checked
 from routerl_jax.core.types import Episode
 from routerl_jax.learning.advantages import Compare
 from routerl_jax.learning.counterfactual import Baseline, Weights, choice_advantages, probabilities, try_weights
@@ -22,6 +23,7 @@ _LEAST_REACH = 1e-6  # above 0, because tokens of weight 0 are left out of train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class ForkCreditConfig:
     """Settings of credit="counterfactual" (learning.counterfactual), for attempts with rollout.forks."""
 
