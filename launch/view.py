@@ -52,10 +52,13 @@ def main(_: Sequence[str]) -> None:
         _print_episodes()
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerators are the run's
+    from routerl_jax.core.extras import needs
     from routerl_jax.viewer.runs import find_runs
-    from routerl_jax.viewer.serve import serve
 
-    serve(find_runs(FLAGS.runs or [FLAGS.workdir]), FLAGS.host, FLAGS.port)
+    runs = find_runs(FLAGS.runs or [FLAGS.workdir])
+    with needs("the page", "serve"):
+        from routerl_jax.viewer.serve import serve
+    serve(runs, FLAGS.host, FLAGS.port)
 
 
 def _print_episodes() -> None:
