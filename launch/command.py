@@ -226,7 +226,10 @@ def _flags_told(error: flags.Error) -> str:
     for line in str(error).splitlines():
         missing = _MISSING.match(line)
         lines.append(f"give --{missing[1]}" if missing else re.sub(r"^flags \w+=[^:]*: ", "", line))
-    return "; ".join(filter(None, lines))
+    told = "; ".join(filter(None, lines))
+    if "Unknown command line flag 'config." in told:
+        told += "; settings --config.KEY=VALUE go with --config=FILE"
+    return told
 
 
 def with_installed_configs(argv: Sequence[str]) -> list[str]:
@@ -254,7 +257,7 @@ def _complaint(error: BaseException | None, config: str) -> str | None:
     file, _, variant = config.partition(":")
     found: tuple[BaseException, str] | None = None
     while error is not None:  # the first to be raised is the last of the chain
-        if isinstance(error, SyntaxError) and error.filename:
+        if isinstance(error, SyntaxError) and error.filename not in (None, "<unknown>"):  # that of an override's value
             found = error, f"{error.filename}, line {error.lineno}"
         for frame in traceback.extract_tb(error.__traceback__):
             if file and os.path.abspath(frame.filename) == os.path.abspath(file):

@@ -80,6 +80,14 @@ def test_what_is_not_given_is_told_in_one_line() -> None:
     assert empty == "launch.train: --workdir= is empty: give a path"
 
 
+def test_files_of_other_rows_are_no_episodes(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    refused = refusal("view", f"--file={tmp_path / 'metrics.jsonl'}")
+    assert refused.startswith(
+        f"launch.view: {tmp_path / 'metrics.jsonl'} holds no records of episodes: a line has no 'id'"
+    )
+
+
 def test_the_viewers_page_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").touch()
     monkeypatch.setitem(sys.modules, "routerl_jax.viewer.serve", None)  # as without its packages
