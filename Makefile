@@ -53,7 +53,7 @@ sight: $(VENV)/.installed
 
 $(VENV)/.installed: setup.py
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable ".[scann,bm25]"
+	$(BIN)/pip install --quiet --editable ".[scann,bm25,serve]"
 	touch $@
 
 $(VENV)/.installed-dev: setup.py $(VENV)/.installed

@@ -35,17 +35,20 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     import dataclasses
 
+    from routerl_jax.core.config import naming
     from routerl_jax.core.files import write_json_lines
     from routerl_jax.data.overlap import examples_of, find_overlaps
     from routerl_jax.data.readers import Subset, open_dataset
 
     def opened(name: str, limits: Sequence[str], flag: str):
-        source = open_dataset(name)
+        with naming(f"--{flag.removesuffix('_range')}"):
+            source = open_dataset(name)
         if not limits:
             return source
         if len(limits) != 2 or not all(limit.strip().isdecimal() for limit in limits):
             raise ValueError(f"--{flag}={','.join(limits)}: expected START,STOP")
-        return Subset(source, *map(int, limits))
+        with naming(f"--{flag}"):
+            return Subset(source, *map(int, limits))
 
     if not FLAGS.test and not (FLAGS.train_range and FLAGS.test_range):
         raise ValueError("give --test, or --train_range and --test_range of one data set")

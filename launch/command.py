@@ -6,8 +6,10 @@ import contextlib
 import functools
 import os
 import pathlib
+import re
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 
 Schemas = Callable[[], Mapping[str, type]]
 _BESIDE = pathlib.Path(__file__).resolve().parents[1]
+_MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None\.")
 _HELP = ("help", "helpshort", "h", "?")
 
 
@@ -64,7 +67,9 @@ def start(
         try:
             with contextlib.ExitStack() as stack:
                 for name in sorted({"workdir", "output"} & set(FLAGS)):
-                    if place := FLAGS[name].value:
+                    if (place := FLAGS[name].value) == "":  # as from a variable of the shell that is not set
+                        raise ValueError(f"--{name}= is empty: give a path")
+                    if place:
                         FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", place)))
                 main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
@@ -184,30 +189,47 @@ def _print_help(schemas: Schemas | None) -> None:
 def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     """absl's parser, with each of its errors as one clear line. --help prints the help and exits.
 
-    Three kinds of errors: a value that a flag can't take, an override of a key that the configuration does not have, and an
-    error that the configuration file raises about its variant (`FILE:VARIANT`).
+    Three kinds of errors: a value that a flag can't take, an override of a key that the configuration does not have, and
+    whatever the configuration file raises.
     """
     program = f"launch.{pathlib.Path(argv[0]).stem}"
     argv = with_installed_configs(argv)
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
         _print_help(schemas)
         sys.exit(0)
+    given = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
+    path = given.partition("=")[2]
     try:
         return FLAGS(list(argv))
-    except flags.Error as error:
+    except Exception as error:
         if os.environ.get("ROUTERL_TRACEBACK"):
             raise
-        complaint = _complaint(error)
-        if complaint is None:  # not parsed again by app.parse_flags_with_usage: overrides are defined by now
-            sys.exit(f"{program}: {error} (--help lists the options)")
-        given = next((a for a in argv if a.lstrip("-").startswith("config=")), "--config")
-        sys.exit(f"{program}: {given}: {complaint}")
-    except (AttributeError, KeyError):
-        path = next((a.split("=", 1)[1] for a in argv if a.lstrip("-").startswith("config=")), None)
-        message = path and _unknown_override(cast(Any, FLAGS["config"]).parser.parse(path), argv)
+        if (complaint := _complaint(error, path)) is not None:
+            sys.exit(f"{program}: {given}: {complaint}")
+        if isinstance(error, flags.Error) and not (path and "flag --config=None: " in str(error)):
+            # not parsed again by app.parse_flags_with_usage: overrides are defined by now
+            sys.exit(f"{program}: {_flags_told(error)} (--help lists the options)")
+        if not (path and isinstance(error, AttributeError | KeyError | flags.Error)):
+            raise
+        config = cast(Any, FLAGS["config"]).parser.parse(path)
+        if config is None:
+            sys.exit(f"{program}: {given}: its get_config() returns nothing")
+        message = _unknown_override(config, argv)
         if not message:
             raise
         sys.exit(f"{program}: {message}")
+
+
+def _flags_told(error: flags.Error) -> str:
+    """absl's message on one line, with "give --config" for a flag that is required and not there."""
+    lines = []
+    for line in str(error).splitlines():
+        missing = _MISSING.match(line)
+        lines.append(f"give --{missing[1]}" if missing else re.sub(r"^flags \w+=[^:]*: ", "", line))
+    told = "; ".join(filter(None, lines))
+    if "Unknown command line flag 'config." in told:
+        told += "; settings --config.KEY=VALUE go with --config=FILE"
+    return told
 
 
 def with_installed_configs(argv: Sequence[str]) -> list[str]:
@@ -224,17 +246,32 @@ def with_installed_configs(argv: Sequence[str]) -> list[str]:
     return found
 
 
-def _complaint(error: BaseException | None) -> str | None:
-    """The message of the error that a configuration file's get_config raised about its argument.
+def _complaint(error: BaseException | None, config: str) -> str | None:
+    """The message of the error that the file of --config raised, with its line in that file if it is no ValueError.
 
-    ml_collections shows such an error only as a traceback. None if the error is another.
+    ml_collections shows such an error as a traceback, or not at all. None if the error is another.
+
+    Args:
+      config: FILE or FILE:VARIANT.
     """
-    while error is not None and not str(error).startswith("Error whilst parsing config file"):
+    file, _, variant = config.partition(":")
+    found: tuple[BaseException, str] | None = None
+    while error is not None:  # the first to be raised is the last of the chain
+        if isinstance(error, SyntaxError) and error.filename not in (None, "<unknown>"):  # that of an override's value
+            found = error, f"{error.filename}, line {error.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__):
+            if file and os.path.abspath(frame.filename) == os.path.abspath(file):
+                found = error, f"{frame.filename}, line {frame.lineno}"
+        if str(error).startswith("get_config()"):  # raised where it is called
+            return f"it has no variants; leave out :{variant}" if variant else str(error)
+        if str(error).endswith("has no attribute 'get_config'"):
+            return "it defines no get_config(); a configuration is a Python file that does (configs/quickstart.py)"
         error = error.__cause__ or error.__context__
-    raised = error and error.__context__
-    if isinstance(raised, ValueError) or (isinstance(raised, TypeError) and str(raised).startswith("get_config()")):
-        return str(raised)
-    return None
+    if found is None:
+        return None
+    raised, where = found
+    message = getattr(raised, "msg", None) or str(raised)
+    return message if isinstance(raised, ValueError) else f"{type(raised).__name__}: {message} ({where})"
 
 
 def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:

@@ -102,7 +102,7 @@ def balance(workdir: pathlib.Path) -> Any:
     run, agent, made_of = open_run(pathlib.Path(config.policy), config.step)
     split_cpu(run.mesh.cpu_devices)
     name, limits = (config.data, ()) if config.data else (run.data.train, run.data.train_range)
-    source = open_examples(name, limits, "train")
+    source = open_examples(name, limits, "config.data" if config.data else f"config.data.train of {config.policy}")
     load = functools.partial(load_policy, pathlib.Path(config.policy), run, step=config.step or None)
     return balance(
         config,

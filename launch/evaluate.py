@@ -255,7 +255,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     benchmark = FLAGS.benchmark or config.data.test or config.data.train
     if FLAGS.benchmark:
         limit = config.evaluation.final_examples if FLAGS.limit is None else FLAGS.limit
-        examples = take_examples(benchmark, (), "test", limit)
+        examples = take_examples(benchmark, (), "--benchmark", limit)
     else:
         examples = evaluation_examples(config, "test", FLAGS.limit)
     if any(golden_step(example) is not None for example in examples):

@@ -22,6 +22,7 @@ from launch.command import start
 FLAGS = flags.FLAGS
 _OF_TERMINAL = ("step", "count", "wrong", "draw", "normalizer")
 _OF_PAGE = ("host", "port")
+_OF_A_RECORD = ("id", "sample", "question", "golden_answers", "prediction", "turns")
 
 
 def define_flags() -> None:
@@ -52,10 +53,13 @@ def main(_: Sequence[str]) -> None:
         _print_episodes()
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerators are the run's
+    from routerl_jax.core.extras import needs
     from routerl_jax.viewer.runs import find_runs
-    from routerl_jax.viewer.serve import serve
 
-    serve(find_runs(FLAGS.runs or [FLAGS.workdir]), FLAGS.host, FLAGS.port)
+    runs = find_runs(FLAGS.runs or [FLAGS.workdir])
+    with needs("the page", "serve"):
+        from routerl_jax.viewer.serve import serve
+    serve(runs, FLAGS.host, FLAGS.port)
 
 
 def _print_episodes() -> None:
@@ -74,6 +78,11 @@ def _print_episodes() -> None:
     console = Console()
     shown = 0
     for record in read_records(path):
+        if missing := [key for key in _OF_A_RECORD if key not in record]:
+            raise ValueError(
+                f"{path} holds no records of episodes: a line has no {missing[0]!r}; give a file below episodes/ or "
+                "evaluation/ of a run"
+            )
         golds = record["golden_answers"]
         if FLAGS.wrong and (not golds or exact_match(record["prediction"], golds, normalizer) == 1):
             continue

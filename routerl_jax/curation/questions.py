@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.pictures import picture_name
@@ -40,7 +41,8 @@ def all_questions(data: str, seed: int) -> list[Question]:
     Raises:
       ValueError: the data has golden steps.
     """
-    source = open_dataset(data)
+    with naming("config.data"):
+        source = open_dataset(data)
     names = short_names([part.strip() for part in data.split(",")])
     by_dataset: dict[str, list[Question]] = {}
     for example in (source[i] for i in range(len(source))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -197,6 +198,7 @@ def _libraries() -> tuple[Any, Any]:
         import bm25s
         import bm25s.tokenization
         import Stemmer
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its own is DEBUG, whatever the program's is
     return bm25s, Stemmer
 
 

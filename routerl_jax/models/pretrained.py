@@ -100,7 +100,7 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
         return found
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
-            f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({error}). "
+            f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({' '.join(str(error).split())}). "
             f"Give a Hugging Face directory, or one of {', '.join(PYPI_MODELS)}"
         ) from error
 

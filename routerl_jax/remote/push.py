@@ -22,20 +22,20 @@ class HubRepository:
         from huggingface_hub import HfApi
 
         self._hub = HfApi()
-        with _hub_errors(name):
+        with _hub_errors(name, "nothing was exported yet; without --push it needs no hub"):
             self.name = self._hub.create_repo(name, private=private, exist_ok=True).repo_id
 
     def push(self, directory: pathlib.Path, message: str) -> str:
         """Uploads all files of a directory in one commit. Returns the commit's address. Raises ValueError as above."""
-        with _hub_errors(self.name):
+        with _hub_errors(self.name, "what was exported stays where it is"):
             return str(
                 self._hub.upload_folder(repo_id=self.name, folder_path=directory, commit_message=message).commit_url
             )
 
 
 @contextlib.contextmanager
-def _hub_errors(name: str) -> Iterator[None]:
-    """Turns the hub's errors into ValueErrors that name the flag and the fix."""
+def _hub_errors(name: str, then: str) -> Iterator[None]:
+    """Turns the hub's errors into ValueErrors that name the flag and the fix, or `then`, what an unreachable hub means."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, HTTPError, LocalTokenNotFoundError
 
     try:
@@ -53,6 +53,4 @@ def _hub_errors(name: str) -> Iterator[None]:
             f"--push={name}: the hub answers {status} ({error.server_message or error}){advice}"
         ) from error
     except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: an upload's own
-        raise ValueError(
-            f"--push={name}: {type(error).__name__}: {error}; what was exported stays where it is"
-        ) from error
+        raise ValueError(f"--push={name}: {type(error).__name__}: {error}; {then}") from error

@@ -91,7 +91,11 @@ def open_policy(config: ServePolicyConfig) -> Served:
         run = with_knowledge(load_config(workdir), config.knowledge)
         split_cpu(run.mesh.cpu_devices)
         if config.max_length:
-            run = dataclasses.replace(run, engine=dataclasses.replace(run.engine, max_length=config.max_length))
+            run = dataclasses.replace(
+                run,
+                engine=dataclasses.replace(run.engine, max_length=config.max_length),
+                learner=dataclasses.replace(run.learner, length_buckets=()),  # of what is learnt; here it would be a bound
+            )
         tags = build_recipe(run).agent.special_tokens
         engine = make_engine(run, load_policy(workdir, run, step=config.step), rows=config.rows or None)
         if config.with_searches:

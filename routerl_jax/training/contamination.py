@@ -70,7 +70,7 @@ def _trained_on(config: TrainConfig) -> Iterator[Example]:
     if "annotated" in shown:
         data.append(config.data)
     for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
-        yield from examples_of(open_examples(name, limits, "train"))
+        yield from examples_of(open_examples(name, limits, "config.data.train"))
 
 
 def _evaluated(config: TrainConfig) -> list[Example]:

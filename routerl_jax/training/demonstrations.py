@@ -163,8 +163,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             raise ValueError(
                 f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
             )
-        with naming(source):
-            open_examples(settings.demonstrations, (), "train")
+        open_examples(settings.demonstrations, (), source)
         return
     if settings.demonstrations.startswith("trajectories"):
         raise ValueError(
@@ -299,7 +298,7 @@ def _of_annotated_questions(
 
     As many as the run trains on, drawn at random, or all if there are fewer. They are searched for in portions.
     """
-    source = open_examples(config.data.train, config.data.train_range, "train")
+    source = open_examples(config.data.train, config.data.train_range, "config.data.train")
     needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
     order = np.random.default_rng([4, config.seed]).permutation(len(source))
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
@@ -334,7 +333,7 @@ def _of_annotated_questions(
 
 def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[list[Worked], str]:
     """All steps of golden trajectories, except those with empty answers, which the protocol can't express."""
-    steps = open_examples(config.warm_start.demonstrations, (), "train")
+    steps = open_examples(config.warm_start.demonstrations, (), "config.warm_start.demonstrations")
     examples = [steps[i] for i in range(len(steps))]
     if any(golden_step(example) is None for example in examples):
         raise ValueError(f"{source} holds questions, and agents that work step by step learn from golden steps")
@@ -368,7 +367,7 @@ def shown_questions(name: str) -> Iterator[Example]:
         yield from (recorded.example for _, recorded in read_messages(path, pictures=pictures))
         return
     if not pathlib.Path(name).expanduser().exists():
-        steps = open_examples(name, (), "train")
+        steps = open_examples(name, (), "config.warm_start.demonstrations")
         yield from (steps[i] for i in range(len(steps)))
         return
     for file in _episode_files(name, f"config.warm_start.demonstrations={name!r}"):

@@ -59,7 +59,7 @@ def count_steps(config: TrainConfig) -> TrainConfig:
 def _steps(config: TrainConfig, name: str) -> int:
     settings = config.in_stage(name)
     data, examples = settings.data, settings.rollout.examples
-    questions = len(open_examples(data.train, data.train_range, "train"))
+    questions = len(open_examples(data.train, data.train_range, "config.data.train"))
     steps = -(-data.epochs * questions // examples)
     logging.info(
         "stage %r: %d passes over %d questions, %d in a step: %d steps", name, data.epochs, questions, examples, steps

@@ -290,7 +290,7 @@ def evaluation_examples(
         name, limits, default = data.test, data.test_range, evaluation.final_examples
     else:
         name, limits, default = data.validation, data.validation_range, evaluation.examples
-    return take_examples(name or data.train, limits, part, default if count is None else count)
+    return take_examples(name or data.train, limits, f"config.data.{part}", default if count is None else count)
 
 
 def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
@@ -300,13 +300,19 @@ def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> l
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:
-    """A data set, or a range of it. `key` is the name in config.data, for errors."""
-    source = open_dataset(name)
+    """A data set, or a range of it.
+
+    Args:
+      key: the setting that names it, for errors, such as "config.data.train"; `limits` are then config.data.train_range.
+    """
+    with naming(key):
+        source = open_dataset(name)
     if not limits:
         return source
     if len(limits) != 2:
-        raise ValueError(f"config.data.{key}_range={limits} must be empty or (start, stop)")
-    return Subset(source, *limits)
+        raise ValueError(f"{key}_range={limits} must be empty or (start, stop)")
+    with naming(f"{key}_range"):
+        return Subset(source, *limits)
 
 
 def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *, mesh: Mesh | None = None) -> Engine:

@@ -49,7 +49,7 @@ class Stages:
             data, questions_of = settings.data, (settings.data.train, settings.data.train_range)
             owner = owners.setdefault(questions_of, stage.name)
             if owner == stage.name:
-                questions = open_examples(data.train, data.train_range, "train")
+                questions = open_examples(data.train, data.train_range, "config.data.train")
                 check_retrievers(
                     (questions[i] for i in range(len(questions))),
                     tuple(config.knowledge),

@@ -51,6 +51,12 @@ def test_formula(tmp_path: pathlib.Path, query: str) -> None:
     assert kb.search([query], 1)[0] == found[:1]
 
 
+def test_a_build_logs_nothing(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    """bm25s logs its steps, which a program's users would see between the bars."""
+    build_words(passages(), tmp_path / "kb")
+    assert not [record for record in caplog.records if record.name == "bm25s"]
+
+
 def test_stems_stopwords_and_ties(tmp_path: pathlib.Path) -> None:
     same = [Passage(id=str(i), title="Dogs", text="barking") for i in range(5)]
     build_words([*passages(), *same], tmp_path / "kb")

@@ -45,6 +45,55 @@ def test_other_urls_than_those_of_buckets_are_refused(arguments: list[str], key:
     assert not list(ROOT.glob("[ah]*:"))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it defines no get_config()"),
+        ("def get_config()\n    pass", "SyntaxError: expected ':' (FILE, line 1)"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (FILE, line 1)"),
+        ("import os\ndef get_config():\n    return os.nothing", "has no attribute 'nothing' (FILE, line 3)"),
+        ("def get_config():\n    return TRAIN(stepz=3)", "unexpected keyword argument 'stepz' (FILE, line 2)"),
+        ("def get_config():\n    return TRAIN(steps=-3)", "steps=-3 must not be negative"),
+        ("def get_config():\n    pass", "its get_config() returns nothing"),
+    ],
+)
+def test_what_is_wrong_in_a_configuration_file_is_told_in_one_line(
+    text: str, message: str, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text.replace("TRAIN", '__import__("routerl_jax.training.config").training.config.TrainConfig'))
+    for more in ((), ("--config.steps=3",)):
+        refused = refusal("train", f"--config={file}", f"--workdir={tmp_path / 'run'}", *more)
+        assert refused.startswith(f"launch.train: --config={file}: ")
+        assert message.replace("FILE", str(file)) in refused
+
+
+def test_what_is_not_given_is_told_in_one_line() -> None:
+    assert refusal("build_kb") == "launch.build_kb: give --workdir; give --config (--help lists the options)"
+    assert refusal("train").startswith(
+        "launch.train: give --config; give --workdir, the directory of the run; or --show"
+    )
+    assert "quickstart.py:foo: it has no variants; leave out :foo" in refusal(
+        "train", "--config=configs/quickstart.py:foo"
+    )
+    empty = refusal("train", "--config=configs/quickstart.py", "--workdir=")  # else the run would be in this directory
+    assert empty == "launch.train: --workdir= is empty: give a path"
+
+
+def test_files_of_other_rows_are_no_episodes(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    refused = refusal("view", f"--file={tmp_path / 'metrics.jsonl'}")
+    assert refused.startswith(
+        f"launch.view: {tmp_path / 'metrics.jsonl'} holds no records of episodes: a line has no 'id'"
+    )
+
+
+def test_the_viewers_page_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    monkeypatch.setitem(sys.modules, "routerl_jax.viewer.serve", None)  # as without its packages
+    assert "the page needs packages that can't be imported" in refusal("view", f"--workdir={tmp_path}")
+
+
 def test_a_program_works_on_a_copy_of_a_bucket_and_names_the_bucket(
     bucket: str,  # noqa: F811
     capsys: pytest.CaptureFixture[str],

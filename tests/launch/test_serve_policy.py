@@ -26,7 +26,8 @@ QUESTION = "What is the capital of the country that produces the most Ruthenium?
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     config = make_config(tmp_path_factory.mktemp("home"))
-    config = dataclasses.replace(config, mesh=schema.MeshConfig(cpu_devices=1))
+    learner = dataclasses.replace(config.learner, length_buckets=(config.engine.max_length,))
+    config = dataclasses.replace(config, mesh=schema.MeshConfig(cpu_devices=1), learner=learner)
     return left_by_a_run(tmp_path_factory.mktemp("runs") / "router", config)
 
 
@@ -88,6 +89,7 @@ def test_a_policy_with_its_searches(workdir: pathlib.Path) -> None:
         (("--workdir={run}", "--with_searches", "--knowledge=other=kb"), "is not NAME=PLACE with a knowledge base"),
         (("--workdir={run}", "--token_file=/nowhere"), "token_file=/nowhere: can't be read"),
         (("--workdir={run}", "--max_queue=-1"), "max_queue=-1 must not be negative"),
+        (("--workdir={run}", "--max_length=9999"), "max_length=9999 exceeds the model's context"),  # not: the run's buckets
     ],
 )
 def test_mistakes_are_one_line(workdir: pathlib.Path, flags: tuple[str, ...], expected: str) -> None:
