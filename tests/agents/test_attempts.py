@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import threading
 import time
 from typing import Any
@@ -15,18 +16,20 @@ from routerl_jax.agents.driver import Attempts, run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.generation.engine import Engine
 from tests import seeing, tiny
-from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
+from tests.agents.scripted import AGENT as THREE_SEARCHES
+from tests.agents.scripted import ANSWER, SEARCH, ScriptedEngine, knowledge
 from tests.agents.test_forks import Asker, ways
 from tests.agents.test_images import EXAMPLES as PICTURES
 from tests.agents.test_images import Looker
 
 EXAMPLES = [Example(id=f"q{i}", question=f"Question {i}?", answers=("Accra",)) for i in range(6)]
 SAMPLES = 3
+AGENT = dataclasses.replace(THREE_SEARCHES, max_searches=5)
 
 
 def searches(example: str, sample: int) -> int:
     """One attempt at q1 is the longest of all."""
-    return 3 if (example, sample) == ("q1", 2) else int(example[1:]) % 2
+    return 5 if (example, sample) == ("q1", 2) else int(example[1:]) % 2
 
 
 def script(example: str, sample: int, turn: int) -> str:
