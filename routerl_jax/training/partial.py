@@ -44,8 +44,8 @@ class PartialRollouts:
         self._stages, self._agent, self._engine, self._tools, self._steps = stages, agent, engine, tools, steps
         self._attempts: Attempts | None = None
         self._streams: list[Stream] = []  # the conversations between two steps
-        self._begun: dict[str, int] = {}  # by question under way, the step that drew it; oldest first
-        self._carried: set[str] = set()  # questions under way that an earlier step drew
+        self._begun: dict[str, int] = {}  # by question under way, the engine's version when it was begun; oldest first
+        self._carried: set[str] = set()  # those that an earlier step began
         self._ended = 0.0  # when one of their attempts ended last
         self._overdue, self._seconds = 0, 0.0
 
@@ -55,7 +55,7 @@ class PartialRollouts:
         Args:
           whole: no group may be under way when its batch is taken.
         """
-        rollout = stage.config.rollout
+        rollout, self._carried = stage.config.rollout, set(self._begun)
         last = step + 1 == self._steps or self._stages.at(step + 1) is not stage
         under_way = rollout.examples + (0 if whole or last else rollout.partial)
         return stage.stream.next(under_way - len(self._begun), self._begun)
@@ -77,10 +77,9 @@ class PartialRollouts:
           attempt: further arguments of `Attempts.run`.
           settings: further arguments of `Attempts`, the same for all steps of a stage.
         """
-        rollout, started = stage.config.rollout, time.perf_counter()
-        self._carried = {id for id, begun in self._begun.items() if begun < step}
-        self._begun |= {example.id: step for example in examples}
-        overdue = sum(step + rollout.ahead - begun >= rollout.max_staleness for begun in self._begun.values())
+        started, oldest = time.perf_counter(), step + 1 - stage.config.rollout.max_staleness  # version in the next step
+        self._begun |= {example.id: self._engine.version for example in examples}
+        overdue = sum(version < oldest for version in self._begun.values())
         self._overdue = max(self._overdue, overdue)
         if self._attempts is None:
             self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note)
