@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import signal
 from typing import Any
 
 import jax
@@ -30,7 +31,10 @@ from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 from routerl_jax.training.step import train_step
 from tests import tiny
+from tests.invariants.test_devices_and_processes import check
+from tests.programs import finish, start, two_processes
 from tests.training.test_ahead import KB, untimed
+from tests.training.test_resume import assert_same_run, untimed_rows
 
 STEPS, EXAMPLES, SAMPLES, LENGTH = 5, 3, 2, 128
 WHOLE = 2  # the step before a checkpoint
@@ -201,6 +205,25 @@ def test_a_checkpoint_holds_no_attempt_and_the_run_goes_on_exactly(taken: Taken)
     found.partial.close()
     assert not found.partial.under_way
     assert not found.engine._streams
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_and_two_processes(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A whole run that searches, with groups that are replaced, a validation after every other step and two stages."""
+    module, whole, workdir, pair = (
+        "tests.training.small_run",
+        *(tmp_path / name for name in ("whole", "killed", "pair")),
+    )
+    one = {"JAX_NUM_CPU_DEVICES": "1"}
+    finish(start(module, small_run, whole, "--partial", **one))
+    finish(start(module, small_run, workdir, "--partial", "--kill", "after-save:2", **one), status=-signal.SIGKILL)
+    finish(start(module, small_run, workdir, "--partial", "--resume", **one))
+    assert_same_run(whole, workdir)
+    rows = untimed_rows(workdir)
+    assert rows[0]["rollout/partial/unfinished"] > 0
+    assert [row["rollout/staleness/max"] for row in rows] == [0, 1, 0]
+    two_processes(module, small_run, pair, "--partial", workdir=pair, **one)
+    check(whole, pair)
 
 
 class Numbers:
