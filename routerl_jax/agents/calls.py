@@ -195,10 +195,15 @@ async def _search(
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
 
+    working = asyncio.ensure_future(in_thread(work, f"tool-{tool}"))
     try:
-        return await asyncio.wait_for(in_thread(work, f"tool-{tool}"), limit)
-    except TimeoutError:
-        raise _Late(f"TimeoutError: no reply within {limit:g} s", part()) from None
+        # wait_for would drop a reply that came in time while the loop rested (attempts that are under way during an update)
+        await asyncio.wait([working], timeout=limit)
+        if working.done():
+            return working.result()
+    finally:
+        working.cancel()
+    raise _Late(f"TimeoutError: no reply within {limit:g} s", part())
 
 
 def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:

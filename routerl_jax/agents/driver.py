@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import inspect
 import time
@@ -24,7 +25,7 @@ from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
-from routerl_jax.remote.background import run_coroutine
+from routerl_jax.remote.background import PausedLoop
 
 
 @dataclasses.dataclass
@@ -83,114 +84,203 @@ def run(
       RuntimeError: an agent raised, or a tool breaks the interface (such as a `cost` that is no number). A tool that only
         raises or hangs does not end the run: the agent sees `call.error`.
     """
-    ids = [example.id for example in examples]
-    if len(set(ids)) != len(ids):
-        repeated = next(i for i, count in collections.Counter(ids).items() if count > 1)
-        raise ValueError(f"example id {repeated!r} occurs twice; ids must be distinct (they seed the sampling)")
-    if not deterministic and jax.process_count() > 1:
-        raise ValueError("deterministic=False needs a single process: with several, all must see the same order")
-    if forks and not deterministic:
-        raise ValueError(
-            f"forks={forks} with deterministic=False: a forked attempt replays what was done in a fixed order; take "
-            "deterministic=True"
-        )
-    if isinstance(engine, Endpoint):
-        engine.check(forks, jax.process_count())
-    if forks:
-        check_choices(agent, f"forks={forks}")
-    engine.seed = seed
-    jobs = [(example, sample) for example in examples for sample in range(samples)]
-    stats = stats or DriverStats()
-    driver = _Driver(agent, engine, tools, sampling or Sampling(), deterministic, tool_timeout, stats, forks, finished)
-
-    with Bar(total=len(jobs), desc=progress, unit="episode", disable=not progress) as bar:
-        episodes = run_coroutine(driver.run_all(jobs, bar))
-    if driver.unfit:
-        logging.warning(
-            "%d of %d episodes end without an answer, as something does not fit a conversation. The first: %s",
-            *(len(driver.unfit), len(episodes), driver.unfit[0]),
-        )
-    if failed := [episode.failure for episode in episodes if episode.failure is not None]:
-        kinds = collections.Counter(failure.kind for failure in failed)
-        logging.warning(
-            "%d of %d episodes end without an answer, as the policy failed (%s). The first: %s",
-            *(len(failed), len(episodes), ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())),
-            failed[0].message,
-        )
-    return episodes
+    attempts = Attempts(
+        *(agent, engine, tools),
+        sampling=sampling,
+        deterministic=deterministic,
+        tool_timeout=tool_timeout,
+        forks=forks,
+        finished=finished,
+    )
+    with contextlib.closing(attempts):
+        return attempts.run(examples, samples, seed, progress=progress, stats=stats)
 
 
-class _Driver:
+@dataclasses.dataclass(eq=False)
+class _Group:
+    """The attempts at one example.
+
+    Attributes:
+      left: attempts that have not ended; a forked one counts once per branch.
+      ended: the episodes of the others.
+    """
+
+    example: Example
+    left: int
+    ended: list[Episode] = dataclasses.field(default_factory=list)
+
+
+class Attempts:
+    """Attempts of an agent at examples, group by group. Some may be under way when `run` returns; the next `run` goes on with
+    them.
+
+    Between two runs nothing moves but the tools' threads. The engine may get new weights meanwhile, and others may use it while
+    the conversations are suspended (`Engine.suspend`). Until `close`, all must be done by one thread at a time.
+
+    Args and errors: see `run`.
+    """
+
     def __init__(
         self,
         agent: Agent,
         engine: Policy,
         tools: Mapping[str, SearchTool],
-        sampling: Sampling,
-        deterministic: bool,
-        tool_timeout: float,
-        stats: DriverStats,
-        forks: int,
-        finished: Callable[[Episode], None] | None,
+        *,
+        sampling: Sampling | None = None,
+        deterministic: bool = True,
+        tool_timeout: float = DEFAULT_SECONDS,
+        forks: int = 0,
+        finished: Callable[[Episode], None] | None = None,
     ) -> None:
+        if not deterministic and jax.process_count() > 1:
+            raise ValueError("deterministic=False needs a single process: with several, all must see the same order")
+        if forks and not deterministic:
+            raise ValueError(
+                f"forks={forks} with deterministic=False: a forked attempt replays what was done in a fixed order; take "
+                "deterministic=True"
+            )
+        if isinstance(engine, Endpoint):
+            engine.check(forks, jax.process_count())
+        if forks:
+            check_choices(agent, f"forks={forks}")
         self.agent = agent
         self.engine = engine
         self.tools = tools
-        self.sampling = sampling
+        self.sampling = sampling or Sampling()
         self.deterministic = deterministic
         self.tool_timeout = tool_timeout
-        self.stats = stats
+        self.stats = DriverStats()
         self.forks = forks
         self.finished = finished
-        self.unfit: list[str] = []  # messages of DoesNotFit errors
         self._choices = agent.choices if forks else None
+        self._loop = PausedLoop()
+        self._groups: list[_Group] = []  # those that no run has returned yet, oldest first
+        self._queue: collections.deque[tuple[_Group, int]] = collections.deque()
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
         self._in_flight: set[asyncio.Task[None]] = set()
-        self._active: dict[asyncio.Task[Episode], Rollout] = {}
+        self._active: dict[asyncio.Task[Episode], tuple[Rollout, _Group]] = {}
         self._spawned: list[tuple[Rollout, BranchState]] = []
-        self._changed: asyncio.Event
-
-    async def run_all(self, jobs: Sequence[tuple[Example, int]], bar: Any) -> list[Episode]:
+        self._unfit: list[str] = []  # messages of DoesNotFit errors
         self._changed = asyncio.Event()
-        queue = collections.deque(enumerate(jobs))
-        episodes: dict[int, list[Episode]] = {}
-        index_of: dict[asyncio.Task[Episode], int] = {}
+
+    @property
+    def under_way(self) -> dict[str, int]:
+        """The ids of the examples whose groups no run has returned yet, oldest first, and the attempts of each that have not
+        ended."""
+        return {group.example.id: group.left for group in self._groups}
+
+    def run(
+        self,
+        examples: Sequence[Example],
+        samples: int = 1,
+        seed: int = 0,
+        *,
+        groups: int | None = None,
+        awaited: int = 0,
+        progress: str = "",
+        stats: DriverStats | None = None,
+    ) -> list[Episode]:
+        """Begins attempts at the examples, after those under way, and runs all until enough groups are complete.
+
+        Args:
+          groups: number of groups that are enough; None: all.
+          awaited: so many of the oldest groups must be among them.
+
+        Returns:
+          Episodes of the complete groups, the oldest first, and of no more than `groups`.
+
+        Raises:
+          see the function `run`. Nothing is under way then.
+        """
+        ids = [*self.under_way, *(example.id for example in examples)]
+        if len(set(ids)) != len(ids):
+            repeated = next(i for i, count in collections.Counter(ids).items() if count > 1)
+            raise ValueError(f"example id {repeated!r} occurs twice; ids must be distinct (they seed the sampling)")
+        self.engine.seed = seed
+        self.stats, self._unfit = stats or DriverStats(), []
+        for example in examples:
+            group = _Group(example, samples)
+            self._groups.append(group)
+            self._queue.extend((group, sample) for sample in range(samples))
+        oldest = self._groups[:awaited]
+
+        def enough() -> bool:
+            complete = [group for group in self._groups if not group.left]
+            return groups is not None and len(complete) >= groups and not any(group.left for group in oldest)
+
+        total = sum(group.left for group in self._groups)
+        with Bar(total=total, desc=progress, unit="episode", disable=not progress) as bar:
+            self._loop.run(self._run(enough, bar))
+        taken = [group for group in self._groups if not group.left][:groups]
+        self._groups = [group for group in self._groups if group not in taken]
+        episodes = [episode for group in taken for episode in sorted(group.ended, key=self._place)]
+        self._warn(episodes)
+        return episodes
+
+    def close(self) -> None:
+        """Ends the attempts that are under way. Their conversations must not be suspended."""
+        self._abandon()
+        self._loop.close()
+
+    def _warn(self, episodes: Sequence[Episode]) -> None:
+        if self._unfit:
+            logging.warning(
+                "%d of %d episodes end without an answer, as something does not fit a conversation. The first: %s",
+                *(len(self._unfit), len(episodes), self._unfit[0]),
+            )
+        if failed := [episode.failure for episode in episodes if episode.failure is not None]:
+            kinds = collections.Counter(failure.kind for failure in failed)
+            logging.warning(
+                "%d of %d episodes end without an answer, as the policy failed (%s). The first: %s",
+                *(len(failed), len(episodes), ", ".join(f"{kind}: {count}" for kind, count in kinds.most_common())),
+                failed[0].message,
+            )
+
+    async def _run(self, enough: Callable[[], bool], bar: Any) -> None:
         concurrency = self.engine.rows
         try:
-            while queue or self._active:
-                while queue and len(self._active) < concurrency:
-                    index, (example, sample) = queue.popleft()
-                    index_of[self._start(example, sample, BranchState(self._choices, self.forks))] = index
+            while (self._queue or self._active) and not enough():
+                while self._queue and len(self._active) < concurrency:
+                    group, sample = self._queue.popleft()
+                    self._start(group, sample, BranchState(self._choices, self.forks))
                 await self._settle()
                 for parent, state in self._spawned:
-                    origin = next(task for task, rollout in self._active.items() if rollout is parent)
-                    index_of[self._start(parent.example, parent.sample, state)] = index_of[origin]
+                    group = next(group for rollout, group in self._active.values() if rollout is parent)
+                    self._start(group, parent.sample, state)
+                    group.left += 1
                     bar.total += 1
                 if self._spawned:
                     self._spawned.clear()
                     continue
                 done = [task for task in self._active if task.done()]
                 for task in done:
-                    rollout = self._active.pop(task)
+                    rollout, group = self._active.pop(task)
                     rollout.close()
                     episode = self._result(task, rollout)
-                    episodes.setdefault(index_of[task], []).append(episode)
+                    group.ended.append(episode)
+                    group.left -= 1
                     if self.finished is not None:
                         self.finished(episode)
                     bar.update()
-                if done and queue:  # the next segment decodes with the freed rows
+                if done and (self._queue or enough()):  # the next segment decodes with the freed rows
                     continue
                 await self._advance()
-        finally:
-            for task, rollout in self._active.items():
-                task.cancel()
-                rollout.close()
-            for task in self._in_flight:
-                task.cancel()
-        return [episode for i in range(len(jobs)) for episode in sorted(episodes[i], key=self._way)]
+        except BaseException:
+            self._abandon()
+            raise
 
-    def _start(self, example: Example, sample: int, state: BranchState) -> asyncio.Task[Episode]:
+    def _abandon(self) -> None:
+        for task, (rollout, _) in self._active.items():
+            task.cancel()
+            rollout.close()
+        for task in self._in_flight:
+            task.cancel()
+        for kept in (self._active, self._groups, self._queue, self._turns, self._calls, self._spawned):
+            kept.clear()
+
+    def _start(self, group: _Group, sample: int, state: BranchState) -> None:
+        example = group.example
         rollout = Rollout(
             *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
             tags=self.agent.special_tokens,
@@ -201,8 +291,7 @@ class _Driver:
             raise ValueError(f"{type(self.agent).__name__}.run is no coroutine: write it as `async def run`")
         task = asyncio.ensure_future(working)
         task.add_done_callback(lambda _: self._changed.set())
-        self._active[task] = rollout
-        return task
+        self._active[task] = rollout, group
 
     def _spawn(self, rollout: Rollout, state: BranchState) -> None:
         """Notes a further branch of an attempt; it starts once all running attempts wait."""
@@ -213,7 +302,7 @@ class _Driver:
         if isinstance(error, TurnFailed):
             return rollout.cut_short(error.failure)
         if isinstance(error, DoesNotFit):
-            self.unfit.append(str(error))
+            self._unfit.append(str(error))
             return rollout.cut_short()
         where = f"example {rollout.example.id!r}, sample {rollout.sample}"
         if isinstance(error, UnknownTool):  # the message says it all
@@ -227,16 +316,16 @@ class _Driver:
             )
         return episode
 
-    def _way(self, episode: Episode) -> tuple[int, ...]:
-        """Sort key of an attempt's episodes: by their choice at every decision, in the order of the choices."""
+    def _place(self, episode: Episode) -> tuple[int, ...]:
+        """Sort key of a group's episodes: the sample, and its choice at every decision, in the order of the choices."""
         choices = self._choices
         names = [] if choices is None else list(choices.names)
-        return tuple(names.index(branch.tool) for branch in episode.branches)
+        return episode.sample, *(names.index(branch.tool) for branch in episode.branches)
 
     async def _settle(self) -> None:
         """Lets agents run until each waits for the engine or a tool (or, when not deterministic, for something else)."""
         patience = 8
-        while any(rollout.outstanding == 0 and not task.done() for task, rollout in self._active.items()):
+        while any(rollout.outstanding == 0 and not task.done() for task, (rollout, _) in self._active.items()):
             self._changed.clear()
             if self.deterministic:
                 # Also wait for an agent that awaits something outside the driver: the order must not depend on its speed.

@@ -297,6 +297,23 @@ class Engine:
         self._evict_all()
         self._calls.rest()
 
+    def suspend(self) -> list[Stream]:
+        """Takes all conversations out, with the turns that they are in, and frees their rows. Returns them for `resume`.
+
+        Others may use the engine meanwhile, and it may get new weights.
+        """
+        self._evict_all()
+        streams, self._streams = self._streams, []
+        return streams
+
+    def resume(self, streams: Sequence[Stream]) -> None:
+        """Takes suspended conversations back, ahead of all others. Their turns go on where they were.
+
+        At the next step all their tokens are fed to the present weights: keys and values of other weights are never read. So
+        each token's log-probability is that of the weights of its version, given the tokens before it.
+        """
+        self._streams = [*streams, *self._streams]
+
     # --- running -------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[tuple[Stream, Generated]]:

@@ -46,14 +46,37 @@ class BackgroundLoop:
         self._thread.join(5)
 
 
+class PausedLoop:
+    """An event loop that rests between two calls of `run`, with its tasks where they are; threads that these wait for go on.
+
+    It works in a notebook, too, whose own loop is running.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine, and the tasks that rest, until the coroutine has a result. Returns it."""
+        return _where_no_loop_runs(lambda: self._runner.run(coroutine))
+
+    def close(self) -> None:
+        """Cancels all tasks."""
+        _where_no_loop_runs(self._runner.close)
+
+
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine in a new loop and returns its result. This also works in a notebook, whose own loop is running."""
+    """Runs a coroutine in a new loop and returns its result. This also works in a notebook."""
+    with contextlib.closing(PausedLoop()) as loop:
+        return loop.run(coroutine)
+
+
+def _where_no_loop_runs(work: Callable[[], T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return work()
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
+        return pool.submit(work).result()
 
 
 async def gather_bounded(work: Callable[[S], Awaitable[T]], items: Iterable[S], most: int) -> list[T]:

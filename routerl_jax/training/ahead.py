@@ -24,6 +24,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.generation.engine import Engine
 from routerl_jax.training.clock import Clock
+from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage, Stages
@@ -37,23 +38,35 @@ class Ahead:
       stages: the run's stages.
       steps: the run's number of steps; nothing is generated beyond the last.
       apart: the engine has devices of its own.
+      partial: attempts that are under way from step to step.
     """
 
     def __init__(
-        self, stages: Stages, agent: Agent, engine: Engine, tools: Mapping[str, SearchTool], steps: int, *, apart: bool
+        self,
+        stages: Stages,
+        agent: Agent,
+        engine: Engine,
+        tools: Mapping[str, SearchTool],
+        steps: int,
+        *,
+        apart: bool,
+        partial: PartialRollouts | None = None,
     ) -> None:
         self._stages, self._agent, self._engine, self._tools = stages, agent, engine, tools
-        self._steps, self._apart = steps, apart
+        self._steps, self._apart, self._partial = steps, apart, partial
         self._waiting: Rollouts | None = None
         self.before = stages.state()  # the streams' positions before the questions of what waits were drawn
 
-    def step(self, stage: RunStage, run_: Run, step: int, clock: Clock) -> dict[str, Any]:
+    def step(self, stage: RunStage, run_: Run, step: int, clock: Clock, *, whole: bool = False) -> dict[str, Any]:
         """One step: an update from what waits, and the rollouts of the next step. Returns the step's metrics.
+
+        Args:
+          whole: no attempt may be under way after the step.
 
         Raises:
           NotFinite: a reward or an advantage is not finite.
         """
-        rollouts = self._waiting or self._next(step)
+        rollouts = self._waiting or self._next(step, whole=False)
         self._waiting = None
 
         def update() -> dict[str, Any]:
@@ -63,23 +76,24 @@ class Ahead:
             self._engine.rest()
             metrics = update()
         elif self._apart:
-            metrics = self._beside(update, step + 1, clock)
+            metrics = self._beside(update, step + 1, clock, whole)
         else:
-            self._waiting = self._next(step + 1)
+            self._waiting = self._next(step + 1, whole)
             self._engine.rest()
             metrics = update()
         self._engine.update(run_.served_params(), step + 1)
         return metrics
 
-    def _next(self, step: int) -> Rollouts:
+    def _next(self, step: int, whole: bool) -> Rollouts:
         self.before = self._stages.state()
-        stage = self._stages.at(step)
-        return roll_out(stage, self._agent, self._engine, self._tools, stage.examples(), step)
+        stage, partial = self._stages.at(step), self._partial
+        examples = stage.examples() if partial is None else partial.draw(stage, step, whole=whole)
+        return roll_out(stage, self._agent, self._engine, self._tools, examples, step, partial)
 
-    def _beside(self, update: Callable[[], dict[str, Any]], step: int, clock: Clock) -> dict[str, Any]:
+    def _beside(self, update: Callable[[], dict[str, Any]], step: int, clock: Clock, whole: bool) -> dict[str, Any]:
         """The update's metrics; the rollouts of `step` are generated meanwhile. Both have ended when this returns or raises."""
         with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool:
-            coming = pool.submit(self._next, step)
+            coming = pool.submit(self._next, step, whole)
             metrics = update()
             with clock("wait_rollouts"):
                 self._waiting = coming.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import grain.python as grain
@@ -28,30 +28,42 @@ class ExampleStream:
         self._position = 0
         self._put_off: list[int] = []  # deferred examples of the present pass
 
-    def check(self, count: int) -> None:
-        """Checks that a batch of this size is possible.
+    def check(self, count: int, under_way: int = 0) -> None:
+        """Checks that a batch of this size is possible, beside so many examples that are under way.
 
         Raises:
           ValueError: the source has fewer examples.
         """
-        if len(self._source) < count:
+        if len(self._source) < count + under_way:
+            beside = f" and config.rollout.partial={under_way} together" if under_way else ""
             raise ValueError(
-                f"the training data has {len(self._source)} examples, fewer than config.rollout.examples={count}"
+                f"the training data has {len(self._source)} examples, fewer than config.rollout.examples={count}{beside}"
             )
 
-    def next(self, count: int) -> list[Example]:
+    def next(self, count: int, under_way: Collection[str] = ()) -> list[Example]:
         """The next batch.
+
+        Args:
+          under_way: ids of examples of earlier batches that are still worked on; they are deferred like those that would be in
+            the batch twice.
 
         Raises:
           ValueError: the source has fewer examples.
         """
-        self.check(count)
-        chosen, self._put_off = self._put_off[:count], self._put_off[count:]
+        self.check(count, len(under_way))
+        chosen: list[int] = []
+        deferred, self._put_off = self._put_off, []
         order = cast(Sequence[int], self._order)  # grain's elements are only None where something is filtered out
-        while len(chosen) < count:
-            index = order[self._position]
-            self._position += 1
-            (self._put_off if index in chosen else chosen).append(index)
+        while deferred or len(chosen) < count:
+            if deferred:
+                index = deferred.pop(0)
+            else:
+                index = order[self._position]
+                self._position += 1
+            now = len(chosen) < count and index not in chosen
+            if now and under_way:
+                now = self._source[index].id not in under_way
+            (chosen if now else self._put_off).append(index)
         return [self._source[index] for index in chosen]
 
     def first(self, count: int) -> Iterator[Example]:

@@ -39,6 +39,7 @@ from routerl_jax.training.evaluation import before_agents, check_names, evaluati
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
+from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.passes import count_steps
 from routerl_jax.training.profiler import Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
@@ -151,15 +152,23 @@ class _Training:
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
+        parts = (self.stages, self.recipe.agent, self.engine, self.tools, config.steps)
+        self.partial = PartialRollouts(*parts) if config.rollout.partial else None
         self.ahead: Ahead | None = None
         if config.rollout.ahead:
-            apart = bool(config.mesh.engine)
-            self.ahead = Ahead(self.stages, self.recipe.agent, self.engine, self.tools, config.steps, apart=apart)
+            self.ahead = Ahead(*parts, apart=bool(config.mesh.engine), partial=self.partial)
             with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
                 self.ahead.restore(self.run.restored_rollouts)
 
     def train(self) -> Alarm | None:
         """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
+        try:
+            return self._steps()
+        finally:
+            if self.partial is not None:
+                self.partial.close()
+
+    def _steps(self) -> Alarm | None:
         steps = self.config.steps
         remaining = range(self.run.start, steps)
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
@@ -182,10 +191,13 @@ class _Training:
         return None
 
     def _step(self, stage: RunStage, step: int, clock: Clock) -> dict[str, Any]:
+        partial = self.partial
+        whole = self.owed or self.run.due(step + 1)  # a checkpoint holds no attempts that are under way
         if self.ahead is not None:
-            return self.ahead.step(stage, self.run, step, clock)
-        agent, examples = self.recipe.agent, stage.examples()
-        return train_step(stage, agent, self.run, self.engine, self.tools, examples, step, clock)
+            return self.ahead.step(stage, self.run, step, clock, whole=whole)
+        examples = stage.examples() if partial is None else partial.draw(stage, step, whole=whole)
+        parts = (stage, self.recipe.agent, self.run, self.engine, self.tools)
+        return train_step(*parts, examples, step, clock, partial)
 
     def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
         """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import LearnerConfig
-from routerl_jax.training.sections import DataConfig, MeshConfig, RolloutConfig
+from routerl_jax.training.sections import CheckpointConfig, DataConfig, MeshConfig, RolloutConfig
 
 Checks = list[tuple[bool, str]]  # whether all is fine, and the error if not
 
@@ -41,9 +41,40 @@ def ahead_checks(rollout: RolloutConfig, learner: LearnerConfig, mesh: MeshConfi
             f"config.mesh.engine={mesh.engine} with config.rollout.ahead=0: engine and learner would wait for each other; set "
             "config.rollout.ahead=1",
         ),
-        (
-            not rollout.ahead or learner.loss.kind != "reinforce" or learner.importance_cap > 0,
-            "config.rollout.ahead=1 with config.learner.loss.kind='reinforce': nothing corrects for the weights that sampled; "
-            "set config.learner.importance_cap, e.g. 2, or take loss.kind='clip'",
-        ),
+        (not rollout.ahead or _corrects(learner), f"config.rollout.ahead=1 {_UNCORRECTED}"),
     ]
+
+
+def partial_checks(rollout: RolloutConfig, learner: LearnerConfig, checkpoint: CheckpointConfig) -> Checks:
+    """Whether attempts may be unfinished when a step's batch is taken (config.rollout.partial)."""
+    if not rollout.partial:
+        return []
+    start = f"config.rollout.partial={rollout.partial}"
+    return [
+        (
+            rollout.partial <= rollout.examples,
+            f"{start} exceeds config.rollout.examples={rollout.examples}: more groups would be under way than a step learns "
+            "from, and they could not keep max_staleness; lower it",
+        ),
+        (
+            rollout.max_staleness > rollout.ahead,
+            f"{start} with config.rollout.max_staleness={rollout.max_staleness} and ahead={rollout.ahead}: every group would "
+            f"be waited for; raise max_staleness to {rollout.ahead + 1} or more",
+        ),
+        (
+            checkpoint.every != 1,
+            f"{start} with config.checkpoint.every=1: a step before a checkpoint waits for all its groups, and so every step "
+            "would; write fewer checkpoints, or set partial to 0",
+        ),
+        (_corrects(learner), f"{start} {_UNCORRECTED}"),
+    ]
+
+
+_UNCORRECTED = (
+    "with config.learner.loss.kind='reinforce': nothing corrects for the weights that sampled; set "
+    "config.learner.importance_cap, e.g. 2, or take loss.kind='clip'"
+)
+
+
+def _corrects(learner: LearnerConfig) -> bool:
+    return learner.loss.kind != "reinforce" or learner.importance_cap > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
 from routerl_jax.training.clock import Clock
+from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.run import step_seed
 from routerl_jax.training.stages import RunStage
 from routerl_jax.training.tool_counts import tool_counts, tool_metrics
@@ -33,6 +35,7 @@ class Rollouts:
       version: the engine's version of the weights.
       driver, engine: statistics of the driver and the engine.
       tools: metrics of the tools' stages (`tool_counts.tool_metrics`).
+      partial: metrics of attempts that are under way from step to step (`PartialRollouts.metrics`).
       seconds: seconds by part: rollout, reward.
     """
 
@@ -45,6 +48,7 @@ class Rollouts:
     driver: DriverStats
     engine: EngineStats
     tools: dict[str, float]
+    partial: dict[str, float]
     seconds: dict[str, float]
 
     @property
@@ -60,8 +64,9 @@ def roll_out(
     tools: Mapping[str, SearchTool],
     examples: Sequence[Example],
     step: int,
+    partial: PartialRollouts | None = None,
 ) -> Rollouts:
-    """Samples attempts at the questions and scores them.
+    """Samples attempts at the questions and scores them. With `partial`, these are begun, and others may be scored.
 
     With config.rollout.refill, groups whose rewards are all equal are replaced by as many groups of the stream's next
     questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without signal
@@ -69,38 +74,42 @@ def roll_out(
     """
     clock, rollout = Clock(), stage.config.rollout
     engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(tools)
+    attempt: dict[str, Any] = {
+        "samples": rollout.samples,
+        "seed": step_seed(stage.config.seed, step),
+        "stats": stats,
+    }
+    settings: dict[str, Any] = {
+        "sampling": Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
+        "deterministic": rollout.deterministic,
+        "tool_timeout": rollout.tool_timeout,
+        "forks": rollout.forks,
+    }
     episodes: list[Episode] = []
     groups: list[int] = []
     number_of: dict[str, int] = {}
     replaced: set[int] = set()
     asked, refills = list(examples), 0
     while True:
-        number_of |= {example.id: len(number_of) + i for i, example in enumerate(asked)}
         with clock("rollout"):
-            sampled = run(
-                agent,
-                asked,
-                engine,
-                tools,
-                samples=rollout.samples,
-                seed=step_seed(stage.config.seed, step),
-                sampling=Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
-                deterministic=rollout.deterministic,
-                tool_timeout=rollout.tool_timeout,
-                stats=stats,
-                forks=rollout.forks,
-            )
+            if partial is None:
+                sampled = run(agent, asked, engine, tools, **attempt, **settings)
+            else:
+                sampled = partial.run(
+                    stage, asked, step, len(asked) if refills else rollout.examples, attempt, settings
+                )
         with clock("reward"):
             scored = stage.reward(sampled)
         for episode, rewards in zip(sampled, scored, strict=True):
             episode.rewards = rewards
-        numbers = [number_of[episode.example.id] for episode in sampled]
+        numbers = [number_of.setdefault(episode.example.id, len(number_of)) for episode in sampled]
         episodes, groups = episodes + sampled, groups + numbers
         if refills == rollout.refill:
             break
         totals = np.asarray([episode.rewards["total"] for episode in sampled])
         flat = np.unique(numbers)[groups_without_signal(totals, np.asarray(numbers))].tolist()
-        asked = [e for e in stage.stream.next(len(flat)) if e.id not in number_of] if flat else []
+        under_way = () if partial is None else partial.under_way
+        asked = [e for e in stage.stream.next(len(flat), under_way) if e.id not in number_of] if flat else []
         if not asked:
             break
         replaced |= set(flat[: len(asked)])
@@ -115,5 +124,6 @@ def roll_out(
         driver=stats,
         engine=engine.stats,
         tools=tool_metrics(tools, counted),
+        partial={} if partial is None else partial.metrics(episodes),
         seconds=clock.seconds,
     )

@@ -156,6 +156,11 @@ class RolloutConfig:
     # steps that rollouts are ahead of the updates: 1: those of step n + 1 are generated with the weights before update n
     # (training.ahead), at the same time if the engine has devices of its own (config.mesh.engine)
     ahead: Annotated[int, Range(least=0, most=1)] = 0
+    # questions whose attempts may be unfinished when a step's batch is taken (training.partial): so many more than `examples`
+    # are under way, the first groups that are complete are learnt from, and the others go on after the update; 0: none
+    partial: Count = 0
+    # with `partial`: steps by which a token's weights may be older than the learner's. Older groups are waited for
+    max_staleness: Size = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class Stages:
                     f"config.data.train={data.train}",
                 )
                 self._streams[owner] = ExampleStream(questions, config.seed)
-            self._streams[owner].check(settings.rollout.examples)
+            self._streams[owner].check(settings.rollout.examples, settings.rollout.partial)
             self._stages.append(
                 RunStage(
                     name=stage.name,

@@ -33,6 +33,7 @@ from routerl_jax.training.health import (
     rollout_metrics,
     staleness_metrics,
 )
+from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage
@@ -47,13 +48,17 @@ def train_step(
     examples: Sequence[Example],
     step: int,
     clock: Clock,
+    partial: PartialRollouts | None = None,
 ) -> dict[str, Any]:
     """Samples attempts at the questions, updates the policy, and gives the engine the new weights. Returns the step's metrics.
+
+    Args:
+      partial: attempts that earlier steps began (`rollouts.roll_out`).
 
     Raises:
       NotFinite: a reward or an advantage is not finite.
     """
-    rollouts = roll_out(stage, agent, engine, tools, examples, step)
+    rollouts = roll_out(stage, agent, engine, tools, examples, step, partial)
     engine.rest()
     metrics = learn(stage, run_, engine, tools, rollouts, clock)
     engine.update(run_.served_params(), step + 1)
@@ -82,7 +87,7 @@ def learn(
         [episodes[i] for i in unforked], groups[list(unforked)], config.evaluation.normalizer, tuple(tools)
     )
     metrics |= {"stage": stage.name, "rollout/tool_calls": stats.tool_calls, "rollout/tool_errors": stats.tool_errors}
-    metrics |= rollouts.tools | staleness_metrics(episodes, step)
+    metrics |= rollouts.tools | staleness_metrics(episodes, step) | rollouts.partial
     if config.rollout.refill:
         metrics["rollout/refills"] = rollouts.refills
         metrics["rollout/replaced_groups"] = len(np.unique(groups[rollouts.replaced]))
@@ -124,15 +129,13 @@ def _learn(
         credit = correct(settings, credit, sequences, scored)
     order = np.random.default_rng([stage.config.seed, step])
     attempts = attempts_of(episodes) if settings.share_prefixes else None
-    updates = _Updates()
+    updates = _Updates(step)
     for minibatch in portions(credit.keep, settings.minibatches, order, attempts):
         if len(minibatch):
             _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
     if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same
         scored = learner.logprobs(sequences, portion=portion)
-        updates.gap = gap_metrics(
-            [s.logprobs[s.loss_mask] for s in sequences], [lp[s.loss_mask] for s, lp in zip(sequences, scored)]
-        )
+        updates.compare(sequences, [lp[s.loss_mask] for s, lp in zip(sequences, scored)])
     metrics = credit.metrics | {
         **updates.metrics(),
         "actor/trained_sequences": len(credit.keep),
@@ -170,7 +173,7 @@ def _update(
     metrics, logprobs, index = learner.within_memory(work)
     updates.add(
         metrics,
-        sampled=[sequences[i].logprobs[sequences[i].loss_mask] for i in minibatch],
+        sampled=[sequences[i] for i in minibatch],
         scored=[lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))],
         gains=[credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch],
         tokens=index.tokens,
@@ -178,9 +181,10 @@ def _update(
 
 
 class _Updates:
-    """Collects statistics of a step's updates."""
+    """Collects statistics of the updates of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, step: int) -> None:
+        self._step = step
         self.gap: dict[str, float] = {}
         self.computed = 0  # tokens
         self._behaviour: list[np.ndarray] = []
@@ -188,19 +192,33 @@ class _Updates:
         self._promoted: list[np.ndarray] = []
         self._sums: dict[str, list[float]] = {}
 
+    def compare(self, sampled: Sequence[TokenSequence], scored: Sequence[np.ndarray]) -> None:
+        """Compares sampler and learner on tokens that the step's weights both sampled and scored; on all if there are none, as
+        where rollouts are ahead.
+
+        Args:
+          scored: per sequence, log-probabilities of its sampled tokens under the weights before the step's updates.
+        """
+        behaviour = [sequence.logprobs[sequence.loss_mask] for sequence in sampled]
+        same = [sequence.versions[sequence.loss_mask] == self._step for sequence in sampled]
+        if any(map(np.any, same)):
+            behaviour = [values[mask] for values, mask in zip(behaviour, same)]
+            scored = [values[mask] for values, mask in zip(scored, same)]
+        self.gap = gap_metrics(behaviour, scored)
+
     def add(
         self,
         metrics: Mapping[str, float],
         *,
-        sampled: list[np.ndarray],
+        sampled: Sequence[TokenSequence],
         scored: list[np.ndarray],
         gains: list[np.ndarray],
         tokens: int,
     ) -> None:
-        """Adds one update: per sequence, log-probabilities of its sampled tokens and whose advantage is positive."""
-        if not self.gap:  # the first mini-batch was scored with the weights that sampled it, unless rollouts are ahead
-            self.gap = gap_metrics(sampled, scored)
-        self._behaviour += sampled
+        """Adds one update: sequences; per sampled token of each, the log-probability and whether its advantage is positive."""
+        if not self.gap:  # the first mini-batch was scored before any update
+            self.compare(sampled, scored)
+        self._behaviour += [sequence.logprobs[sequence.loss_mask] for sequence in sampled]
         self._current += scored
         self._promoted += [logprobs[gain] for logprobs, gain in zip(scored, gains)]
         self.computed += tokens

@@ -41,6 +41,9 @@ class Asker(ScriptedEngine):
     def _say(self, example, sample, turn):
         raise NotImplementedError
 
+    def searches_in(self, text):
+        return self.searches
+
     def step(self):
         texts = {}
         for key in self._wanted:
@@ -50,7 +53,7 @@ class Asker(ScriptedEngine):
             if name or text.endswith("<ret>"):
                 texts[key] = name or NAMES["text"]
             else:
-                texts[key] = ASK + NAMES["text"] if asked < self.searches else ANSWER
+                texts[key] = ASK + NAMES["text"] if asked < self.searches_in(text) else ANSWER
         said = iter([texts[key] for key in list(self._wanted)])
         self.script = lambda example, sample, turn: next(said)
         return super().step()

@@ -3,6 +3,7 @@
 The first is also a program, for tests of devices, processes and kills:
 
     JAX_NUM_CPU_DEVICES=2 python -m tests.training.small_run HOME WORKDIR [--resume] [--fsdp N] [--kill MOMENT:STEP] [--ahead]
+        [--partial]
 
 Its last line is a JSON object that says into how many pieces the batches and the weights were cut; `WORKDIR/reads.json`
 lists the settings that it has read.
@@ -132,6 +133,15 @@ def ahead(config: schema.TrainConfig) -> schema.TrainConfig:
     )
 
 
+def partial(config: schema.TrainConfig) -> schema.TrainConfig:
+    """The run with attempts that go on after the update, and one checkpoint before its end."""
+    return dataclasses.replace(
+        config,
+        rollout=dataclasses.replace(config.rollout, partial=2, refill=1),
+        checkpoint=dataclasses.replace(config.checkpoint, every=2),
+    )
+
+
 def make_sft_config(**changes: Any) -> schema.TrainConfig:
     """The configuration of a supervised run of a tiny policy."""
     fields: dict[str, Any] = {
@@ -229,6 +239,7 @@ def main() -> None:
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--kill", default="never:0")
     parser.add_argument("--ahead", action="store_true", help="rollouts one step ahead, on a device of the engine's own")
+    parser.add_argument("--partial", action="store_true", help="attempts that go on after the update")
     arguments = parser.parse_args()
     moment, _, step = arguments.kill.partition(":")
     arm(moment, int(step))
@@ -239,6 +250,8 @@ def main() -> None:
     config = make_config(arguments.home, mesh=mesh)
     if arguments.ahead:
         config = ahead(config)
+    if arguments.partial:
+        config = partial(config)
     with mirrored(arguments.workdir) as workdir:
         with recorded_reads() as reads:
             train_rl(config, workdir, resume=arguments.resume)

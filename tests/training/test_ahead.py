@@ -165,7 +165,7 @@ def test_beside_each_other_on_two_parts_of_the_mesh(tmp_path: pathlib.Path, monk
     begun[STEPS].set()  # there is none after the last step
 
     def rolling(*arguments: Any) -> Any:
-        begun[arguments[-1]].set()
+        begun[arguments[5]].set()
         return roll_out(*arguments)
 
     def learning(*arguments: Any) -> Any:
@@ -191,7 +191,7 @@ def test_an_update_that_fails_ends_when_the_rollouts_have(
     ended = threading.Event()
 
     def rolling(*arguments: Any) -> Any:
-        if arguments[-1] == 0:
+        if arguments[5] == 0:
             return roll_out(*arguments)
         threading.Event().wait(0.2)
         ended.set()

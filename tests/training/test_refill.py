@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class _InOrder(ExampleStream):
     def __init__(self, count: int) -> None:
         self.drawn, self._count = 0, count
 
-    def next(self, count: int) -> list[Example]:
+    def next(self, count: int, under_way: Collection[str] = ()) -> list[Example]:
         ids = [str((self.drawn + i) % self._count) for i in range(count)]
         self.drawn += count
         return [Example(id=name, question="What?", answers=("!",)) for name in ids]
