@@ -89,7 +89,10 @@ def test_a_policy_with_its_searches(workdir: pathlib.Path) -> None:
         (("--workdir={run}", "--with_searches", "--knowledge=other=kb"), "is not NAME=PLACE with a knowledge base"),
         (("--workdir={run}", "--token_file=/nowhere"), "token_file=/nowhere: can't be read"),
         (("--workdir={run}", "--max_queue=-1"), "max_queue=-1 must not be negative"),
-        (("--workdir={run}", "--max_length=9999"), "max_length=9999 exceeds the model's context"),  # not: the run's buckets
+        (
+            ("--workdir={run}", "--max_length=9999"),
+            "max_length=9999 exceeds the model's context",
+        ),  # not: the run's buckets
     ],
 )
 def test_mistakes_are_one_line(workdir: pathlib.Path, flags: tuple[str, ...], expected: str) -> None:
