@@ -94,7 +94,9 @@ def open_policy(config: ServePolicyConfig) -> Served:
             run = dataclasses.replace(
                 run,
                 engine=dataclasses.replace(run.engine, max_length=config.max_length),
-                learner=dataclasses.replace(run.learner, length_buckets=()),  # of what is learnt; here it would be a bound
+                learner=dataclasses.replace(
+                    run.learner, length_buckets=()
+                ),  # of what is learnt; here it would be a bound
             )
         tags = build_recipe(run).agent.special_tokens
         engine = make_engine(run, load_policy(workdir, run, step=config.step), rows=config.rows or None)

@@ -46,7 +46,7 @@ def test_a_documented_command_is_taken(program: str, words: Sequence[str], monke
         if not any(word.startswith("--config") for word in words):
             return
         settings = command.read_config_dict()
-        jobs = getattr(module, "schemas")()
+        jobs = module.schemas()
         schema = {
             "build_kb": lambda: KB_BUILDERS.get(str(settings.get("kind", "dense_text"))).config,
             "construct_data": lambda: jobs[f"A job: {settings.job}"],
