@@ -4,7 +4,8 @@ python -m launch.ask --workdir=runs/quickstart "What is the capital of the count
 python -m launch.ask --workdir=runs/quickstart --temperature=1 --samples=3 "When did Ghana become independent?"
 python -m launch.ask --workdir=runs/r1_router --image=flag.png "What is the capital of the country with this flag?"
 python -m launch.ask --workdir=runs/vrag_rl --knowledge=pages=DIRECTORY_OF_PDFS "Which region grew fastest?"
-python -m launch.ask --config=configs/smollm2_search.py --config.chat_model.model=NAME --config.chat_model.base_url=URL "..."
+python -m launch.ask --config=configs/smollm2_search.py --config.agent.instruct=True --config.chat_model.model=NAME \
+    --config.chat_model.base_url=URL "..."
 
 Pictures that the policy was shown are drawn in WORKDIR/asked, with boxes where it looked closer.
 """

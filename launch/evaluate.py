@@ -18,8 +18,9 @@ One policy:
     python -m launch.evaluate --workdir=runs/quickstart --agents=trained,random_kb --benchmark=questions.jsonl --limit=100
     python -m launch.evaluate --workdir=runs/mine --benchmark=hotpotqa.json,tabfact.jsonl --by=dataset
     python -m launch.evaluate --model=SmolLM2-135M-Instruct --config=configs/smollm2_search.py --output=results
-    python -m launch.evaluate --config=configs/smollm2_search.py --output=results --config.chat_model.model=gpt-4o-mini \
-        --config.chat_model.base_url=https://api.openai.com/v1 --config.chat_model.api_key_env=OPENAI_API_KEY
+    python -m launch.evaluate --config=configs/smollm2_search.py --output=results --config.agent.instruct=True \
+        --config.chat_model.model=gpt-4o-mini --config.chat_model.base_url=https://api.openai.com/v1 \
+        --config.chat_model.api_key_env=OPENAI_API_KEY
 
 This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). The agents are:
 

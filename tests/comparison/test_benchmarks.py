@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.compare import PreparedBenchmark, prepared
 from routerl_jax.comparison.config import ComparisonConfig
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.data import hub
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
@@ -394,6 +396,19 @@ def test_files_of_the_hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     field = field_of("mine", tmp_path, own={"mine": own})
     assert field.benchmark.questions == (question,)
     assert field.knowledge["text"].source == str(corpus)
+    assert [example.id for example in field.examples] == ["a"]
+
+
+def test_the_whole_file_of_the_docs_describes_a_benchmark(tmp_path: pathlib.Path) -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "evaluation.md").read_text()
+    [text] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(text, names := {})
+    as_json(tmp_path / "questions.jsonl", {"id": "a", "question": "Who?", "golden_answers": ["x"]})
+    as_json(tmp_path / "corpus.jsonl", PASSAGE)
+    as_json(tmp_path / "tables.jsonl", {"id": "t", **PLAIN})
+    config = from_config_dict(ComparisonConfig, names["get_config"]())
+    (field,) = prepared(dataclasses.replace(config, data=str(tmp_path)))
+    assert {name: spec.kind for name, spec in field.knowledge.items()} == {"text": "dense_text", "table": "dense_table"}
     assert [example.id for example in field.examples] == ["a"]
 
 
