@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks import peers
 from benchmarks.accelerator_limits import memory_rate, timed
 from benchmarks.accelerator_ours import Timed
-from benchmarks.agentic_work import Trajectory, episodes, must_prefill, trajectories
+from benchmarks.agentic_work import Trajectory, asked_work, episodes, must_prefill
 from benchmarks.agentic_worker import Prepared, serve
 from benchmarks.roofline import machine
 from routerl_jax.agents.agent import LLM, Agent, Tools
@@ -358,10 +358,6 @@ def limits(config: DecoderConfig, rows: int) -> dict[str, Any]:
 # --- the worker ------------------------------------------------------------------------------------------------------------
 
 
-def _work(arguments: argparse.Namespace) -> list[Trajectory]:
-    return trajectories(arguments.groups, arguments.samples, longest=arguments.longest)
-
-
 def _prepare_weights(arguments: argparse.Namespace) -> Prepared:
     write_weights(arguments.size, arguments.weights)
     return dict
@@ -370,12 +366,12 @@ def _prepare_weights(arguments: argparse.Namespace) -> Prepared:
 def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
     split_cpu(DEVICES[arguments.size])
     fixed = arguments.part == "rollout_fixed"
-    return Rollout(_policy(arguments.weights), _work(arguments), deterministic=fixed).run
+    return Rollout(_policy(arguments.weights), asked_work(arguments), deterministic=fixed).run
 
 
 def _prepare_accounts(arguments: argparse.Namespace) -> Prepared:
     split_cpu(DEVICES[arguments.size])
-    rollout = Rollout(_policy(arguments.weights), _work(arguments))
+    rollout = Rollout(_policy(arguments.weights), asked_work(arguments))
     found = limits(rollout.engine.config, rollout.engine.rows)
     accounts = Accounts(rollout, found)
     return lambda: {**accounts.run(), "limits": found}
@@ -385,7 +381,7 @@ def _prepare_update(arguments: argparse.Namespace) -> Prepared:
     split_cpu(DEVICES[arguments.size])
     share = arguments.part == "update_shared"
     model = _policy(arguments.weights)
-    return Update(model, _work(arguments), checkpointing=bool(arguments.checkpointing), share=share).run
+    return Update(model, asked_work(arguments), checkpointing=bool(arguments.checkpointing), share=share).run
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,10 +14,8 @@ import trl
 from trl.trainer.utils import pad as trl_pad
 
 from benchmarks import peers
-from benchmarks.agentic_work import Tokens, Trajectory, episodes, trajectories
-from benchmarks.agentic_worker import Prepared, serve
-
-MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch: TRL's default, and what fits
+from benchmarks.agentic_peer import serve_peer
+from benchmarks.agentic_work import Tokens, Trajectory, episodes
 
 
 class Rollout:
@@ -143,19 +140,5 @@ def trainer(directory: str, samples: int, accumulation: int, micro: int, checkpo
     )
 
 
-def _work(arguments: argparse.Namespace) -> list[Trajectory]:
-    return trajectories(arguments.groups, arguments.samples, longest=arguments.longest)
-
-
-def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
-    return Rollout(arguments.weights, _work(arguments)).run
-
-
-def _prepare_update(arguments: argparse.Namespace) -> Prepared:
-    work = _work(arguments)
-    micro = min(MICRO[arguments.size], len(work))
-    return Update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
-
-
 if __name__ == "__main__":
-    serve({"rollout": _prepare_rollout, "update": _prepare_update})
+    serve_peer(Rollout, Update)

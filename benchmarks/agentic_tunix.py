@@ -8,7 +8,6 @@ a turn.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import dataclasses
 import threading
@@ -35,15 +34,14 @@ from tunix.rl.agentic.environments import base_environment
 from tunix.rl.agentic.pipeline import rollout_orchestrator
 from tunix.rl.rollout import base_rollout
 
-from benchmarks.agentic_work import Trajectory, episodes, trajectories
-from benchmarks.agentic_worker import Prepared, serve
+from benchmarks.agentic_peer import serve_peer
+from benchmarks.agentic_work import Trajectory, episodes
 
 CONCURRENCY = 16  # GRPOConfig's default
 PROMPT, TURN = (
     256,
     128,
 )  # shortest buffers of prompts (longer ones are powers of two, as the sampler has it) and of turns
-MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch, as of TRL
 PAD, BOS = 0, 0  # 0: the sampler puts no begin-of-text token in front
 
 
@@ -299,19 +297,5 @@ def _with_remat(config: Any) -> Any:
     return dataclasses.replace(config, remat_config=llama.RematConfig.DECODER)
 
 
-def _work(arguments: argparse.Namespace) -> list[Trajectory]:
-    return trajectories(arguments.groups, arguments.samples, longest=arguments.longest)
-
-
-def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
-    return Rollout(arguments.weights, _work(arguments)).run
-
-
-def _prepare_update(arguments: argparse.Namespace) -> Prepared:
-    work = _work(arguments)
-    micro = min(MICRO[arguments.size], len(work))
-    return Update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
-
-
 if __name__ == "__main__":
-    serve({"rollout": _prepare_rollout, "update": _prepare_update})
+    serve_peer(Rollout, Update)

@@ -84,6 +84,11 @@ def trajectories(groups: int, samples: int, seed: int = 0, longest: int = 0) -> 
     return found
 
 
+def asked_work(arguments: argparse.Namespace) -> list[Trajectory]:
+    """The work that the options of a worker ask for (agentic_worker.serve)."""
+    return trajectories(arguments.groups, arguments.samples, longest=arguments.longest)
+
+
 def must_prefill(work: Sequence[Trajectory]) -> int:
     """Tokens that an engine has to prefill if it computes nothing twice: prompts once a group, all documents.
 

@@ -180,6 +180,14 @@ class Rerouted(Agent):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self.agent.run(example, llm, tools.rerouted(self.routing))
 
+    def with_passages(self, k: int) -> Agent:
+        """The agent with `k` passages per search, rerouted."""
+        return dataclasses.replace(self, agent=self.agent.with_passages(k))
+
+    def with_searches(self, count: int) -> Agent:
+        """The agent with at most `count` searches, rerouted."""
+        return dataclasses.replace(self, agent=self.agent.with_searches(count))
+
     @property
     def search_budget(self) -> int | None:
         """That of the agent."""

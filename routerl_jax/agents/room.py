@@ -37,7 +37,7 @@ async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[s
     async def asked(*_: Any) -> NoReturn:
         raise _Asked
 
-    rollout = Rollout(example, 0, engine, Sampling(), asked, asked)
+    rollout = Rollout(example, 0, engine, Sampling(), asked, asked, tags=agent.special_tokens)
     try:
         episode = await agent.run(example, LLM(rollout), Tools(rollout, tools))
     except _Asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
 from routerl_jax.llms.judge_styles import JUDGE_STYLES
@@ -59,8 +59,6 @@ class PolicyModelConfig(EndpointConfig):
     budget: NonNegative = 0.0  # most money that a process may spend on replies; 0: no bound
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(Form):
-            raise ValueError(f"form={self.form!r} must be one of {', '.join(get_args(Form))}")
         if self.budget and not (self.price_read or self.price_written):
             raise ValueError(f"budget={self.budget:g} needs a price: set price_read and price_written")
         if self.min_pixels > self.max_pixels:

@@ -334,7 +334,11 @@ def test_the_agents_of_shipped_configurations_work(shipped):
 def test_routing_baselines_change_the_call_not_the_words():
     agents = AGENT.baselines(("text", "table"))
     assert list(agents) == ["only_text", "only_table", "random_kb", "no_search"]
-    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["only_table"], tools=knowledge())
+    only_table = agents["only_table"]
+    assert only_table.with_passages(7).with_searches(1) == dataclasses.replace(
+        only_table, agent=dataclasses.replace(AGENT, k=7, max_searches=1)
+    )
+    episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=only_table, tools=knowledge())
     assert episode.turns[0].action.tool == "text"
     assert [call.tool for call in episode.calls] == ["table"]
     examples = [dataclasses.replace(EXAMPLE, id=str(i)) for i in range(200)]

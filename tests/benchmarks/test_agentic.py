@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from benchmarks import agentic, agentic_ours, agentic_work
+from benchmarks import agentic, agentic_ours, agentic_peer, agentic_work
 from benchmarks.agentic_work import Step, Trajectory
 from tests import tiny
 
@@ -117,3 +119,20 @@ def test_ratios_and_shares() -> None:
         "update_trl": 3 / 7,
     }
     assert found["of_limit"] == pytest.approx({f"{name}_8M": share for name, share in shares.items()})
+
+
+def test_a_peer_is_asked_for_what_the_options_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large model one attempt is a micro-batch, and of few attempts there are no more than all."""
+
+    def update(weights: str, work: list[Trajectory], micro: int, checkpointing: bool) -> types.SimpleNamespace:
+        return types.SimpleNamespace(run=lambda: {"asked": (weights, len(work), micro, checkpointing)})
+
+    asked = []
+    monkeypatch.setattr(agentic_peer, "serve", lambda parts: asked.append(parts))
+    agentic_peer.serve_peer(lambda weights, work: update(weights, work, 0, False), update)
+    (parts,) = asked
+    options = argparse.Namespace(weights="w", groups=2, samples=2, longest=1500, size="0.9M", checkpointing=1)
+    assert parts["rollout"](options)() == {"asked": ("w", 4, 0, False)}
+    assert parts["update"](options)() == {"asked": ("w", 4, 4, True)}
+    options.size, options.checkpointing = "135M", 0
+    assert parts["update"](options)() == {"asked": ("w", 4, 1, False)}

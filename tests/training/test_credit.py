@@ -281,5 +281,5 @@ def test_losses_without_a_ratio_of_sequences() -> None:
         LossConfig(dual_clip=1.1)
     with pytest.raises(ValueError, match=r"min_entropy=0.2 leaves tokens out"):
         LossConfig(ratio="sequence", min_entropy=0.2)
-    with pytest.raises(ValueError, match=r"loss.ratio='turn' is none of 'token', 'sequence', 'geometric'"):
+    with pytest.raises(ValueError, match="ratio='turn' must be 'token', 'sequence' or 'geometric'"):
         LossConfig(ratio="turn")  # type: ignore[arg-type]

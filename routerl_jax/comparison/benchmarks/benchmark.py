@@ -72,6 +72,19 @@ GET_SPLIT_TABLES = (
 )
 
 
+def about_pictures(*, questions: tuple[str, ...], about: str, paper: str, licence: str, get: str) -> Benchmark:
+    """Questions about pictures, which Wikipedia and M-BEIR answer; `about` and `get` without these two."""
+    return Benchmark(
+        questions=questions,
+        knowledge={"text": WIKIPEDIA, "text_image": M_BEIR},
+        pictures=True,
+        about=f"{about}, over Wikipedia and M-BEIR",
+        paper=paper,
+        licence=licence,
+        get=f"{get} {GET_WIKIPEDIA} {GET_M_BEIR}",
+    )
+
+
 def get_pool(questions: str) -> str:
     """Says how to make a corpus from the passages in a file of questions in the data directory."""
     corpus = f"{pathlib.PurePosixPath(questions).parent}/corpus.jsonl.gz"

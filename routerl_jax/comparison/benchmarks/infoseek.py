@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.benchmarks.benchmark import (
-    BENCHMARKS,
-    GET_M_BEIR,
-    GET_WIKIPEDIA,
-    M_BEIR,
-    WIKIPEDIA,
-    Benchmark,
-)
+from routerl_jax.comparison.benchmarks.benchmark import BENCHMARKS, about_pictures
 
 BENCHMARKS.register("infoseek")(
-    Benchmark(
+    about_pictures(
         questions=(
             "infoseek/infoseek_val.jsonl*",
             "infoseek/questions_dev.*",
         ),
-        knowledge={"text": WIKIPEDIA, "text_image": M_BEIR},
-        pictures=True,
-        about="facts about what a picture shows, over Wikipedia and M-BEIR",
+        about="facts about what a picture shows",
         paper="2302.11713",
         licence="Apache-2.0 (its repository); the pictures are OVEN's",
         get=(
             "infoseek/infoseek_val.jsonl is had at https://github.com/open-vision-language/infoseek (R1-Router's thousand of "
             "them: datasets/infoseek_val.jsonl of https://github.com/OpenBMB/R1-Router), its pictures with OVEN's "
-            "(https://github.com/open-vision-language/oven): put them at infoseek/images/IMAGE_ID.jpg. "
-            f"{GET_WIKIPEDIA} {GET_M_BEIR}"
+            "(https://github.com/open-vision-language/oven): put them at infoseek/images/IMAGE_ID.jpg."
         ),
     )
 )

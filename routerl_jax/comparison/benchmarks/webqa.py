@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.benchmarks.benchmark import (
-    BENCHMARKS,
-    GET_M_BEIR,
-    GET_WIKIPEDIA,
-    M_BEIR,
-    WIKIPEDIA,
-    Benchmark,
-)
+from routerl_jax.comparison.benchmarks.benchmark import BENCHMARKS, about_pictures
 
 BENCHMARKS.register("webqa")(
-    Benchmark(
+    about_pictures(
         questions=(
             "webqa/webqa_val.jsonl*",
             "webqa/questions_dev.*",
         ),
-        knowledge={"text": WIKIPEDIA, "text_image": M_BEIR},
-        pictures=True,
-        about="questions that pictures answer, answers are sentences, over Wikipedia and M-BEIR",
+        about="questions that pictures answer, answers are sentences",
         paper="2109.00590",
         licence="CC0 (its repository)",
         get=(
             "webqa/webqa_val.jsonl is R1-Router's thousand, datasets/ of https://github.com/OpenBMB/R1-Router; the pictures "
-            "are in imgs.tsv of https://github.com/WebQnA/WebQA: put them at webqa/images/IMAGE_ID.jpg. "
-            f"{GET_WIKIPEDIA} {GET_M_BEIR}"
+            "are in imgs.tsv of https://github.com/WebQnA/WebQA: put them at webqa/images/IMAGE_ID.jpg."
         ),
     )
 )

@@ -1,0 +1,43 @@
+"""The worker of a peer in `benchmarks.agentic`: its rollout and its update, by the options that the benchmark gives.
+
+The peers may have another Python, so this file imports nothing of theirs or ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from benchmarks.agentic_work import Trajectory, asked_work
+from benchmarks.agentic_worker import Prepared, serve
+
+_MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch: TRL's default, and what fits
+
+
+class Side(Protocol):
+    """Some work that is prepared."""
+
+    run: Prepared
+
+
+def serve_peer(
+    rollout: Callable[[str, Sequence[Trajectory]], Side],
+    update: Callable[[str, Sequence[Trajectory], int, bool], Side],
+) -> None:
+    """The worker's main program (agentic_worker.serve).
+
+    Args:
+      rollout: prepares the rollout, from the directory of the weights and the work.
+      update: prepares the update, from these, the attempts of a micro-batch, and whether activations are computed again.
+    """
+
+    def prepare_rollout(arguments: argparse.Namespace) -> Prepared:
+        return rollout(arguments.weights, asked_work(arguments)).run
+
+    def prepare_update(arguments: argparse.Namespace) -> Prepared:
+        work = asked_work(arguments)
+        micro = min(_MICRO[arguments.size], len(work))
+        return update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
+
+    serve({"rollout": prepare_rollout, "update": prepare_update})
