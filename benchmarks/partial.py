@@ -1,13 +1,15 @@
-"""Steps whose batch is taken before all groups are complete (config.rollout.partial), where lengths have a long tail.
+"""Rollouts of steps whose batch is taken before all groups are complete (config.rollout.partial), under a long tail of lengths.
 
     python -m benchmarks.partial [--partial=0,2,4,8] [--steps=12] [--examples=8] [--samples=4] [--json=FILE]
 
 The shipped policy of the quickstart, without its end token, writes one turn per attempt. Its length is drawn from a log-normal
 distribution (median 24 tokens, sigma 1, at most 400), by question and attempt alone: all settings have the same questions and
-the same lengths. Rollouts and updates are those of a training run. The row `partial=0` is the loop that waits for all.
+the same lengths. Rollouts are those of a training run; between two steps the engine gets weights, but nothing is learnt, so no
+update is timed. The row `partial=0` is the loop that waits for all.
 
-Per setting, over all steps but the last, which waits for all groups everywhere: decode calls of up to 16 steps, which depend on
-no clock; the share of a decode call's rows that sampled; seconds of the rollouts (median); how old tokens are.
+Per setting, over all steps: the engine's steps (of up to 16 tokens a row) in a step of the run, which depend on no clock; the
+share of their rows that sampled; tokens prefilled or copied a step; seconds of a step's rollouts (median); the share of episodes
+with tokens of several versions; how old tokens are.
 """
 
 from __future__ import annotations
@@ -29,19 +31,18 @@ import zlib
 from typing import Any
 
 import jax
+from flax import nnx
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training.clock import Clock
+from routerl_jax.training.health import staleness_metrics
 from routerl_jax.training.partial import PartialRollouts
-from routerl_jax.training.run import Run
+from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import Stages
-from routerl_jax.training.step import train_step
 
 MEDIAN, SIGMA, LONGEST = 24, 1.0, 400
 
@@ -56,17 +57,11 @@ class Writer(Agent):
         return chat.episode(answer=None)
 
 
-def tokens(episode: Episode) -> float:
-    """A reward term that tells attempts apart."""
-    return float(sum(turn.tokens for turn in episode.turns)) / LONGEST
-
-
 def measured(partial: int, steps: int, examples: int, samples: int, directory: pathlib.Path) -> dict[str, Any]:
-    """Trains for some steps, and returns what they took."""
+    """Generates the rollouts of some steps, and returns what they took."""
     questions = directory / "questions.jsonl"
     rows = [{"id": str(i), "question": "Where?", "golden_answers": ["!"]} for i in range(steps * examples)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    learner = schema.LearnerConfig(importance_cap=2.0, optimizer=OptimizerConfig(lr=1e-5))
     config = schema.TrainConfig(
         steps=steps,
         model=schema.ModelConfig(path="atlas-warm-start"),
@@ -74,47 +69,42 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
         knowledge={"none": schema.KnowledgeConfig()},
         data=schema.DataConfig(train=str(questions)),
         rollout=schema.RolloutConfig(examples=examples, samples=samples, partial=partial),
-        stages={"main": schema.StageConfig(reward={"benchmarks.partial:tokens": 1.0})},
-        learner=learner,
         log_episodes=0,
     )
-    mesh = make_mesh(devices=jax.devices()[:1])
-    model: Any = load_pretrained("atlas-warm-start", mesh, "float32")
+    model: Any = load_pretrained("atlas-warm-start", make_mesh(devices=jax.devices()[:1]), "float32")
     model.config = dataclasses.replace(model.config, eos_ids=())
     model.tokenizer.eos_ids = frozenset()
     stages, engine = Stages(config, build_recipe(config)), make_engine(config, model)
-    run = Run(config, directory / f"run{partial}", model, mesh, learner.loss, steps, False)
-    engine.update(run.served_params(), 0)
     under_way = PartialRollouts(stages, Writer(), engine, {}, steps)
-    calls, advance = [0] * steps, engine.step
-    found: list[dict[str, Any]] = []
+    calls, advance = 0, engine.step
 
     def counted() -> Any:
-        calls[len(found)] += 1
+        nonlocal calls
+        calls += 1
         return advance()
 
     engine.step = counted
+    found: list[Rollouts] = []
     for step in range(steps):
         stage = stages.at(step)
-        with (clock := Clock())("step"):
-            asked = under_way.draw(stage, step, whole=False)
-            metrics = train_step(stage, Writer(), run, engine, {}, asked, step, clock, under_way)
-        found.append(metrics | clock.seconds)
-    run.finish(export=False)
-    found = found[:-1]
+        asked = under_way.draw(stage, step, whole=False)
+        found.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
+        engine.update(nnx.state(model, nnx.Param), step + 1)
+    ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in found]
 
-    def mean(name: str) -> float:
-        return statistics.fmean(row[name] for row in found)
+    def total(name: str) -> int:
+        return sum(getattr(rollouts.engine, name) for rollouts in found)
 
     return {
         "partial": partial,
-        "calls": statistics.fmean(calls[:-1]),
-        "occupancy": mean("perf/decode_occupancy"),
-        "seconds": statistics.median(row["rollout"] for row in found),
-        "several": mean("rollout/partial/episodes"),
-        "staleness": mean("rollout/staleness/mean"),
-        "oldest": max(row["rollout/staleness/max"] for row in found),
-        "carried": mean("timing_s/carried"),
+        "calls": calls / steps,
+        "occupancy": total("decoded_tokens") / total("decode_slots"),
+        "decoded": total("decoded_tokens") / steps,
+        "prefilled": (total("prefilled_tokens") + total("forked_tokens")) / steps,
+        "seconds": statistics.median(rollouts.seconds["rollout"] for rollouts in found),
+        "several": statistics.fmean(rollouts.partial["rollout/partial/episodes"] for rollouts in found),
+        "staleness": statistics.fmean(age["rollout/staleness/mean"] for age in ages),
+        "oldest": max(age["rollout/staleness/max"] for age in ages),
     }
 
 
@@ -128,16 +118,16 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     print(
-        "| partial | decode calls a step | rows that sample | rollout, s | episodes of several weights | staleness | oldest |"
+        "| partial | engine steps | rows that sample | prefilled | rollout, s | several versions | staleness | oldest |"
     )
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     for partial in map(int, arguments.partial.split(",")):
         with tempfile.TemporaryDirectory() as directory:
             sizes = (arguments.steps, arguments.examples, arguments.samples)
             rows.append(row := measured(partial, *sizes, pathlib.Path(directory)))
         print(
-            f"| {partial} | {row['calls']:.1f} | {row['occupancy']:.0%} | {row['seconds']:.2f} | {row['several']:.0%} | "
-            f"{row['staleness']:.2f} | {row['oldest']} |",
+            f"| {partial} | {row['calls']:.1f} | {row['occupancy']:.0%} | {row['prefilled']:.0f} | {row['seconds']:.2f} | "
+            f"{row['several']:.0%} | {row['staleness']:.2f} | {row['oldest']} |",
             flush=True,
         )
     if arguments.json:
