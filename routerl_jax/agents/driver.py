@@ -206,8 +206,9 @@ class Attempts:
         oldest = self._groups[:awaited]
 
         def enough() -> bool:
-            complete = [group for group in self._groups if not group.left]
-            return groups is not None and len(complete) >= groups and not any(group.left for group in oldest)
+            if groups is None or any(group.left for group in oldest):
+                return False
+            return sum(not group.left for group in self._groups) >= groups
 
         total = sum(group.left for group in self._groups)
         with Bar(total=total, desc=progress, unit="episode", disable=not progress) as bar:
