@@ -8,8 +8,8 @@ the same lengths. Rollouts are those of a training run; between two steps the en
 update is timed. The row `partial=0` is the loop that waits for all.
 
 Per setting, over all steps: the engine's steps (of up to 16 tokens a row) in a step of the run, which depend on no clock; the
-share of their rows that sampled; tokens prefilled or copied a step; seconds of a step's rollouts (median); the share of episodes
-with tokens of several versions; how old tokens are.
+share of their rows that sampled; tokens prefilled or copied a step; seconds of a step's rollouts (median); the share of
+episodes with tokens of several versions; how old tokens are.
 """
 
 from __future__ import annotations
