@@ -208,7 +208,7 @@ def test_a_checkpoint_holds_no_attempt_and_the_run_goes_on_exactly(taken: Taken)
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_and_two_processes(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_whole_run_that_was_killed_goes_on_exactly(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A whole run that searches, with groups that are replaced, a validation after every other step and two stages."""
     module, whole, workdir, pair = (
         "tests.training.small_run",
