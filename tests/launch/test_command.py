@@ -237,7 +237,7 @@ def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
     assert "variant 'grop' of the configuration: expected one of paper, released, grpo, em, cover_em, " in message
     message = refusal("train", "--config=configs/search_qwen25_vl_7b.py:x", "--workdir=run")
     assert message.startswith(
-        "launch.train: --config=configs/search_qwen25_vl_7b.py:x: get_config() takes 0 positional"
+        "launch.train: --config=configs/search_qwen25_vl_7b.py:x: it has no variants; leave out :x"
     )
 
 
