@@ -644,7 +644,7 @@ def test_samples_are_drawn_apart_and_equal_again(chats):
     ("settings", "message"),
     [
         ({"budget": 1.0}, "budget=1 needs a price"),
-        ({"form": "raw"}, "form='raw' must be one of turns, continue"),
+        ({"form": "raw"}, "form='raw' must be 'turns' or 'continue'"),
         ({"min_pixels": 1000, "max_pixels": 10}, "min_pixels=1000 is above"),
         ({"token_rate": -1.0}, "token_rate"),
         ({"base_url": "127.0.0.1"}, "base_url='127.0.0.1' must begin with http"),
