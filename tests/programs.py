@@ -81,7 +81,9 @@ def launch_here(program: str, *arguments: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [f"launch/{program}.py", *map(str, arguments)])
         patch.chdir(ROOT)
-        patch.delitem(sys.modules, "config_config", raising=False)  # a file of --config: the next is loaded into its module
+        patch.delitem(
+            sys.modules, "config_config", raising=False
+        )  # a file of --config: the next is loaded into its module
         try:
             with pytest.raises(SystemExit) as stopped:
                 start_program(
