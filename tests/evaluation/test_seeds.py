@@ -183,9 +183,12 @@ def test_groups_of_questions(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["seeds", *made, "--by=kind"])
     seeds.main()
     printed = capsys.readouterr().out
-    assert "| agent | text: EM, searched |" in printed
+    assert "| agent | text: EM %, questions with a search % |" in printed
     assert "| ours | 45 (30 to 60), 100 |" in printed
     assert "| ours, seed |" in printed
+    monkeypatch.setattr(sys, "argv", ["seeds", *made, "--by=kind", "--of-groups=em"])
+    seeds.main()
+    assert "| agent | text: EM % |" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["seeds", *made, "--by=type"])
     with pytest.raises(SystemExit, match="--by=type: the runs' questions are grouped by kind"):
         seeds.main()
