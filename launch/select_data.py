@@ -74,10 +74,8 @@ def main(_: Sequence[str]) -> None:
         stage2=counts_of(FLAGS.stage2, "--stage2"),
     )
     # opened before the workdir is locked: a missing file or a bad setting leaves no lock behind
-    source, recipe = (
-        open_examples(config.data.train, config.data.train_range, "config.data.train"),
-        build_recipe(config),
-    )
+    source = open_examples(config.data.train, config.data.train_range, "config.data.train")
+    recipe = build_recipe(config)
     workdir = pathlib.Path(FLAGS.workdir)
     parts = ("seed", "recipe", "model", "agent", "knowledge", "data", "rollout")
     attempted = {key: value for key, value in dataclasses.asdict(selection).items() if key not in ("stage1", "stage2")}

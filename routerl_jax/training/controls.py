@@ -65,9 +65,8 @@ def fork(run: Run, done: int, **extra: Any) -> None:
             continue
         directory = control_directory(run.workdir, name) / "checkpoints"
         with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
-            if (
-                checkpoints.latest() is None
-            ):  # else an earlier session saved it and was killed before its next checkpoint
+            # else an earlier session saved it and was killed before its next checkpoint
+            if checkpoints.latest() is None:
                 run.save(done, into=checkpoints, **extra)
 
 
