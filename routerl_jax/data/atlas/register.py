@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import pathlib
 import zlib
 from collections.abc import Iterator, Mapping
@@ -131,15 +132,18 @@ def drawn_page(country: str, topic: str, rng: np.random.Generator) -> RegisterPa
 def draw(page: RegisterPage) -> Image.Image:
     """The page as a picture, RGB, 252 x 252."""
     paper = Image.new("RGB", SIZE, PAPER)
+    heights = itertools.cycle((_SIGN, _SIGN, PRINTS[page.print]))
+    for (sign, middle), height in zip(middles(page), heights):
+        write(paper, sign, height, middle)
+    return paper
+
+
+def middles(page: RegisterPage) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The signs of the page, mark, number and code of each entry in turn, each with its middle in pixels: (x, y)."""
     for mark, cell, code in zip(page.marks, page.cells, page.codes, strict=True):
         column, row = place_of(cell)
-        for sign, height, (x, y) in (
-            (mark, _SIGN, _MARK_AT),
-            (str(cell), _SIGN, _NUMBER_AT),
-            (code, PRINTS[page.print], _CODE_AT[page.print]),
-        ):
-            write(paper, sign, height, (column * CELL + x, row * CELL + y))
-    return paper
+        for sign, (x, y) in ((mark, _MARK_AT), (str(cell), _NUMBER_AT), (code, _CODE_AT[page.print])):
+            yield sign, (column * CELL + x, row * CELL + y)
 
 
 def write(paper: Image.Image, sign: str, height: int, middle: tuple[float, float]) -> None:

@@ -1,6 +1,7 @@
 """What a small policy is taught about the register: to find a mark on a page, to read small print, and plans by chance.
 
-Pages in lessons have real titles and are otherwise drawn anew, so nothing on them can be remembered.
+Pages in lessons have real titles and are otherwise drawn anew, so nothing on them can be remembered. `raw`: pages are seen at
+their full size, 252 x 252 in 81 image tokens, where small print can be read, too.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from routerl_jax.data.atlas.register import (
     CELL,
     CODES,
     MARKS,
+    SIZE,
     TOPICS,
     WORDINGS,
     RegisterPage,
     draw,
     drawn_page,
+    middles,
     place_of,
     title,
 )
@@ -37,6 +40,7 @@ TURNS = 4  # of the agent. After them the answer is begun for it.
 Box = tuple[int, int, int, int]
 _INVENTED = 1000  # countries that are made up, so that names are copied and not remembered
 _CODE_TOKEN = 6  # of the nine tokens of a crop, the one with a code in small print
+_TOKEN = 28  # pixels of a side of an image token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,12 +61,17 @@ class Shares:
     astray: float = 0.15
 
 
-def seen(page: RegisterPage, mark: str) -> str:
+def seen(page: RegisterPage, mark: str, raw: bool = False) -> str:
     """What a view of the whole page shows of a mark: "W5=K", "W5=?" in small print, "no W"."""
     if mark not in page.marks:
         return f"no {mark}"
     cell, code = page.entry(mark)
-    return f"{mark}{cell}={code if page.print == 'large' else SMALL}"
+    return f"{mark}{cell}={code if _readable(page, raw) else SMALL}"
+
+
+def _readable(page: RegisterPage, raw: bool) -> bool:
+    """Whether the codes can be read in a view of the whole page."""
+    return raw or page.print == "large"
 
 
 def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
@@ -82,17 +91,31 @@ def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
     return crop(page, page.entry(mark)[0]), signs
 
 
+def raw_sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
+    """A page at its full size, with the sign on each of its 81 image tokens: `PAPER` where nothing is, "" on a part of a sign
+    whose middle is elsewhere."""
+    page = _any_page(rng)
+    picture = draw(page)
+    high, wide = SIZE[1] // _TOKEN, SIZE[0] // _TOKEN
+    blocks = np.asarray(picture).reshape(high, _TOKEN, wide, _TOKEN, 3)
+    blank = (blocks == np.asarray(picture)[0, 0]).all((1, 3, 4))  # no sign reaches the corner
+    signs = [PAPER if empty else "" for empty in blank.ravel()]
+    for sign, (x, y) in middles(page):
+        signs[int(y) // _TOKEN * wide + int(x) // _TOKEN] = sign
+    return picture, signs
+
+
 def crop(page: RegisterPage, cell: int) -> Image.Image:
     """A cell, cut from the page."""
     left, top = (CELL * at for at in place_of(cell))
     return draw(page).crop((left, top, left + CELL, top + CELL))
 
 
-def finding(rng: np.random.Generator) -> tuple[Example, str]:
+def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
     """A page with one to four entries and a mark; the thought that says what is seen of it, and what can be done then.
 
-    That is the number of its cell if that is asked for, else the box of an entry in small print or the code of one in large
-    print, and nothing if there is no such entry.
+    That is the number of its cell if that is asked for, else the code, or the box of an entry whose print is too small, and
+    nothing if there is no such entry.
     """
     page = _any_page(rng)
     kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
@@ -105,8 +128,8 @@ def finding(rng: np.random.Generator) -> tuple[Example, str]:
         if asked == "Cell":
             action = f"<answer>{cell}</answer>"
         else:
-            action = f"<answer>{code}</answer>" if page.print == "large" else f"<bbox>{list(cell_box(cell))}</bbox>"
-    return _bare(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark)}</think>\n{action}"
+            action = f"<answer>{code}</answer>" if _readable(page, raw) else f"<bbox>{list(cell_box(cell))}</bbox>"
+    return _bare(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark, raw)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
@@ -116,11 +139,14 @@ def reading(rng: np.random.Generator) -> tuple[Example, str]:
     return _bare("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
 
 
-def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: str | None = None) -> Demonstration:
+def plan(
+    rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: str | None = None, raw: bool = False
+) -> Demonstration:
     """A worked question. What is done is mostly drawn by chance; what is said and answered is what was shown, or a guess.
 
     Args:
       asked: one of `ASKED`. None: any.
+      raw: pages are seen at their full size. Give `shares` with no looks: none is needed.
     """
     mark, asked = _any(list(MARKS), rng), asked or _any(ASKED, rng)
     countries = [_any(_names(), rng)]
@@ -129,7 +155,7 @@ def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: 
     steps: list[DemonstrationStep] = []
     thought, answers = f"{mark} {MARKS[mark]}", []
     for country in countries:
-        taken, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares)
+        taken, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares, raw)
         steps += taken
         answers.append(answer)
     # which wording is of no interest, so it follows from the mark
@@ -144,7 +170,7 @@ def plan(rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: 
 
 
 def _visit(
-    rng: np.random.Generator, country: str, mark: str, asked: str, thought: str, tool: str, shares: Shares
+    rng: np.random.Generator, country: str, mark: str, asked: str, thought: str, tool: str, shares: Shares, raw: bool
 ) -> tuple[list[DemonstrationStep], str, str]:
     """The steps on a country's pages, the thought that follows them, and the answer."""
     topic = MARKS[mark]
@@ -158,13 +184,13 @@ def _visit(
         if found.topic == topic:
             page = found
         elif asked == "codes" or rng.random() >= shares.again:
-            return steps, seen(found, mark), guess
+            return steps, seen(found, mark, raw), guess
         else:
-            steps.append(_search(seen(found, mark), title(country, topic), tool, page))
+            steps.append(_search(seen(found, mark, raw), title(country, topic), tool, page))
     cell, code = page.entry(mark)
-    answer = str(cell) if asked == "cell" else code if page.print == "large" else guess
+    answer = str(cell) if asked == "cell" else code if _readable(page, raw) else guess
     if rng.random() >= shares.looks:
-        return steps, seen(page, mark), answer
+        return steps, seen(page, mark, raw), answer
     chance, at = rng.random(), cell
     if chance < shares.astray:
         at = int(rng.choice([other for other in page.cells if other != cell]))
