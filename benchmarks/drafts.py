@@ -3,9 +3,9 @@
     python -m benchmarks.drafts --traces=DATA/r1searcher_traces/traces_dev.jsonl.gz    # in recorded rollouts
     python -m benchmarks.drafts [--rows=1 --rows=4 --rows=16] [--drafts=2 --drafts=4]    # seconds on this machine
 
-With traces: in how many tokens per step the recorded texts would have been sampled (SmolLM2's tokenizer). This is exact: a draft
-is kept where it is what was sampled. Then what that makes of a decode step on a chip (parallel.chips), where a step takes the
-longer of reading weights and cache once, and multiplying all its tokens.
+With traces: the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact, because a
+draft is kept where it is what was sampled. Then what that makes of decoding on a chip (parallel.chips), where a step takes the
+longer of two times: to read weights and cache once, and to multiply all its tokens.
 
 Else: SmolLM2-135M-Instruct answers questions about passages of Atlas, greedily, with drafts and without in turn. Both write the
 same tokens.
