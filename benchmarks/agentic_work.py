@@ -114,17 +114,26 @@ def episodes(work: Sequence[Trajectory], vocabulary: int, seed: int = 0) -> list
 # --- recording -------------------------------------------------------------------------------------------------------------
 
 
+def pieces(row: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The texts of a released rollout in order, prompt first, and whether the policy wrote them."""
+    from routerl_jax.recipes.r1_searcher import BASE_PROMPT, PROMPT_SUFFIX
+
+    found, at = [(BASE_PROMPT.format(question=row["question"]) + PROMPT_SUFFIX, False)], 0
+    for documents in _DOCUMENTS.finditer(row["trace"]):
+        found += [(row["trace"][at : documents.start()], True), (documents[0], False)]
+        at = documents.end()
+    return [*found, (row["trace"][at:], True)]
+
+
 def lengths(row: dict[str, Any], count: Any) -> tuple[int, list[int], list[int]]:
     """(prompt, sampled tokens of each turn, tokens of the documents between them) of a released rollout.
 
     Args:
       count: number of tokens of a text.
     """
-    from routerl_jax.recipes.r1_searcher import BASE_PROMPT, PROMPT_SUFFIX
-
-    turns = [max(count(text), 1) for text in _DOCUMENTS.split(row["trace"])]
-    prompt = count(BASE_PROMPT.format(question=row["question"]) + PROMPT_SUFFIX)
-    return prompt, turns, [count(found[0]) for found in _DOCUMENTS.finditer(row["trace"])]
+    (prompt, _), *rest = pieces(row)
+    turns = [max(count(text), 1) for text, policy in rest if policy]
+    return count(prompt), turns, [count(text) for text, policy in rest if not policy]
 
 
 def read_traces(path: str | pathlib.Path) -> list[tuple[int, list[int], list[int]]]:

@@ -45,7 +45,7 @@ class Extension(Protocol):
 
 
 class Segment(Protocol):
-    """A program call that decodes some rows, one token per step."""
+    """A program call that decodes some rows, one token or several drafted ones per step."""
 
     state: Any  # changes from step to step
     shared: bool  # as for Decoder.run
@@ -54,8 +54,12 @@ class Segment(Protocol):
         """The argument `caches` of `Decoder.run`, which returns the next state."""
         ...
 
-    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        """Attention of step `step`. Nothing is stored for rows that are not alive."""
+    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
+        """Attention of a step whose rows have taken `counts` new tokens before. Nothing is stored for rows that are not alive.
+
+        What later steps do not take of several tokens is overwritten. With one token a step, all rows that are alive have
+        the same count.
+        """
         ...
 
     def finish(self, state: Any, counts: Int[Array, "D A"]) -> KVCache:
@@ -87,7 +91,7 @@ class KVCache(Protocol):
         ...
 
     def segment(self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], *, steps: int, span: int) -> Segment:
-        """Decodes up to `steps` tokens for rows that hold `starts` <= span tokens."""
+        """Decodes up to `steps` tokens, drafts beyond the last one included, for rows that hold `starts` <= span tokens."""
         ...
 
 

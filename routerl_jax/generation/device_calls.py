@@ -50,7 +50,7 @@ class DeviceCalls:
       mesh: the devices.
       table: hands out the cache's rows; every stream of a call holds one.
       max_length: most tokens of one row.
-      layout, cache, routes: see Engine.
+      layout, cache, routes, drafts: see Engine.
 
     Attributes:
       params: the weights; None before the first `load`, and while the engine rests.
@@ -68,13 +68,14 @@ class DeviceCalls:
         layout: str,
         cache: CacheKind,
         routes: bool,
+        drafts: int,
     ) -> None:
         if routes and model.config.experts is None:
             raise ValueError(
                 f"a {model.architecture.model_type} model has no experts whose choice could be recorded: leave routes "
                 f"(config.learner.replay_routing) off"
             )
-        self._routes = routes
+        self._routes, self._drafts = routes, drafts
         self._mesh, self._dtype, self._max_length = mesh, model.compute_dtype, max_length
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
         self._kind, self._config = cache_kind(model.config, mesh, self._dtype, cache), model.config
@@ -103,7 +104,8 @@ class DeviceCalls:
         any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
         self._decode_spans = (longest,) if any_span else self._fork_spans
         self._extend_spans = (longest,) if any_span else (0, *ladder(min(512, longest), longest, 4))
-        abstract = self._kind.abstract(self._config, mesh, table.shards, rows, longest, self._dtype)
+        # drafts are written before it is known how many of them are kept
+        abstract = self._kind.abstract(self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype)
         self._programs = jit_programs(self._graph, mesh, abstract)
         self._allocate = allocator(abstract)
 
@@ -262,6 +264,7 @@ class DeviceCalls:
         for slot, stream in layout:
             identity[slot] = (*stream.identity, stream.turn)
         starts = layout.gather(lambda stream: stream.cached)
+        span = self._decode_span(int(starts.max()))
         inputs = DecodeInputs(
             rows=layout.rows,
             starts=starts,
@@ -275,6 +278,7 @@ class DeviceCalls:
             top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
             given=_given(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
+            history=_history(layout, span + 1 + steps) if self._drafts else None,
         )
         cache, outputs = self._programs.decode(
             params=self.params,
@@ -285,10 +289,11 @@ class DeviceCalls:
             seed=np.int32(seed),
             leave_at=np.int32(leave_at),
             steps=steps,
-            span=self._decode_span(int(starts.max())),
+            span=span,
             truncate=any(stream.turn_request.sampling.truncated for stream in streams),
             top=MOST_TOP if any(stream.turn_request.top for stream in streams) else 0,
             routes=self._routes,
+            drafts=self._drafts,
         )
         host = jax.device_get(outputs)
         self.cache = cache  # here at the earliest, because a program may fail when its results are read
@@ -301,3 +306,10 @@ def _given(layout: Placement[Stream], steps: int) -> np.ndarray:
         tokens = stream.turn_request.given[:steps]
         given[slot][: len(tokens)] = tokens
     return given
+
+
+def _history(layout: Placement[Stream], size: int) -> np.ndarray:
+    history = np.zeros((*layout.shape, size), np.int32)
+    for slot, stream in layout:
+        history[slot][: len(stream.ledger)] = stream.ledger.tokens
+    return history

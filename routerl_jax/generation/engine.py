@@ -53,11 +53,13 @@ class Engine:
       layout: sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS), in the model's compute dtype. Empty: the
         model's own arrays, no copy.
       routes: record the experts that the routers choose for every token (`core.types.Sequence.routes`).
+      drafts: tokens that a decode step copies from the conversation as a guess of the next ones. It keeps those that the policy
+        samples (drafts.py).
       cache: `paged` (pages.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
 
     Raises:
-      ValueError: nothing could be generated with these sizes, max_length exceeds the model's context, there is no tokenizer,
-        the layout or cache is unknown, or `routes` of a model without experts.
+      ValueError: nothing could be generated with these sizes, `drafts` are too many, max_length exceeds the model's context,
+        there is no tokenizer, the layout or cache is unknown, or `routes` of a model without experts.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class Engine:
         layout: str = "",
         cache: CacheKind = "auto",
         routes: bool = False,
+        drafts: int = 0,
     ) -> None:
-        check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction)
+        check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction, drafts=drafts)
         if max_length > model.config.max_length:
             raise ValueError(
                 f"max_length={max_length} exceeds the model's context of {model.config.max_length} tokens; lower max_length"
@@ -99,7 +102,10 @@ class Engine:
         self._shared: list[tuple[Stream, Stream]] = []  # (source, target) rows to copy before the next step
         self._clock = 0
         self._table = RowTable(shards, -(-rows // shards))
-        self._calls = DeviceCalls(model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes)
+        self.drafts = drafts
+        self._calls = DeviceCalls(
+            model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes, drafts=drafts
+        )
         _, params = nnx.split(model)
         self._load(params)
         eos = sorted(tokenizer.eos_ids | set(self.config.eos_ids))
@@ -457,7 +463,8 @@ class Engine:
         stops = self._stops.current()
         leave_at = int(len(running) * self.leave_fraction)
         layout, outputs = self._calls.decode(running, stops, steps=self.segment, seed=self.seed, leave_at=leave_at)
-        self.stats.decode_slots += outputs.counts.size * int(outputs.counts.max())
+        self.stats.decode_slots += outputs.counts.size * int(outputs.passes.max()) * (self.drafts + 1)
+        self.stats.decode_passes += int(outputs.passes.sum())
         for slot, stream in layout:
             self.stats.decoded_tokens += int(outputs.counts[slot])
             if (done := record(stream, outputs, slot, stops[0], self.version)) is not None:

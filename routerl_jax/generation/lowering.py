@@ -44,13 +44,14 @@ def lower_programs(
     prompt_rows: int | None = None,
     prompt_tokens: int = FED_TOKENS,
     truncate: bool = False,
+    drafts: int = 0,
 ) -> dict[str, jax.stages.Lowered]:
     """Lowers the programs of an `Engine` with these settings under full load: every row is full and decoding.
 
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may consist of the devices of a topology (jax.experimental.topologies), which need not exist.
-      rows, max_length, segment, layout: see Engine. Without a layout, the model's shapes must have shardings.
+      rows, max_length, segment, layout, drafts: see Engine. Without a layout, the model's shapes must have shardings.
       prompt_rows: rows of a shard that one prefill call feeds, at most all of them; None: as many as the engine feeds with this
         number of tokens.
       prompt_tokens: tokens per row in one prefill call, at most max_length.
@@ -67,7 +68,7 @@ def lower_programs(
     shards = batch_shards(mesh)
     per_shard = -(-rows // shards)
     kind = cache_kind(config, mesh, dtype)
-    stored = kind.abstract(config, mesh, shards, per_shard, max_length, dtype)
+    stored = kind.abstract(config, mesh, shards, per_shard, max_length + drafts, dtype)
     unsplit = replicated(mesh)
 
     def host(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: NamedSharding = unsplit) -> jax.ShapeDtypeStruct:
@@ -114,6 +115,7 @@ def lower_programs(
             temperature=host(every, jnp.float32),
             top_p=host(every, jnp.float32),
             top_k=host(every),
+            history=host((*every, max_length + 1 + segment)) if drafts else None,
         ),
         transition=host(table),
         hits=host(table, jnp.uint32),
@@ -122,5 +124,6 @@ def lower_programs(
         steps=segment,
         span=max_length,
         truncate=truncate,
+        drafts=drafts,
     )
     return lowered

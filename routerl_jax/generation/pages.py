@@ -164,7 +164,7 @@ class _Extension:
 
 
 class _Segment:
-    """Every step writes its token. Rows that are not alive write nothing, and attend to one position only."""
+    """Every step writes its tokens. Rows that are not alive write nothing, and attend to one position only."""
 
     shared = True
 
@@ -175,12 +175,13 @@ class _Segment:
     def caches(self, state: Array) -> Array:
         return state
 
-    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        positions = self._starts + step
-        where = jnp.where(alive, positions, self._cache.length)[:, None]
-        lengths = jnp.where(alive, positions + 1, 1)
+    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
+        first = self._starts + counts
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:
+            width = q.shape[1]
+            where = jnp.where(alive[:, None], first[:, None] + jnp.arange(width), self._cache.length)
+            lengths = jnp.where(alive, first + width, 1)
             return self._cache.write_and_attend(q, k, v, layer, window, self._rows, where, lengths)
 
         return attend

@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.generation.cache import KVCache
+from routerl_jax.generation.drafts import lookup, put
 from routerl_jax.generation.sampling import row_keys, sample_tokens, token_logprobs, top_logprobs
 from routerl_jax.generation.streams import TopLogprobs
 from routerl_jax.models.attention import Attention
@@ -48,6 +49,7 @@ Host = Array | np.ndarray | jax.ShapeDtypeStruct  # an argument made on the host
         "top_p",
         "top_k",
         "given",
+        "history",
     ],
     meta_fields=[],
 )
@@ -68,11 +70,13 @@ class DecodeInputs:
     top_k: Int[Host, "D A"]
     # tokens to take instead of sampled ones, -1 elsewhere; None: there are none
     given: Int[Host, "D A S"] | None = None
+    # all tokens of the row, the newest included, from which drafts are copied, with room for S more; None: no drafts
+    history: Int[Host, "D A H"] | None = None
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tokens", "logprobs", "counts", "states", "stopped", "top_tokens", "top_logprobs", "chosen"],
+    data_fields=["tokens", "logprobs", "counts", "passes", "states", "stopped", "top_tokens", "top_logprobs", "chosen"],
     meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,7 @@ class DecodeOutputs:
     tokens: Int[Array, "D A S"]
     logprobs: Float[Array, "D A S"]
     counts: Int[Array, "D A"]  # tokens sampled per row
+    passes: Int[Array, "D A"]  # steps that sampled them; fewer where drafts were right
     states: Int[Array, "D A"]
     stopped: UInt32[Array, "D A"]  # bits of the stops that were completed, 0 if none
     # the likeliest tokens of each step, best first; None: not requested
@@ -169,10 +174,13 @@ def decode(
     truncate: bool,
     top: int = 0,
     routes: bool = False,
+    drafts: int = 0,
 ) -> tuple[KVCache, DecodeOutputs]:
     """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running.
 
     Args:
+      drafts: number of tokens, copied from the row's history (drafts.lookup), that a step reads with the newest one. It keeps
+        those that are drawn.
       top: number of the likeliest tokens to return for each step.
       routes: also return the experts of each token that is read.
     """
@@ -185,13 +193,18 @@ def decode(
     def flat(x: Host) -> Array:
         return _by_shard(mesh, jnp.asarray(x).reshape(batch, *x.shape[2:]))
 
-    starts, limits, stop_masks = flat(inputs.starts), flat(inputs.limits), flat(inputs.stop_masks)
+    starts, stop_masks = flat(inputs.starts), flat(inputs.stop_masks)
+    limits = jnp.minimum(flat(inputs.limits), steps)
     rotary = flat(inputs.offsets) + starts
-    keys = row_keys(seed, flat(inputs.identity))
-    temperature = flat(inputs.temperature)
-    top_p, top_k = (flat(inputs.top_p), flat(inputs.top_k)) if truncate else (None, None)
-    given = None if inputs.given is None else flat(inputs.given)
-    segment = cache.segment(*_by_shard(mesh, (inputs.rows, inputs.starts)), steps=steps, span=span)
+    width = drafts + 1
+    keys = jnp.repeat(row_keys(seed, flat(inputs.identity)), width, axis=0)
+    temperature = jnp.repeat(flat(inputs.temperature), width)
+    top_p, top_k = (jnp.repeat(flat(x), width) for x in (inputs.top_p, inputs.top_k)) if truncate else (None, None)
+    given = None if inputs.given is None else jnp.pad(flat(inputs.given), ((0, 0), (0, drafts)), constant_values=-1)
+    # room behind the last token that may be kept for drafts that are not
+    room = steps + (width if drafts else 0)
+    segment = cache.segment(*_by_shard(mesh, (inputs.rows, inputs.starts)), steps=room, span=span)
+    ahead = jnp.arange(width)
 
     def running(counts: Array, stopped: Array) -> Bool[Array, " B"]:
         return (stopped == 0) & (counts < limits)
@@ -201,45 +214,66 @@ def decode(
         return (state["step"] < steps) & (alive > leave_at)
 
     def body(state: dict[str, Any]) -> dict[str, Any]:
-        step = state["step"]
-        alive = running(state["counts"], state["stopped"])
-        token = _by_shard(mesh, state["token"])
+        counts = state["counts"]
+        alive = running(counts, state["stopped"])
+        places = counts[:, None] + ahead  # of the tokens that are drawn here, among the new ones
+        fixed = None if given is None else jnp.take_along_axis(given, places, axis=1)
+        read = state["token"][:, None]
+        if drafts:
+            draft = lookup(state["history"], starts + 1 + counts, drafts)
+            draft = draft if fixed is None else jnp.where(fixed[:, :-1] >= 0, fixed[:, :-1], draft)
+            read = jnp.concatenate([read, jnp.maximum(draft, 0)], axis=1)
+        read = _by_shard(mesh, read)
         hidden, cached, routing = model.run(
-            token[:, None],
-            (rotary + step)[:, None],
-            segment.attend(step, alive),
+            read,
+            rotary[:, None] + places,
+            segment.attend(counts, alive),
             segment.caches(state["cached"]),
             unroll=True,
             layers=layers,
             shared=segment.shared,
             mesh=mesh,
         )
-        logits = model.unembed(hidden[:, 0])
-        drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)
-        if given is not None:
-            chosen = jax.lax.dynamic_index_in_dim(given, step, axis=1, keepdims=False)
+        logits = model.unembed(hidden).reshape(batch * width, -1)
+        positions = (starts[:, None] + places + 1).reshape(-1)
+        drawn, logprob = sample_tokens(logits, keys, positions, temperature, top_p, top_k)
+        if fixed is not None:
+            chosen = fixed.reshape(-1)
             drawn = jnp.where(chosen >= 0, chosen, drawn)
             logprob = jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
-        token = jnp.where(alive, drawn, token)
-        tops = state["tops"]
-        if top:
-            likeliest = top_logprobs(logits, temperature, top)
-            tops = [jax.lax.dynamic_update_slice_in_dim(a, b[:, None], step, axis=1) for a, b in zip(tops, likeliest)]
-        chosen = state["chosen"]
+        drawn, logprob = drawn.reshape(batch, width), logprob.reshape(batch, width)
+        going, token, automaton, stopped = alive, state["token"], state["automaton"], state["stopped"]
+        taken = []
+        for i in range(width):
+            taken.append(going)
+            hit = hits[automaton, drawn[:, i]] & stop_masks
+            token = jnp.where(going, drawn[:, i], token)
+            stopped = jnp.where(going, hit, stopped)
+            automaton = jnp.where(going, transition[automaton, drawn[:, i]], automaton)
+            if i < drafts:  # the next draw is of this sequence if the draft says what was drawn
+                going = going & (draft[:, i] == drawn[:, i]) & (hit == 0) & (counts + i + 1 < limits)
+        kept = jnp.stack(taken, axis=1)
+
+        def put_kept(values: Array, new: Array) -> Array:
+            return put(values, new.reshape(batch, width, *new.shape[1:]), counts, kept)
+
+        likeliest = top_logprobs(logits, temperature, top) if top else ()
+        experts = state["chosen"]
         if routes and routing is not None:
-            chosen = jax.lax.dynamic_update_slice_in_dim(chosen, routing.chosen.astype(jnp.int16), step, axis=1)
-        hit = hits[state["automaton"], token] & stop_masks
+            experts = put(experts, routing.chosen.astype(jnp.int16), counts, kept)
         return {
-            "step": step + 1,
+            "step": state["step"] + 1,
             "token": token,
             "cached": cached,
-            "tokens": jax.lax.dynamic_update_slice_in_dim(state["tokens"], token[:, None], step, axis=1),
-            "logprobs": jax.lax.dynamic_update_slice_in_dim(state["logprobs"], logprob[:, None], step, axis=1),
-            "counts": state["counts"] + alive,
-            "automaton": jnp.where(alive, transition[state["automaton"], token], state["automaton"]),
-            "stopped": jnp.where(alive, hit, state["stopped"]),
-            "tops": tops,
-            "chosen": chosen,
+            "history": put(state["history"], drawn, starts + 1 + counts, kept) if drafts else None,
+            "tokens": put(state["tokens"], drawn, counts, kept),
+            "logprobs": put(state["logprobs"], logprob, counts, kept),
+            "counts": counts + kept.sum(axis=1),
+            "passes": state["passes"] + alive,
+            "automaton": automaton,
+            "stopped": stopped,
+            "tops": [put_kept(held, new) for held, new in zip(state["tops"], likeliest)],
+            "chosen": experts,
         }
 
     shape = (batch, steps, min(top, model.config.vocab_size))
@@ -252,28 +286,33 @@ def decode(
             "step": jnp.int32(0),
             "token": flat(inputs.tokens),
             "cached": segment.state,
+            "history": None if inputs.history is None else flat(inputs.history),
             "tokens": jnp.zeros((batch, steps), jnp.int32),
             "logprobs": jnp.zeros((batch, steps), jnp.float32),
             "counts": jnp.zeros(batch, jnp.int32),
+            "passes": jnp.zeros(batch, jnp.int32),
             "automaton": flat(inputs.states),
             "stopped": jnp.zeros(batch, jnp.uint32),
             "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
             "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
         },
     )
-    counts = state["counts"].reshape(shards, active)
+
+    def by_shard(name: str) -> Array:
+        return state[name].reshape(shards, active, *state[name].shape[1:])
+
+    counts = by_shard("counts")
     tops = [values.reshape(shards, active, *values.shape[1:]) for values in state["tops"]] or [None, None]
     outputs = DecodeOutputs(
-        tokens=state["tokens"].reshape(shards, active, steps),
-        logprobs=state["logprobs"].reshape(shards, active, steps),
+        tokens=by_shard("tokens"),
+        logprobs=by_shard("logprobs"),
         counts=counts,
-        states=state["automaton"].reshape(shards, active),
-        stopped=state["stopped"].reshape(shards, active),
+        passes=by_shard("passes"),
+        states=by_shard("automaton"),
+        stopped=by_shard("stopped"),
         top_tokens=tops[0],
         top_logprobs=tops[1],
-        chosen=state["chosen"].reshape(shards, active, *state["chosen"].shape[1:])
-        if state["chosen"] is not None
-        else None,
+        chosen=None if routed is None else by_shard("chosen"),
     )
     return segment.finish(state["cached"], counts), outputs
 
@@ -311,7 +350,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
         ),
         decode=jax.jit(
             functools.partial(decode, graph, mesh),
-            static_argnames=("steps", "span", "truncate", "top", "routes"),
+            static_argnames=("steps", "span", "truncate", "top", "routes", "drafts"),
             donate_argnames=("cache",),
             out_shardings=(cache_shardings, replicated(mesh)),
         ),

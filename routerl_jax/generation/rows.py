@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from routerl_jax.parallel.mesh import on_cpu
 
 SEGMENT = 32  # decode steps of one call
+MOST_DRAFTS = 15  # tokens that a step guesses
 LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
 PREFILL_TOKENS = (
     16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
@@ -27,7 +28,7 @@ class HoldsRow(Protocol):
 S = TypeVar("S", bound=HoldsRow)
 
 
-def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: float) -> None:
+def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: float, drafts: int) -> None:
     """Checks the sizes of an engine.
 
     Raises:
@@ -38,6 +39,8 @@ def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: flo
             raise ValueError(f"{name}={value} must be at least 1")
     if not 0 <= leave_fraction < 1:
         raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
+    if not 0 <= drafts <= MOST_DRAFTS:
+        raise ValueError(f"drafts={drafts} must be in [0, {MOST_DRAFTS}]: later ones are hardly ever right")
 
 
 class RowTable:

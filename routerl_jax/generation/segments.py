@@ -103,7 +103,7 @@ class _Extension:
 
 
 class _Segment:
-    """The cached keys and values of the rows are read once, with room behind them for the new ones of this call, at the same
+    """The cached keys and values of the rows are read once, with room behind them for the new ones of this call, from the same
     index for all rows. The new ones are written to the rows themselves once, at the end."""
 
     shared = False
@@ -116,22 +116,26 @@ class _Segment:
     def caches(self, state: list[Any]) -> list[Any]:
         return state
 
-    def attend(self, step: Int[Array, ""], alive: Bool[Array, " B"]) -> Attend:
-        flat, indices = self._starts.reshape(-1, 1), jnp.arange(self._span + self._steps)
+    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
+        flat, indices = self._starts.reshape(-1, 1, 1), jnp.arange(self._span + self._steps)
         new = indices >= self._span
-        visible = jnp.where(new, indices - self._span <= step, indices < flat)[:, None]
-        distance = jnp.where(new, self._span + step - indices, flat + step - indices)[:, None]
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            index = self._span + step
-            keys, values = (
-                jax.lax.dynamic_update_slice_in_dim(held, x.transpose(0, 2, 1, 3), index, axis=2)
-                for held, x in zip(layer, (k, v))
-            )
+            taken = counts[:, None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
+            visible = jnp.where(new, indices - self._span <= taken, indices < flat)
+            distance = jnp.where(new, self._span, flat) + taken - indices
+            keys, values = (self._put(held, x.transpose(0, 2, 1, 3), counts) for held, x in zip(layer, (k, v)))
             mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
         return attend
+
+    def _put(
+        self, held: Float[Array, "B K P H"], new: Float[Array, "B K S H"], counts: Int[Array, " B"]
+    ) -> Float[Array, "B K P H"]:
+        if new.shape[2] == 1:  # rows that are alive are at the same index, and what others hold there is not read
+            return jax.lax.dynamic_update_slice_in_dim(held, new, self._span + counts.max(), axis=2)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(held, new, self._span + counts)
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
         offsets = jnp.arange(self._steps)

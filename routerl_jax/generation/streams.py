@@ -77,7 +77,9 @@ class EngineStats:
     prefill_slots: int = 0  # rows x tokens that prefilling computed; prefilled_tokens / prefill_slots is the occupancy
     forked_tokens: int = 0  # tokens that conversations shared instead of prefilling: prompts, and histories of forks
     decoded_tokens: int = 0
-    decode_slots: int = 0  # rows x steps that decoding computed; decoded_tokens / decode_slots is the occupancy
+    # rows x steps that decoding computed, times the tokens of a step; decoded_tokens / decode_slots is the occupancy
+    decode_slots: int = 0
+    decode_passes: int = 0  # steps of every row; decoded_tokens / decode_passes is 1 without drafts, and more with them
     evictions: int = 0
 
 

@@ -207,6 +207,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
         max_length=engine.max_length,
         segment=engine.segment,
         layout=layout,
+        drafts=engine.drafts,
         truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in learner.stages),
     )
     own = copy is not None or merge is not None
@@ -214,7 +215,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     per_shard = -(-engine.rows // shards)
     cache = held(
         cache_kind(model.config, mesh, model.compute_dtype).abstract(
-            model.config, mesh, shards, per_shard, engine.max_length, model.compute_dtype
+            model.config, mesh, shards, per_shard, engine.max_length + engine.drafts, model.compute_dtype
         )
     )
     # weights that the engine shares are its arguments

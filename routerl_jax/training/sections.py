@@ -21,7 +21,7 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
-from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT
+from routerl_jax.generation.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.sharding import Layout
@@ -76,6 +76,9 @@ class EngineConfig:
     max_length: Size = 512  # tokens of a conversation
     segment: Size = SEGMENT  # decode steps per device call
     leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
+    # tokens that a decode step copies from the conversation as a guess, and samples at once where the guess is right
+    # (docs/algorithms.md). It changes nothing but the time, and pays on accelerators with up to a few hundred rows a chip
+    drafts: Annotated[int, Range(least=0, most=MOST_DRAFTS)] = 0
     # sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the engine uses the learner's arrays
     layout: Layout | Literal[""] = ""
     # with an adapter: merge it into the weights after every update, or apply it beside them

@@ -331,4 +331,5 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
         seed=config.seed,
         layout=engine_layout(config) if mesh is not None else config.engine.layout,
         routes=config.learner.replay_routing,
+        drafts=config.engine.drafts,
     )

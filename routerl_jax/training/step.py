@@ -240,4 +240,5 @@ def _engine_metrics(stats: EngineStats) -> dict[str, float]:
         "perf/decoded_tokens": stats.decoded_tokens,
         "perf/prefill_occupancy": stats.prefilled_tokens / max(stats.prefill_slots, 1),
         "perf/decode_occupancy": stats.decoded_tokens / max(stats.decode_slots, 1),
+        "perf/tokens_per_decode_step": stats.decoded_tokens / max(stats.decode_passes, 1),
     }

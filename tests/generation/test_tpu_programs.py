@@ -45,6 +45,8 @@ def compiled(tpu_compiler):
         mesh = jax.make_mesh((1, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3, devices=topology.devices)
         model = nnx.eval_shape(lambda: Decoder(CONFIG, jax.random.key(0), param_dtype=jnp.dtype(jnp.bfloat16)))
         lowered = lower_programs(model, mesh, rows=ROWS, max_length=LENGTH, segment=8, prompt_rows=2, prompt_tokens=64)
+        drafted = lower_programs(model, mesh, rows=ROWS, max_length=LENGTH - 3, segment=8, drafts=3)
+        lowered["decode with drafts"] = drafted["decode"]
         shards = batch_shards(mesh)
         cache = PagedCache.abstract(CONFIG, mesh, shards, ROWS // shards, LENGTH, jnp.bfloat16)
         some = jax.ShapeDtypeStruct((shards, 2), jnp.int32, sharding=replicated(mesh))
@@ -60,11 +62,11 @@ def results(text, operation):
     return [math.prod(int(size) for size in shape.split(",") if size) for shape in shapes]
 
 
-@pytest.mark.parametrize("program", ["prefill", "decode", "fork"])
+@pytest.mark.parametrize("program", ["prefill", "decode", "decode with drafts", "fork"])
 def test_pages_are_read_by_the_kernel_and_written_in_place(compiled, program):
     text = compiled[program].as_text()
     calls = re.findall(r"ragged_paged_attention_kernel\S* = .*custom-call\(.*tpu_custom_call", text)
-    assert len(calls) == {"prefill": 1, "decode": CONFIG.layers, "fork": 0}[program]  # scanned, unrolled
+    assert len(calls) == {"prefill": 1, "fork": 0}.get(program, CONFIG.layers)  # scanned, unrolled
     layer = ROWS // 2 * LENGTH * (2 * CONFIG.kv_heads // 2) * CONFIG.head_dim  # of a chip
     assert max(results(text, "copy")) < layer
     memory = compiled[program].memory_analysis()
