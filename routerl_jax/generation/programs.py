@@ -217,9 +217,7 @@ def decode(
         logits = model.unembed(hidden[:, 0])
         drawn, logprob = sample_tokens(logits, keys, starts + step + 1, temperature, top_p, top_k)
         if given is not None:
-            chosen = jax.lax.dynamic_index_in_dim(given, step, axis=1, keepdims=False)
-            drawn = jnp.where(chosen >= 0, chosen, drawn)
-            logprob = jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
+            drawn, logprob = _given_instead(given, step, logits, temperature, drawn, logprob)
         token = jnp.where(alive, drawn, token)
         tops = state["tops"]
         if top:
@@ -242,40 +240,56 @@ def decode(
             "chosen": chosen,
         }
 
-    shape = (batch, steps, min(top, model.config.vocab_size))
-    experts = model.config.experts
+    shape, experts = (batch, steps, min(top, model.config.vocab_size)), model.config.experts
     routed = None if experts is None or not routes else (model.config.sparse.count(True), experts.chosen)
-    state = jax.lax.while_loop(
-        go_on,
-        body,
-        {
-            "step": jnp.int32(0),
-            "token": flat(inputs.tokens),
-            "cached": segment.state,
-            "tokens": jnp.zeros((batch, steps), jnp.int32),
-            "logprobs": jnp.zeros((batch, steps), jnp.float32),
-            "counts": jnp.zeros(batch, jnp.int32),
-            "automaton": flat(inputs.states),
-            "stopped": jnp.zeros(batch, jnp.uint32),
-            "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
-            "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
-        },
+    state = {
+        "step": jnp.int32(0),
+        "token": flat(inputs.tokens),
+        "cached": segment.state,
+        "tokens": jnp.zeros((batch, steps), jnp.int32),
+        "logprobs": jnp.zeros((batch, steps), jnp.float32),
+        "counts": jnp.zeros(batch, jnp.int32),
+        "automaton": flat(inputs.states),
+        "stopped": jnp.zeros(batch, jnp.uint32),
+        "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
+        "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
+    }
+    state = jax.lax.while_loop(go_on, body, state)
+    outputs = _outputs(state, shards)
+    return segment.finish(state["cached"], outputs.counts), outputs
+
+
+def _given_instead(
+    given: Int[Array, "B S"],
+    step: Array,
+    logits: Float[Array, "B V"],
+    temperature: Float[Array, " B"],
+    drawn: Int[Array, " B"],
+    logprob: Float[Array, " B"],
+) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+    """The given tokens of this step and their log-probabilities; what was drawn, where none is given (-1)."""
+    chosen = jax.lax.dynamic_index_in_dim(given, step, axis=1, keepdims=False)
+    drawn = jnp.where(chosen >= 0, chosen, drawn)
+    return drawn, jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
+
+
+def _outputs(state: dict[str, Any], shards: int) -> DecodeOutputs:
+    """The last state of `decode`'s loop, its B rows by shard."""
+
+    def by_shard(x: Array | None) -> Any:
+        return None if x is None else x.reshape(shards, -1, *x.shape[1:])
+
+    tops = state["tops"] or [None, None]
+    return DecodeOutputs(
+        counts=by_shard(state["counts"]),
+        top_tokens=by_shard(tops[0]),
+        top_logprobs=by_shard(tops[1]),
+        tokens=by_shard(state["tokens"]),
+        logprobs=by_shard(state["logprobs"]),
+        states=by_shard(state["automaton"]),
+        stopped=by_shard(state["stopped"]),
+        chosen=by_shard(state["chosen"]),
     )
-    counts = state["counts"].reshape(shards, active)
-    tops = [values.reshape(shards, active, *values.shape[1:]) for values in state["tops"]] or [None, None]
-    outputs = DecodeOutputs(
-        tokens=state["tokens"].reshape(shards, active, steps),
-        logprobs=state["logprobs"].reshape(shards, active, steps),
-        counts=counts,
-        states=state["automaton"].reshape(shards, active),
-        stopped=state["stopped"].reshape(shards, active),
-        top_tokens=tops[0],
-        top_logprobs=tops[1],
-        chosen=state["chosen"].reshape(shards, active, *state["chosen"].shape[1:])
-        if state["chosen"] is not None
-        else None,
-    )
-    return segment.finish(state["cached"], counts), outputs
 
 
 def _by_shard(mesh: Mesh, tree: Any) -> Any:
