@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 
@@ -34,6 +35,13 @@ _TEXTS = (
 def tokenizer() -> Tokenizer:
     """A byte-level vocabulary of 320 with the R1-Router tags as single tokens."""
     return train_tokenizer(_TEXTS * 3, VOCABULARY, GRAMMAR.special_tokens, context=256)
+
+
+def with_template(given: Tokenizer, template: str | None) -> Tokenizer:
+    """A copy of a tokenizer, with this chat template. `tokenizer` is shared by all tests, which must not change it."""
+    hf = copy.deepcopy(given.hf)
+    hf.chat_template = template
+    return Tokenizer(hf)
 
 
 def config(**changes) -> DecoderConfig:

@@ -16,7 +16,7 @@ from routerl_jax.agents.request import Request
 from routerl_jax.agents.routing import FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
@@ -77,6 +77,13 @@ class Agent(abc.ABC):
           ValueError: the agent can't read recorded rounds.
         """
         raise ValueError(f"{type(self).__name__} reads no recorded rounds: write its recorded()")
+
+    @staticmethod
+    def recorded_episode(example: Example, turns: list[Turn]) -> Episode:
+        """The episode of recorded turns that were read (`Turn.action`). It has the answer of the last one, if that answers."""
+        last = turns[-1].action
+        answer = last.answer if last is not None and last.kind == "answer" else None
+        return Episode(example=example, sample=0, answer=answer, turns=turns, sequences=[])
 
     # --- what it is compared with ---
 

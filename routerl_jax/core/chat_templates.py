@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
 
 from routerl_jax.core.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ TEMPLATES = {"hermes": HERMES}
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """Replaces the tokenizer's chat template. `Tokenizer.save` writes the new one.
+    """The tokenizer with another chat template, which `Tokenizer.save` writes. The one given stays as it is.
 
     Args:
       template: a name in TEMPLATES, or the path of a Jinja file.
@@ -70,8 +71,9 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
         if not path.is_file():
             raise ValueError(f"{template!r} is neither one of {', '.join(TEMPLATES)} nor a file of a chat template")
         text = path.read_text("utf-8")
-    tokenizer.hf.chat_template = text
-    changed = Tokenizer(tokenizer.hf)
+    hf = copy.copy(tokenizer.hf)
+    hf.chat_template = text
+    changed = Tokenizer(hf)
     try:
         changed.turn_end  # noqa: B018
     except ValueError as error:

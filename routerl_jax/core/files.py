@@ -54,16 +54,36 @@ def sync_tree(directory: pathlib.Path) -> None:
         sync(path)
 
 
-def read_json(path: pathlib.Path, fix: str = "") -> Any:
+def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any:
     """The value in a JSON file.
 
     Raises:
-      ValueError: the file is not JSON (as after a full disk); names the file and, if given, the `fix`.
+      ValueError: the file is not JSON (as after a full disk); names the file and the `fix`.
     """
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ValueError(f"{path} is not JSON: {error}{fix and '; ' + fix}") from error
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+        raise ValueError(f"{path} is not JSON ({error}). {fix[:1].upper()}{fix[1:]}") from error
+
+
+def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterator[Any]:
+    """The values in a file with one JSON value per line, as `write_json_lines` and programs that add lines write it.
+
+    A last line that a killed writer has not finished is left out. Rows of data files, which others write, are read by
+    `core.rows`.
+
+    Raises:
+      ValueError: while reading: a line is not JSON; names file, line and `fix`.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); {fix}") from error
+            yield value
 
 
 def write_json_lines(path: pathlib.Path, rows: Iterable[Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from routerl_jax.core.config import first_difference
-from routerl_jax.core.files import read_json, write_atomic
+from routerl_jax.core.files import read_json, read_json_lines, write_atomic
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:
@@ -18,12 +18,12 @@ def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> 
     Args:
       settings: JSON-serialisable.
       path: the file of the settings.
-      remedy: what the user can do if the settings differ, for the message.
+      remedy: what the user can do if the settings differ or the file is damaged, for the message.
 
     Raises:
       ValueError: the job at `path` has other settings (names the first key that differs), or the file is damaged.
     """
-    saved = read_json(path) if path.is_file() else None
+    saved = read_json(path, remedy) if path.is_file() else None
     current = json.loads(json.dumps(settings))
     if saved is None:
         write_atomic(path, json.dumps(current, indent=2) + "\n")
@@ -56,12 +56,7 @@ class Journal:
 
     def read(self) -> Iterator[dict[str, Any]]:
         """All records. Raises ValueError that names a line that is no JSON."""
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                try:
-                    yield json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{self.path}, line {number}: not JSON ({error}); delete the line") from error
+        return read_json_lines(self.path)
 
     def close(self) -> None:
         """Closes the file."""

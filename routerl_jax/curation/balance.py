@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.curation.job import begin
 from routerl_jax.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
@@ -230,13 +229,7 @@ def _found(
     rounds = len(PROBES) if config.probe == "forced" else 1
     for number in range(rounds):
         remaining = [name for name in made.examples if name not in results or results[name][0].kind == UNSOLVED]
-        bar = Bar(
-            made.made(number, remaining, config.attempts),
-            total=made.portions(remaining),
-            desc=f"round {number + 1} of {rounds}",
-            unit="portion",
-            disable=not progress,
-        )
+        bar = made.bar(number, rounds, remaining, config.attempts, progress=progress)
         for records in bar:
             for record in records:
                 results[record["id"]] = search_need(record, image_tool), record

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.generation.sampling import Sampling
@@ -88,7 +89,7 @@ class Rounds:
     metric: str
     normalizer: str
 
-    def portions(self, names: Sequence[str]) -> int:
+    def _portions(self, names: Sequence[str]) -> int:
         """Number of portions of these questions."""
         return -(-len(names) // self.portion)
 
@@ -101,7 +102,7 @@ class Rounds:
           ValueError: a portion on disk has other questions or is damaged, or all searches of a portion failed. Such a portion
             is not saved.
         """
-        for index in range(self.portions(names)):
+        for index in range(self._portions(names)):
             names_here = names[index * self.portion : (index + 1) * self.portion]
             path = self.directory / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
             saved = multihost.exchange(path.is_file())[
@@ -110,6 +111,16 @@ class Rounds:
             if not saved:
                 self._attempt(path, [self.examples[name] for name in names_here], samples, number)
             yield _read(path, names_here, samples)
+
+    def bar(self, number: int, rounds: int, names: Sequence[str], samples: int, *, progress: bool) -> Bar:
+        """`made` with a progress bar, for round `number` of `rounds`."""
+        return Bar(
+            self.made(number, names, samples),
+            total=self._portions(names),
+            desc=f"round {number + 1} of {rounds}",
+            unit="portion",
+            disable=not progress,
+        )
 
     def _attempt(self, path: pathlib.Path, examples: Sequence[Example], samples: int, number: int) -> None:
         """Makes the attempts of a portion and saves their records."""

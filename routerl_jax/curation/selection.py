@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.progress import Bar
 from routerl_jax.curation.questions import choose, question_row
 from routerl_jax.curation.rollouts import Attempt, Rounds
 from routerl_jax.data.readers import ExampleSource
@@ -138,13 +137,7 @@ def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dic
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
         remaining = [name for name in made.examples if rollouts[name] is None]
-        bar = Bar(
-            made.made(number, remaining, samples),
-            total=made.portions(remaining),
-            desc=f"round {number + 1} of {rounds}",
-            unit="portion",
-            disable=not progress,
-        )
+        bar = made.bar(number, rounds, remaining, samples, progress=progress)
         for records in bar:
             for record in records:
                 failed += record["failed_searches"]

@@ -238,9 +238,7 @@ def decode(
         positions = (starts[:, None] + places + 1).reshape(-1)
         drawn, logprob = sample_tokens(logits, keys, positions, temperature, top_p, top_k)
         if fixed is not None:
-            chosen = fixed.reshape(-1)
-            drawn = jnp.where(chosen >= 0, chosen, drawn)
-            logprob = jnp.where(chosen >= 0, token_logprobs(logits, drawn, temperature), logprob)
+            drawn, logprob = _given_instead(fixed.reshape(-1), logits, temperature, drawn, logprob)
         drawn, logprob = drawn.reshape(batch, width), logprob.reshape(batch, width)
         going, token, automaton, stopped = alive, state["token"], state["automaton"], state["stopped"]
         taken = []
@@ -253,14 +251,13 @@ def decode(
             if i < drafts:  # the next draw is of this sequence if the draft says what was drawn
                 going = going & (draft[:, i] == drawn[:, i]) & (hit == 0) & (counts + i + 1 < limits)
         kept = jnp.stack(taken, axis=1)
-
-        def put_kept(values: Array, new: Array) -> Array:
-            return put(values, new.reshape(batch, width, *new.shape[1:]), counts, kept)
-
-        likeliest = top_logprobs(logits, temperature, top) if top else ()
-        experts = state["chosen"]
+        tops = state["tops"]
+        if top:
+            likeliest = (x.reshape(batch, width, -1) for x in top_logprobs(logits, temperature, top))
+            tops = [put(held, new, counts, kept) for held, new in zip(tops, likeliest)]
+        chosen = state["chosen"]
         if routes and routing is not None:
-            experts = put(experts, routing.chosen.astype(jnp.int16), counts, kept)
+            chosen = put(chosen, routing.chosen.astype(jnp.int16), counts, kept)
         return {
             "step": state["step"] + 1,
             "token": token,
@@ -272,49 +269,61 @@ def decode(
             "passes": state["passes"] + alive,
             "automaton": automaton,
             "stopped": stopped,
-            "tops": [put_kept(held, new) for held, new in zip(state["tops"], likeliest)],
-            "chosen": experts,
+            "tops": tops,
+            "chosen": chosen,
         }
 
-    shape = (batch, steps, min(top, model.config.vocab_size))
-    experts = model.config.experts
+    shape, experts = (batch, steps, min(top, model.config.vocab_size)), model.config.experts
     routed = None if experts is None or not routes else (model.config.sparse.count(True), experts.chosen)
-    state = jax.lax.while_loop(
-        go_on,
-        body,
-        {
-            "step": jnp.int32(0),
-            "token": flat(inputs.tokens),
-            "cached": segment.state,
-            "history": None if inputs.history is None else flat(inputs.history),
-            "tokens": jnp.zeros((batch, steps), jnp.int32),
-            "logprobs": jnp.zeros((batch, steps), jnp.float32),
-            "counts": jnp.zeros(batch, jnp.int32),
-            "passes": jnp.zeros(batch, jnp.int32),
-            "automaton": flat(inputs.states),
-            "stopped": jnp.zeros(batch, jnp.uint32),
-            "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
-            "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
-        },
-    )
+    state = {
+        "step": jnp.int32(0),
+        "token": flat(inputs.tokens),
+        "cached": segment.state,
+        "history": None if inputs.history is None else flat(inputs.history),
+        "tokens": jnp.zeros((batch, steps), jnp.int32),
+        "logprobs": jnp.zeros((batch, steps), jnp.float32),
+        "counts": jnp.zeros(batch, jnp.int32),
+        "passes": jnp.zeros(batch, jnp.int32),
+        "automaton": flat(inputs.states),
+        "stopped": jnp.zeros(batch, jnp.uint32),
+        "tops": [jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)] if top else [],
+        "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
+    }
+    state = jax.lax.while_loop(go_on, body, state)
+    outputs = _outputs(state, shards)
+    return segment.finish(state["cached"], outputs.counts), outputs
 
-    def by_shard(name: str) -> Array:
-        return state[name].reshape(shards, active, *state[name].shape[1:])
 
-    counts = by_shard("counts")
-    tops = [values.reshape(shards, active, *values.shape[1:]) for values in state["tops"]] or [None, None]
-    outputs = DecodeOutputs(
-        tokens=by_shard("tokens"),
-        logprobs=by_shard("logprobs"),
-        counts=counts,
-        passes=by_shard("passes"),
-        states=by_shard("automaton"),
-        stopped=by_shard("stopped"),
-        top_tokens=tops[0],
-        top_logprobs=tops[1],
-        chosen=None if routed is None else by_shard("chosen"),
+def _given_instead(
+    given: Int[Array, " N"],
+    logits: Float[Array, "N V"],
+    temperature: Float[Array, " N"],
+    drawn: Int[Array, " N"],
+    logprob: Float[Array, " N"],
+) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+    """The given tokens and their log-probabilities; what was drawn, where none is given (-1)."""
+    drawn = jnp.where(given >= 0, given, drawn)
+    return drawn, jnp.where(given >= 0, token_logprobs(logits, drawn, temperature), logprob)
+
+
+def _outputs(state: dict[str, Any], shards: int) -> DecodeOutputs:
+    """The last state of `decode`'s loop, its B rows by shard."""
+
+    def by_shard(x: Array | None) -> Any:
+        return None if x is None else x.reshape(shards, -1, *x.shape[1:])
+
+    tops = state["tops"] or [None, None]
+    return DecodeOutputs(
+        tokens=by_shard(state["tokens"]),
+        logprobs=by_shard(state["logprobs"]),
+        counts=by_shard(state["counts"]),
+        passes=by_shard(state["passes"]),
+        states=by_shard(state["automaton"]),
+        stopped=by_shard(state["stopped"]),
+        top_tokens=by_shard(tops[0]),
+        top_logprobs=by_shard(tops[1]),
+        chosen=by_shard(state["chosen"]),
     )
-    return segment.finish(state["cached"], counts), outputs
 
 
 def _by_shard(mesh: Mesh, tree: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from PIL import Image
 
-from routerl_jax.core.files import write_atomic
+from routerl_jax.core.files import read_json_lines, write_atomic, write_json_lines
 from routerl_jax.models.images import ImageSource, decode_image
 
 PICTURES = "pictures"
@@ -77,16 +77,15 @@ class PictureJournal:
         self._rows: dict[str, int] = {}
 
     def __enter__(self) -> PictureJournal:
-        lines = self._path.read_text("utf-8").splitlines(keepends=True) if self._path.is_file() else []
-        complete = [line for line in lines if line.endswith("\n")]  # a kill may have cut the last line
+        notes = list(read_json_lines(self._path)) if self._path.is_file() else []  # a kill may have cut the last one
         shown: dict[int, str] = {}
-        for name, row in map(json.loads, complete):
+        for name, row in notes:
             self._rows[name] = row
             shown[row] = name  # the last one that was written there
         self._rows = {
             name: row for name, row in self._rows.items() if shown[row] == name and self._files.path(row).is_file()
         }
-        self._path.write_text("".join(complete), "utf-8")
+        write_json_lines(self._path, notes)
         self._file = self._path.open("a", encoding="utf-8")
         return self
 

@@ -28,7 +28,7 @@ from jaxtyping import Int
 
 from routerl_jax.core.buckets import fetched, in_bucket, listing
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.files import write_atomic
+from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.faiss_file import FaissVectors
 from routerl_jax.knowledge.vector_index import VectorSource
@@ -91,10 +91,7 @@ class Manifest:
         path = directory / MANIFEST
         if not path.is_file():
             raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_what_instead(directory)}")
-        try:
-            fields = json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged ({error}). {rebuild_hint(directory)}") from error
+        fields = read_json(path, rebuild_hint(directory))
         version = fields.get("format") if isinstance(fields, dict) else None
         if version != FORMAT:
             raise ValueError(f"{path} has format {version!r}, this version reads {FORMAT}. {rebuild_hint(directory)}")

@@ -25,7 +25,7 @@ from absl import logging
 from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
-from routerl_jax.core.files import sync, sync_tree, write_atomic
+from routerl_jax.core.files import read_json, sync, sync_tree, write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
@@ -175,10 +175,10 @@ class StoreWriter:
         """Runs a kind's own stage, or finds it done. Returns the result of `work` (JSON-serialisable). Call it after
         `passages`."""
         marker = self._progress / f"stage-{stage}"
-        if not marker.is_file():
+        if finished(marker) is None:
             with explained(self.scratch):
                 finish(marker, work())
-        return json.loads(marker.read_text())
+        return read_json(marker)
 
     def commit(self, manifest: Manifest) -> None:
         """Writes the manifest, and renames the directory to its final name."""
@@ -277,12 +277,12 @@ class Shards:
 
     def _is_written(self, start: int) -> bool:
         """Whether a shard is complete. One with a marker whose file lost data in a crash of the machine is written again."""
-        marker = self._marker(start)
-        if not marker.is_file():
+        said = finished(self._marker(start))
+        if said is None:
             return False
         try:
-            whole = json.loads(marker.read_text())["bytes"] == self._file(start).stat().st_size
-        except (OSError, ValueError, KeyError):
+            whole = said["bytes"] == self._file(start).stat().st_size
+        except (OSError, KeyError):
             whole = False
         if not whole:
             logging.warning("%s is not what was written there: its rows are embedded again", self._file(start))
@@ -299,7 +299,7 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
     """Writes the passages, or finds them written. Files that lost data in a crash of the machine are written again."""
     progress.mkdir(parents=True, exist_ok=True)
     marker, files = progress / "passages", directory / PASSAGES
-    written = json.loads(marker.read_text()) if marker.is_file() else None
+    written = finished(marker)
     if written is not None and written.get("bytes") != size_on_disk(files):
         logging.warning("%s is not what was written there: the passages are written again", files)
         written = None
@@ -376,3 +376,19 @@ def _appender(path: pathlib.Path, dtype: str, shard: int, chunk: int) -> Iterato
 def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Writes a marker atomically."""
     write_atomic(marker, json.dumps(content))
+
+
+def finished(marker: pathlib.Path) -> dict[str, Any] | None:
+    """What a marker says; None if what it stands for is still to be done. A marker that lost data in a crash of the machine is
+    removed with a warning, and its part is done again."""
+    if not marker.is_file():
+        return None
+    try:
+        said = read_json(marker, "what it stands for is done again")
+        if not isinstance(said, dict):
+            raise ValueError(f"{marker} holds no object; what it stands for is done again")
+    except ValueError as error:
+        logging.warning("%s", error)
+        marker.unlink()
+        return None
+    return said

@@ -233,14 +233,22 @@ class BatchLayout:
         return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index
 
     def micro_batches(self, sequences: int, length: int) -> int:
-        """How many micro-batches `sequences` of `length` tokens each take."""
-        bucket = next(b for b, size in enumerate(self.buckets) if size >= length)
+        """How many micro-batches `sequences` of `length` tokens each take.
+
+        Raises:
+          ValueError: `length` is more than the largest bucket.
+        """
+        self._check_fits(f"a sequence of {length} tokens is", length)
+        bucket = self._bucket(length)
         return -(-sequences // (self.rows(bucket) * (self.buckets[bucket] // length) * self.shards))
 
     def abstract(self, sequences: int, length: int) -> Batch:
         """The shapes and shardings of a mini-batch of `sequences` sequences of `length` tokens. Nothing is allocated.
 
         For a vision model, half of all tokens are assumed to be image tokens.
+
+        Raises:
+          ValueError: `length` is more than the largest bucket.
         """
         micros = 1 << (self.micro_batches(sequences, length) - 1).bit_length()  # as `build` grows
         shape, sharding = (micros, self.shards, self.width), batch_sharding(self.mesh, axis=1)
@@ -263,6 +271,17 @@ class BatchLayout:
         fields["count"] = jax.ShapeDtypeStruct((), np.int32, sharding=unsplit)
         return Batch(**fields)
 
+    def _bucket(self, length: int) -> int:
+        """The smallest bucket that holds a sequence."""
+        return next(b for b, size in enumerate(self.buckets) if size >= length)
+
+    def _check_fits(self, which: str, length: int) -> None:
+        if length > self.buckets[-1]:
+            raise ValueError(
+                f"{which} more than the longest of the buckets {self.buckets}: add a longer one to "
+                "config.learner.length_buckets, or lower config.engine.max_length"
+            )
+
     def _pack(self, lengths: list[int], names: list[int]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """(micro-batch, shard, offset) of every bundle, and the bucket of every micro-batch. First fit, longest first.
 
@@ -271,16 +290,13 @@ class BatchLayout:
           names: index of each bundle's first sequence, for errors.
         """
         longest = max(lengths, default=0)
-        if longest > self.buckets[-1]:
-            raise ValueError(
-                f"sequence {names[lengths.index(longest)]} has {longest} tokens, more than the longest bucket of "
-                f"{self.buckets[-1]}: raise learner.length_buckets or lower engine.max_length"
-            )
+        if lengths:
+            self._check_fits(f"sequence {names[lengths.index(longest)]} has {longest} tokens,", longest)
         positions: list[tuple[int, int, int]] = [(0, 0, 0)] * len(lengths)
         chunk_buckets: list[int] = []
         waiting = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         while waiting:
-            bucket = next(b for b, size in enumerate(self.buckets) if size >= lengths[waiting[0]])
+            bucket = self._bucket(lengths[waiting[0]])
             size = self.buckets[bucket]
             used = [0] * (self.rows(bucket) * self.shards)
             remaining = []

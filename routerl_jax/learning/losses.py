@@ -141,10 +141,17 @@ def token_weights(masks: list[np.ndarray], kind: Aggregation, constant: float) -
     """The weight of each token in the loss of a mini-batch. The loss is sum(weight * token loss), however it is sharded.
 
     Args:
-      masks: per sequence, True on trained tokens.
-      kind: "token": all trained tokens of the mini-batch have the same weight (DAPO). "sequence": all sequences have the same
-        weight, shared equally by their tokens (GRPO's 1/|o|). "constant": 1 / (constant * number of sequences) (Dr. GRPO).
-      constant: tokens per sequence that "constant" assumes.
+      masks: per sequence [T], True on trained tokens.
+      kind: with N sequences that have trained tokens: "token": all trained tokens of the mini-batch have the same weight
+        (DAPO). "sequence": each of the N has the weight 1 / N, shared equally by its trained tokens (GRPO's 1/|o|).
+        "constant": every trained token has 1 / (constant * N), so a longer sequence weighs more (Dr. GRPO).
+      constant: tokens per sequence that "constant" assumes; the other kinds ignore it.
+
+    Returns:
+      Per sequence [T], 0 on tokens that are not trained.
+
+    Raises:
+      ValueError: an unknown kind.
     """
     total = sum(int(mask.sum()) for mask in masks)
     trained = sum(bool(mask.any()) for mask in masks)

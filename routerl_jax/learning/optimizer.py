@@ -39,9 +39,10 @@ class OptimizerConfig:
     decay_to: Fraction = 0.1  # final learning rate as a share of lr (linear, cosine and sigmoid)
     # sigmoid: number of updates after the warm-up at which the rate is midway between lr and its end; 0: half of all
     midpoint: Count = 0
-    weight_decay: NonNegative = 0.01  # decoupled; norm scales and biases are spared, with muon all that AdamW trains
+    # decoupled; adamw: of all but norm scales and biases, muon: of the layers' matrices alone (so not of embeddings)
+    weight_decay: NonNegative = 0.01
     b1: BelowOne = 0.9  # decay of Adam's mean of gradients
-    b2: BelowOne = 0.95  # decay of Adam's mean of squared gradients
+    b2: BelowOne = 0.95  # adamw: decay of Adam's mean of squared gradients; muon: 0.999, whatever is set here
     max_grad_norm: Positive = 1.0  # gradients of a larger norm are scaled down to it
 
     def __post_init__(self) -> None:
@@ -67,7 +68,8 @@ class OptimizerConfig:
         return optax.join_schedules([optax.linear_schedule(0.0, peak, self.warmup), main], [self.warmup])
 
     def build(self, updates: int) -> optax.GradientTransformation:
-        """The gradient transformation. Weight decay is not applied to norm scales and biases."""
+        """The gradient transformation. With AdamW, all weights decay but norm scales and biases; with Muon, what AdamW trains
+        beside it (embeddings, the head, norm scales, biases) does not decay."""
         lr = self.learning_rate(updates)
         if self.kind == "muon":
             step = optax.contrib.muon(

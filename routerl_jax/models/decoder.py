@@ -355,40 +355,66 @@ class Decoder(nnx.Module):
             x, cache, routed = call(x, params, cache)
             return x if features is None else features.added_to(x, number), cache, routed
 
-        alike = len(set(windows)) == 1
         # Layers of two kinds can't share a branch if both write one cache, nor if only some have experts.
-        if unroll or (shared and not alike) or len(set(sparse)) > 1:
-            held, routings, new = caches, [], []
-            for i, params in enumerate(layers or self.layer_weights()):
-                here = functools.partial(_attend_in_window, attend, windows[i])
-                cache = (i, held) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
-                own = None if replayed is None or not sparse[i] else replayed[len(routings)]
-                x, cache, routed = block(x, params, cache, here, i, sparse[i], own)
-                held = cache
-                new.append(cache)
-                routings += [] if routed is None else [routed]
-            new_caches = held if shared else new if unroll else _stack(new)
-            routed = _stack(routings) if routings else None
+        if unroll or (shared and len(set(windows)) > 1) or len(set(sparse)) > 1:
+            layers = layers or self.layer_weights()
+            x, caches, routed = self._looped(block, x, attend, caches, layers, unroll, shared, replayed)
         else:
-
-            def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
-                (x, held), (params, cache, number, windowed, replayed) = carry, layer
-                if alike:
-                    here = functools.partial(_attend_in_window, attend, windows[0])
-                else:  # the one body of the scan holds both attentions, and selects one
-                    here = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
-                x, cache, routed = block(
-                    x, params, (number, held) if shared else cache, here, number, sparse[0], replayed
-                )
-                return ((x, cache), (None, routed)) if shared else ((x, held), (cache, routed))
-
-            flags = None if alike else jnp.asarray([window is not None for window in windows])
-            layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
-            (x, held), (new_caches, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
-            new_caches = held if shared else new_caches
+            x, caches, routed = self._scanned(block, x, attend, caches, stacked, shared, replayed)
         if routed is not None:
             routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
-        return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), new_caches, routed)
+        return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), caches, routed)
+
+    def _looped(
+        self,
+        block: Callable[..., tuple[Array, Any, Routing | None]],
+        x: Array,
+        attend: Attend,
+        caches: Any,
+        layers: Sequence[nnx.State],
+        unroll: bool,
+        shared: bool,
+        replayed: Array | None,
+    ) -> tuple[Array, Any, Routing | None]:
+        """The layers one after the other in Python: `block`'s output, the new caches in the form of `caches`, and the routing
+        of the layers that have experts."""
+        held, routings, new = caches, [], []
+        for i, (params, window, sparse) in enumerate(zip(layers, self.config.windows, self.config.sparse)):
+            here = functools.partial(_attend_in_window, attend, window)
+            cache = (i, held) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
+            own = None if replayed is None or not sparse else replayed[len(routings)]
+            x, held, routed = block(x, params, cache, here, i, sparse, own)
+            new.append(held)
+            routings += [] if routed is None else [routed]
+        return x, held if shared else new if unroll else _stack(new), _stack(routings) if routings else None
+
+    def _scanned(
+        self,
+        block: Callable[..., tuple[Array, Any, Routing | None]],
+        x: Array,
+        attend: Attend,
+        caches: Any,
+        stacked: nnx.State,
+        shared: bool,
+        replayed: Array | None,
+    ) -> tuple[Array, Any, Routing | None]:
+        """`_looped` as a scan over the stacked weights, for layers of one kind."""
+        windows, sparse = self.config.windows, self.config.sparse[0]
+        alike = len(set(windows)) == 1
+
+        def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
+            (x, held), (params, cache, number, windowed, replayed) = carry, layer
+            if alike:
+                here = functools.partial(_attend_in_window, attend, windows[0])
+            else:  # the one body of the scan holds both attentions, and selects one
+                here = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
+            x, cache, routed = block(x, params, (number, held) if shared else cache, here, number, sparse, replayed)
+            return ((x, cache), (None, routed)) if shared else ((x, held), (cache, routed))
+
+        flags = None if alike else jnp.asarray([window is not None for window in windows])
+        layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
+        (x, held), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
+        return x, held if shared else new, routed
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""

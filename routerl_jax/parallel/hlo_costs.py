@@ -111,6 +111,43 @@ def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Co
     return _Counter(parse(program) if isinstance(program, str) else program, trips, filled).run()
 
 
+class _Windows:
+    """Collectives of one computation that have begun: where each is, and how many operations came before it."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[Computation, Instruction, int]] = {}  # by the instruction that their end names
+        # Collectives in fusions, by channel, and the last step of each: a TPU may do one in steps, in several fusions.
+        self._fused: dict[str, tuple[Computation, Instruction, int]] = {}
+        self._ends: dict[str, int] = {}
+
+    def open(self, name: str, where: Computation, one: Instruction, here: int) -> None:
+        """The instruction `name` begins the collective `one`."""
+        self._begun[name] = where, one, here
+
+    def is_open(self, name: str) -> bool:
+        """Whether `name` has begun a collective."""
+        return name in self._begun
+
+    def rename(self, name: str, new: str) -> None:
+        """Its end will name the instruction `new`."""
+        self._begun[new] = self._begun.pop(name)
+
+    def close(self, name: str) -> tuple[Computation, Instruction, int]:
+        """A collective that ends: where it is, and the number of operations before its start."""
+        return self._begun.pop(name)
+
+    def step(self, where: Computation, one: Instruction, here: int) -> None:
+        """A fusion does the collective `one`, or a step of it."""
+        channel = one.attribute("channel_id") or f"{where.name}.{one.name}"
+        self._fused.setdefault(channel, (where, one, here))
+        self._ends[channel] = here
+
+    def fused(self) -> Iterator[tuple[Computation, Instruction, tuple[int, int]]]:
+        """The collectives in fusions, with the operations between their first and last step."""
+        for channel, (where, one, since) in self._fused.items():
+            yield where, one, (since, self._ends[channel])
+
+
 class _Counter:
     """Walks all computations except those inside of fusions and reductions."""
 
@@ -136,54 +173,51 @@ class _Counter:
         )
 
     def _walk(self, computation: Computation, times: float) -> None:
-        # Collectives that have begun, by the instruction that their end names.
-        begun: dict[str, tuple[Computation, Instruction, int]] = {}
-        # Collectives in fusions, by channel: a TPU may do one in steps, in several fusions.
-        fused: dict[str, tuple[Computation, Instruction, int]] = {}
-        ends: dict[str, int] = {}
+        windows = _Windows()
         for one in computation.instructions.values():
-            here = len(self._operations)
-            inner = self._inside(one)
-            if one.opcode == "while":
-                count = trip_count(self._module, computation, one)
-                if count is None:
-                    self._unknown.append(one.name)
-                for part in ("body", "condition"):
-                    self._walk(
-                        self._module.computations[one.computation(part)],
-                        times * (self._trips if count is None else count),
-                    )
-            elif one.opcode == "conditional":
-                self._costlier_branch(one, times)
-            elif one.opcode in ("call", "async-start") and inner is not None:
-                within = next((x for x in inner.instructions.values() if collective_kind(x)), None)
-                if one.opcode == "async-start" and within is not None:
-                    begun[one.name] = (inner, within, here)
-                elif one.opcode == "async-start":
-                    self._add(one.name, self._flops(inner), self._async_bytes(inner), times, asynchronous=True)
-                else:
-                    self._walk(inner, times)
-            elif collective_kind(one):
-                if one.opcode.endswith("-start"):
-                    begun[one.name] = (computation, one, here)
-                else:
-                    self._collect(computation, one, times, (here, here))
-            elif one.opcode.endswith(("-done", "-update")) and one.operands and one.operands[0] in begun:
-                where, start, since = begun.pop(one.operands[0])
-                if one.opcode.endswith("-update"):
-                    begun[one.name] = (where, start, since)
-                else:
-                    self._collect(where, start, times, (since, here))
-            elif one.opcode == "fusion" and inner is not None:
-                for where, part in self._fused_collectives(inner):
-                    channel = part.attribute("channel_id") or f"{where.name}.{part.name}"
-                    fused.setdefault(channel, (where, part, here))
-                    ends[channel] = here
-                self._add(one.name, self._flops(inner), self._fusion_bytes(computation, one, inner), times)
-            elif one.opcode not in _FREE:
-                self._single(computation, one, times)
-        for channel, (where, part, since) in fused.items():
-            self._collect(where, part, times, (since, ends[channel]), fused=True)
+            self._visit(computation, one, times, windows)
+        for where, part, window in windows.fused():
+            self._collect(where, part, times, window, fused=True)
+
+    def _visit(self, computation: Computation, one: Instruction, times: float, windows: _Windows) -> None:
+        here, inner = len(self._operations), self._inside(one)
+        if one.opcode == "while":
+            self._loop(computation, one, times)
+        elif one.opcode == "conditional":
+            self._costlier_branch(one, times)
+        elif one.opcode == "call" and inner is not None:
+            self._walk(inner, times)
+        elif one.opcode == "async-start" and inner is not None:
+            within = next((x for x in inner.instructions.values() if collective_kind(x)), None)
+            if within is not None:
+                windows.open(one.name, inner, within, here)
+            else:
+                self._add(one.name, self._flops(inner), self._async_bytes(inner), times, asynchronous=True)
+        elif collective_kind(one):
+            if one.opcode.endswith("-start"):
+                windows.open(one.name, computation, one, here)
+            else:
+                self._collect(computation, one, times, (here, here))
+        elif one.opcode.endswith(("-done", "-update")) and one.operands and windows.is_open(one.operands[0]):
+            if one.opcode.endswith("-update"):
+                windows.rename(one.operands[0], one.name)
+            else:
+                where, start, since = windows.close(one.operands[0])
+                self._collect(where, start, times, (since, here))
+        elif one.opcode == "fusion" and inner is not None:
+            for where, part in self._fused_collectives(inner):
+                windows.step(where, part, here)
+            self._add(one.name, self._flops(inner), self._fusion_bytes(computation, one, inner), times)
+        elif one.opcode not in _FREE:
+            self._single(computation, one, times)
+
+    def _loop(self, computation: Computation, one: Instruction, times: float) -> None:
+        count = trip_count(self._module, computation, one)
+        if count is None:
+            self._unknown.append(one.name)
+        for part in ("body", "condition"):
+            inner = self._module.computations[one.computation(part)]
+            self._walk(inner, times * (self._trips if count is None else count))
 
     def _add(self, name: str, flops: float, moved: float, times: float, *, asynchronous: bool = False) -> None:
         if flops or moved:

@@ -17,7 +17,7 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.profiler import profiled_steps
-from routerl_jax.training.rollout_checks import ahead_checks, partial_checks, refill_checks
+from routerl_jax.training.rollout_checks import Checks, ahead_checks, partial_checks, refill_checks
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -192,10 +192,13 @@ class TrainConfig:
 
     def _check_sections(self) -> None:
         """Checks that the sections fit each other."""
-        grouped = advantage_named(self.learner.advantage).grouped
-        comparable = self.kind == "sft" or self.rollout.samples > 1 or not grouped
-        buckets = self.learner.length_buckets
-        checks = [
+        for fine, message in (*self._model_checks(), *self._kind_checks(), *self._learning_checks()):
+            if not fine:
+                raise ValueError(message)
+
+    def _model_checks(self) -> Checks:
+        """What the models need: the policy, a chat model in its place, the judge."""
+        return [
             (
                 bool(self.model.path) or bool(self.model.architecture),
                 "config.model.path is empty: give it, or an architecture",
@@ -204,10 +207,58 @@ class TrainConfig:
                 not self.model.sight or bool(self.model.path),
                 "config.model.sight is for a policy whose language is learnt: give config.model.path",
             ),
-            (bool(self.knowledge) or self.kind == "sft", "config.knowledge is empty: name at least one knowledge base"),
             (
-                self.kind == "rl" or not self.warm_start.steps,
-                "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
+                not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
+                "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes; use "
+                "'adamw'",
+            ),
+            (
+                not self.chat_model.model or self.agent.instruct,
+                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True",
+            ),
+            (
+                not self.evaluation.judge or bool(self.judge.model),
+                "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges",
+            ),
+        ]
+
+    def _kind_checks(self) -> Checks:
+        """What a run of one kind needs, and what would mean nothing in it."""
+        if self.kind == "sft":
+            return [
+                (
+                    not self.warm_start.steps,
+                    "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
+                ),
+                (
+                    not self.mesh.engine,
+                    f"config.mesh.engine={self.mesh.engine}: a run of kind 'sft' generates nothing; set it to 0",
+                ),
+                (
+                    not self.warm_start.train_frozen,
+                    "config.warm_start.train_frozen is for the phase before reinforcement learning: in a run of kind 'sft', "
+                    "leave config.model.freeze empty instead",
+                ),
+            ]
+        return [
+            (bool(self.knowledge), "config.knowledge is empty: name at least one knowledge base"),
+            *refill_checks(self.rollout, self.learner, self.data),
+            *ahead_checks(self.rollout, self.learner, self.mesh),
+            *partial_checks(self.rollout, self.learner, self.checkpoint),
+            (
+                any(stage.start == 0 and not stage.after for stage in self.stages.values()),
+                "config.stages: no stage starts at step 0",
+            ),
+        ]
+
+    def _learning_checks(self) -> Checks:
+        """Whether stages, rollouts and learner fit each other."""
+        buckets, advantage = self.learner.length_buckets, self.learner.advantage
+        grouped = advantage_named(advantage).grouped
+        return [
+            (
+                len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
+                "config.stages: two stages start at the same step, so one of them would never be",
             ),
             (
                 self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
@@ -224,50 +275,13 @@ class TrainConfig:
                 "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
             ),
             (
-                self.kind == "rl" or not self.mesh.engine,
-                f"config.mesh.engine={self.mesh.engine}: a run of kind 'sft' generates nothing; set it to 0",
-            ),
-            *(refill_checks(self.rollout, self.learner, self.data) if self.kind == "rl" else []),
-            *(ahead_checks(self.rollout, self.learner, self.mesh) if self.kind == "rl" else []),
-            *(partial_checks(self.rollout, self.learner, self.checkpoint) if self.kind == "rl" else []),
-            (
-                self.kind == "sft" or any(stage.start == 0 and not stage.after for stage in self.stages.values()),
-                "config.stages: no stage starts at step 0",
-            ),
-            (
-                len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
-                "config.stages: two stages start at the same step, so one of them would never be",
-            ),
-            (
-                not self.chat_model.model or self.agent.instruct,
-                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True",
-            ),
-            (
-                not self.evaluation.judge or bool(self.judge.model),
-                "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges",
-            ),
-            (
                 not (self.learner.loss.kl_coef and self.learner.reward_kl_coef),
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                comparable,
-                f"config.learner.advantage={self.learner.advantage!r} compares attempts: set config.rollout.samples above 1"
-                + (
-                    " (or let it say that it compares none: @advantage(grouped=False))"
-                    if ":" in self.learner.advantage
-                    else ""
-                ),
-            ),
-            (
-                not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
-                "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes; use "
-                "'adamw'",
-            ),
-            (
-                self.kind != "sft" or not self.warm_start.train_frozen,
-                "config.warm_start.train_frozen is for the phase before reinforcement learning: in a run of kind 'sft', leave "
-                "config.model.freeze empty instead",
+                self.kind == "sft" or self.rollout.samples > 1 or not grouped,
+                f"config.learner.advantage={advantage!r} compares attempts: set config.rollout.samples above 1"
+                + (" (or let it say that it compares none: @advantage(grouped=False))" if ":" in advantage else ""),
             ),
             (
                 not buckets or max(buckets) >= self.engine.max_length,
@@ -275,9 +289,6 @@ class TrainConfig:
                 "bucket of that length",
             ),
         ]
-        for fine, message in checks:
-            if not fine:
-                raise ValueError(message)
 
     def _check_passes(self) -> None:
         """Checks that a run whose length is given in passes has no other length, and that a supervised run has no stages."""

@@ -103,4 +103,5 @@ def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:
 
 def _complete(phase: TrainConfig, directory: pathlib.Path) -> bool:
     needed = [directory / name for name in ("config.json", "results.json", "policy/config.json")]
-    return all(path.is_file() for path in needed) and read_json(needed[0])["steps"] == phase.steps
+    fix = f"remove {directory}, and the warm start is done again"
+    return all(path.is_file() for path in needed) and read_json(needed[0], fix)["steps"] == phase.steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import pathlib
@@ -11,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.files import read_json_lines, write_json_lines
 from routerl_jax.training.loggers import LOGGERS, Logger, scalars_of
 
 
@@ -75,13 +74,4 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
     path = workdir / "metrics.jsonl"
     if not path.is_file():
         return []
-    *lines, rest = path.read_bytes().split(b"\n")  # `rest`: what was still being written, or nothing
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
-    with contextlib.suppress(ValueError):
-        rows.append(json.loads(rest))
-    return rows
+    return list(read_json_lines(path))

@@ -1,6 +1,5 @@
 """The search agent's loop, step by step, with a scripted policy, in both tag protocols and with either end of a budget."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -11,7 +10,6 @@ from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.learning.masks import overlong
 from routerl_jax.recipes.r1_searcher import STAGE_2, violations
@@ -291,8 +289,7 @@ def test_demonstrations_are_written_as_rollouts_are(agent):
 
 def test_the_opening_of_a_conversation(agent):
     """A prompt of one's own, the bare question, instructions as text, and instructions as a chat."""
-    plain, chatty = (Tokenizer(copy.deepcopy(tiny.tokenizer().hf)) for _ in range(2))
-    plain.hf.chat_template, chatty.hf.chat_template = None, CHAT_TEMPLATE
+    plain, chatty = (tiny.with_template(tiny.tokenizer(), template) for template in (None, CHAT_TEMPLATE))
     instructions, question = agent.grammar.instructions(), EXAMPLE.question
 
     def opening(tokenizer, **changes):

@@ -371,7 +371,10 @@ def test_a_chat_template_of_ones_own(tmp_path: Any) -> None:
     with pytest.raises(
         ValueError, match=r"'hermes': the chat template ends a turn with '<'.* take a template of the model's own"
     ):
-        with_template(Tokenizer(tiny.tokenizer().hf), "hermes")
+        with_template(tiny.tokenizer(), "hermes")
+    assert not tiny.tokenizer().has_chat_template  # what is given stays as it is
+    with pytest.raises(ValueError, match="shows no tools"):
+        form_of(plain)
 
 
 # --- a real engine ---

@@ -79,8 +79,4 @@ def played(
 
 def with_template() -> Tokenizer:
     """The small tokenizer with a chat template."""
-    import copy
-
-    hf = copy.deepcopy(tiny.tokenizer().hf)
-    hf.chat_template = TEMPLATE
-    return Tokenizer(hf)
+    return tiny.with_template(tiny.tokenizer(), TEMPLATE)

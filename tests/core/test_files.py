@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from routerl_jax.core.files import atomic_file, write_atomic, write_json_lines
+from routerl_jax.core.files import atomic_file, read_json, read_json_lines, write_atomic, write_json_lines
 from routerl_jax.core.journal import check_same
 
 
@@ -50,5 +50,26 @@ def test_damaged_settings_of_a_job_are_named(tmp_path: pathlib.Path) -> None:
     assert not check_same({"k": 1}, path, "take another directory")
     assert check_same({"k": 1}, path, "take another directory")
     path.write_text('{"k"')
-    with pytest.raises(ValueError, match=r"settings\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"settings\.json is not JSON \(.*\)\. Take another directory$"):
         check_same({"k": 1}, path, "take another directory")
+
+
+@pytest.mark.parametrize("content", ["", '{"k"', "\xff", "[" * 100_000])
+def test_a_damaged_file_is_named_with_the_fix(tmp_path: pathlib.Path, content: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"config\.json is not JSON \(.*\)\. Copy or download it again$"):
+        read_json(path)
+
+
+def test_a_damaged_line_is_named_and_an_unfinished_one_left_out(tmp_path: pathlib.Path) -> None:
+    path, rows = tmp_path / "rows.jsonl", [{"a": "b\u2028c"}, [1, "x"]]
+    write_json_lines(path, rows)
+    assert list(read_json_lines(path)) == rows
+    with path.open("a") as file:
+        file.write('{"a": ')  # a writer was killed here
+    assert list(read_json_lines(path)) == rows
+    with path.open("a") as file:
+        file.write("\n1")
+    with pytest.raises(ValueError, match=r"rows\.jsonl, line 3: not JSON .*; delete the line"):
+        list(read_json_lines(path))

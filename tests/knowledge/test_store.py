@@ -114,7 +114,7 @@ DAMAGE = {
     "no passages": (without("passages/bytes"), ["passages/bytes is missing or damaged"]),
     "no text": (without("passages/bytes/c/0"), ["passages/bytes/c/0 is missing"]),
     "no manifest": (without("kb.json"), ["kb.json is missing", "not a knowledge base"]),
-    "torn manifest": (cut("kb.json"), ["kb.json is damaged"]),
+    "torn manifest": (cut("kb.json"), ["kb.json is not JSON", "Rebuild it: "]),
     "another format": (with_manifest(format=2), ["kb.json has format 2, this version reads 1"]),
     "no format": (with_manifest(format=None), ["kb.json has format None"]),
     "unknown key": (with_manifest(colour="red"), ["kb.json.colour"]),

@@ -152,6 +152,18 @@ def test_a_damaged_knowledge_base_is_rebuilt_with_overwrite(tmp_path: pathlib.Pa
     assert files_of(tmp_path / "kb") == before
 
 
+def test_markers_that_lost_their_data_are_made_again(tmp_path: pathlib.Path) -> None:
+    """As after a crash of the machine: a marker is there, and empty. Its part is done again."""
+    with StoreWriter(tmp_path / "kb", "f" * 64) as writer:
+        writer.passages(make_passages(3))
+        writer.once("stage", lambda: {"turn": 1})
+        for marker in writer.progress.iterdir():
+            marker.write_bytes(b"")
+        assert writer.passages(make_passages(3)) == 3
+        assert writer.once("stage", lambda: {"turn": 2}) == {"turn": 2}
+        assert writer.once("stage", lambda: {"turn": 3}) == {"turn": 2}
+
+
 def test_a_mount_point_is_noticed_before_the_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kb").mkdir()
     monkeypatch.setattr(pathlib.Path, "is_mount", lambda path: path.name == "kb" and path.parent == tmp_path)

@@ -347,8 +347,12 @@ def test_a_sequence_that_fits_no_bucket_is_refused():
         positions=np.zeros((3, 20), np.int32),
         versions=tokens,
     )
-    with pytest.raises(ValueError, match="sequence 0 has 20 tokens, more than the longest bucket of 16"):
+    fix = "more than the longest of the buckets .16,.: add a longer one to config.learner.length_buckets"
+    with pytest.raises(ValueError, match=f"sequence 0 has 20 tokens, {fix}"):
         layout.build([sequence], [sequence.loss_mask], [0.0])
+    for shapes in (layout.micro_batches, layout.abstract):  # of the compile check, which has no sequences yet
+        with pytest.raises(ValueError, match=f"a sequence of 20 tokens is {fix}"):
+            shapes(1, 20)
 
 
 def test_optimizer_decays_matrices_only_and_schedules():

@@ -19,9 +19,8 @@ from tests import seeing, tiny
 def engine():
     made = Engine(tiny.model(layers=1), rows=4, max_length=96)
     turns = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    made.tokenizer.hf.chat_template = turns + "{% if add_generation_prompt %}assistant:{% endif %}"
-    yield made
-    made.tokenizer.hf.chat_template = None
+    made.tokenizer = tiny.with_template(made.tokenizer, turns + "{% if add_generation_prompt %}assistant:{% endif %}")
+    return made
 
 
 def say(*texts):
@@ -70,27 +69,24 @@ def test_a_model_that_sees_is_shown_pictures(engine):
     """The answer is the engine's own to the marked prompt, and a mark in a message is text; a model that sees nothing says so,
     and answers others."""
     sees = Engine(seeing.model(), rows=2, max_length=128)
-    sees.tokenizer.hf.chat_template = engine.tokenizer.hf.chat_template
+    sees.tokenizer = tiny.with_template(sees.tokenizer, engine.tokenizer.hf.chat_template)
     pictures = (seeing.picture(0), seeing.picture(1))
     asked = Message(role="user", content="what is on it?", images=pictures)
-    try:
-        prompt = sees.tokenizer.chat([Message(role="user", content=seeing.MARKER * 2 + asked.content)])
-        (answer,) = (model := EngineModel(sees)).complete([[asked]], max_tokens=8)
-        stream = sees.open(prompt, images=pictures)
-        sees.request(stream, max_tokens=8, sampling=Sampling(temperature=0.0))
-        ((_, turn),) = _until_done(sees)
-        assert answer.error is None
-        assert answer.tokens == len(turn.tokens)
-        ids = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
-        assert answer.text == sees.tokenizer.decode(ids).strip()
-        marked = Message(role="user", content=f"here {seeing.MARKER} was one")
-        told = [Message(role="user", content="here < |vision_start|>< |image_pad|>< |vision_end|> was one"), asked]
-        both = model.complete([[marked, asked], told, [asked, marked]], max_tokens=8)
-        assert [answer.error for answer in both] == [None] * 3
-        assert both[0] == both[1]
-        model.close()
-    finally:
-        sees.tokenizer.hf.chat_template = None
+    prompt = sees.tokenizer.chat([Message(role="user", content=seeing.MARKER * 2 + asked.content)])
+    (answer,) = (model := EngineModel(sees)).complete([[asked]], max_tokens=8)
+    stream = sees.open(prompt, images=pictures)
+    sees.request(stream, max_tokens=8, sampling=Sampling(temperature=0.0))
+    ((_, turn),) = _until_done(sees)
+    assert answer.error is None
+    assert answer.tokens == len(turn.tokens)
+    ids = turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens
+    assert answer.text == sees.tokenizer.decode(ids).strip()
+    marked = Message(role="user", content=f"here {seeing.MARKER} was one")
+    told = [Message(role="user", content="here < |vision_start|>< |image_pad|>< |vision_end|> was one"), asked]
+    both = model.complete([[marked, asked], told, [asked, marked]], max_tokens=8)
+    assert [answer.error for answer in both] == [None] * 3
+    assert both[0] == both[1]
+    model.close()
     blind, other = (model := EngineModel(engine)).complete([[asked], *say("q")], max_tokens=4)
     assert "sees no images" in blind.error
     assert other.error is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 import socket
+from types import SimpleNamespace
 
 import pytest
 from starlette.applications import Starlette
@@ -10,8 +12,12 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
+from routerl_jax.chat import page
+from routerl_jax.knowledge.serving import app as knowledge
 from routerl_jax.remote.asgi import LOOPBACK, SameSite, bound_hosts, json_reply
 from routerl_jax.serving.app import Served, create_app
+from routerl_jax.viewer import app as viewer
+from tests.knowledge.serving.servers import EchoKB
 
 HERE = "http://localhost:8000"
 
@@ -67,6 +73,39 @@ def test_hosts() -> None:
     anywhere = client("0.0.0.0", "http://any.example")
     assert anywhere.post("/").status_code == 200
     assert anywhere.post("/", headers={"origin": "http://evil.example"}).status_code == 403
+
+
+def policy_app(_: pathlib.Path) -> Starlette:
+    return create_app(Served(models={}, busy=lambda: "", body_bytes=1 << 10, close=lambda: None))
+
+
+def knowledge_app(_: pathlib.Path) -> Starlette:
+    return knowledge.create_app([knowledge.Served("wiki", {"default": EchoKB("wiki")})])
+
+
+def chat_app(directory: pathlib.Path) -> Starlette:
+    return page.create_app(SimpleNamespace(sees=False, pictures=directory))  # type: ignore[arg-type]
+
+
+APPLICATIONS = {  # of everything that is served, with a path
+    "/v1/models": policy_app,
+    "/v1/kbs": knowledge_app,
+    "/api/state": lambda _: viewer.create_app([]),
+    "/": chat_app,
+}
+
+
+@pytest.mark.parametrize("path", APPLICATIONS)
+def test_every_server_refuses_pages_of_other_sites(path: str, tmp_path: pathlib.Path) -> None:
+    asked = TestClient(APPLICATIONS[path](tmp_path), base_url=HERE)
+    assert asked.get(path, headers={"origin": HERE}).status_code == 200
+    foreign = asked.post(path, headers={"origin": "http://evil.example"})
+    rebound = asked.get(path, headers={"host": "evil.example"})
+    assert [foreign.status_code, rebound.status_code] == [403, 403]
+    assert "pages of other sites (http://evil.example) can't use this server" in foreign.text
+    assert (
+        "this server is not asked as 'evil.example'; it is asked as one of: 127.0.0.1, ::1, localhost" in rebound.text
+    )
 
 
 def test_a_policy_without_a_token() -> None:

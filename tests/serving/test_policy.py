@@ -29,10 +29,9 @@ from tests.serving.served import TEMPLATE, Server, serving
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     engine = Engine(tiny.model(layers=1), rows=8, max_length=128, segment=8)
-    engine.tokenizer.hf.chat_template = TEMPLATE
+    engine.tokenizer = tiny.with_template(engine.tokenizer, TEMPLATE)
     with serving(engine) as server:
         yield server
-    engine.tokenizer.hf.chat_template = None
 
 
 def say(text: str) -> list[dict[str, Any]]:

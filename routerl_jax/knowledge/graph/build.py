@@ -23,9 +23,9 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from routerl_jax.core.files import atomic_file
+from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.rows import checked_path
+from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
@@ -145,7 +145,7 @@ def _build(
         if not is_built(writer, config, source.digest, embedding):
             writer.commit(write_graph(config, writer, source, model, clock, llm=llm, known=known, progress=progress))
     store = Store(writer.directory)
-    graph, stats = Graph.load(store.index_directory), json.loads((store.directory / _STATS).read_text())
+    graph, stats = Graph.load(store.index_directory), read_json(store.directory / _STATS, store.hint)
     sizes = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
     return report(
         store,
@@ -319,9 +319,11 @@ def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | No
 
 
 def _read_triples(path: pathlib.Path) -> Iterator[list[Triple]]:
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        for line in file:
-            yield [(s, p, o) for s, p, o in json.loads(line)["triples"]]
+    try:
+        for _, row in read_rows(path):
+            yield [(s, p, o) for s, p, o in row["triples"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete {path.parent}, and the build begins anew") from error
 
 
 def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool) -> dict[str, int]:

@@ -154,7 +154,9 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = json.loads(file.read())
     except (ValueError, EOFError, OSError) as error:
-        raise ValueError(f"{path}: not JSON, or damaged ({error})") from error
+        raise ValueError(
+            f"{path}: not JSON, or damaged ({error}); copy it again, or let its program write it anew"
+        ) from error
     if not isinstance(content, dict):
         return None  # a list of rows
     if not isinstance(content.get("docs"), list):

@@ -8,7 +8,6 @@ Dimensions: P pages, D width of the vectors.
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from jaxtyping import Float32, Int
 
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import StoredArray, create_array, open_array
-from routerl_jax.knowledge.writer import finish
+from routerl_jax.knowledge.writer import finish, finished
 
 Precision = Literal["float32", "bfloat16", "int8"]
 _SHARD_BYTES, _CHUNK_BYTES = 2**25, 2**16
@@ -124,12 +123,11 @@ class RaggedWriter:
         self._lengths: list[int] = []
         self._done, written = 0, 0
         for start, _ in self._steps:
-            marker = self._marker(start)
-            if not marker.is_file():
+            said = finished(self._marker(start))
+            if said is None:
                 break
-            finished = json.loads(marker.read_text())
-            self._lengths += finished["lengths"]
-            self._done, written = self._done + 1, finished.get("bytes", 0)
+            self._lengths += said["lengths"]
+            self._done, written = self._done + 1, said.get("bytes", 0)
         values = self._directory / "values"
         if self._done and size_on_disk(values) < written:
             logging.warning("%s has lost some of what was written there: it is made again", values)

@@ -13,11 +13,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Literal
 
 from routerl_jax.core.checked import Range, checked
+from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.pages.documents import OnError, Page, Problems, Reader, read_pages
 from routerl_jax.knowledge.pages.ocr import Ocr
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureFormat, PictureJournal
+from routerl_jax.knowledge.store import rebuild_hint
 from routerl_jax.knowledge.writer import StoreWriter
 
 Text = Literal["none", "layer", "ocr", "either"]
@@ -118,4 +120,4 @@ class PageWriter:
 def skipped_pages(directory: pathlib.Path) -> dict[str, list[str]]:
     """What a finished build left out: errors under "damaged", pages without text under "blank"."""
     path = directory / SKIPPED
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {"damaged": [], "blank": []}
+    return read_json(path, rebuild_hint(directory)) if path.is_file() else {"damaged": [], "blank": []}

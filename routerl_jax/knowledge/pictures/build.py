@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from routerl_jax.core.checked import Count, Range, Size, checked
+from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
@@ -29,7 +30,7 @@ from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_p
 from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.near_duplicates import BYTES, difference_hash
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
-from routerl_jax.knowledge.writer import StoreWriter, finish
+from routerl_jax.knowledge.writer import StoreWriter, finish, finished
 from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
 
@@ -114,7 +115,7 @@ def build_pictures(
     store = Store(writer.directory)
     measured = _check(config, store)
     clock.lap("check")
-    skipped = json.loads((store.directory / _SKIPPED).read_text("utf-8"))
+    skipped = read_json(store.directory / _SKIPPED, store.hint)
     numbers = {"pictures": store.manifest.settings["pictures"], "damaged": len(skipped), "embedded": build.embedded}
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     details = {"encoder": config.encoder, "dim": model.dim, "index": backend, "recall": measured}
@@ -204,8 +205,8 @@ class _Build:
     def _finger_prints(self, count: int) -> int:
         """Writes the fingerprints of pictures, zeros for rows without one. Returns the number of pictures."""
         marker = self._writer.progress / FINGERPRINTS
-        if marker.is_file():
-            return json.loads(marker.read_text())["pictures"]
+        if (said := finished(marker)) is not None:
+            return said["pictures"]
         path = self._writer.scratch / FINGERPRINTS
         array = create_array(path, (count, BYTES), "uint8", _PRINTS_SHARD, _PRINTS_CHUNK, compress=False)
         pictures = 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 from collections.abc import Mapping
 
+from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_KINDS
 from routerl_jax.knowledge.dense import DenseKB
 
@@ -24,9 +23,8 @@ class TreeKB(DenseKB):
         """The children of each summary, by its id: passages, or summaries of the level below."""
         path = self.store.directory / TREE
         try:
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                return {row["id"]: tuple(row["children"]) for row in map(json.loads, file)}
-        except (OSError, ValueError, KeyError, EOFError) as error:
+            return {row["id"]: tuple(row["children"]) for _, row in read_rows(path)}
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged or missing ({error}). {self.store.hint}") from error
 
     def leaves(self, name: str) -> tuple[str, ...]:

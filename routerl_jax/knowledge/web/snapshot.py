@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from filelock import FileLock
 
+from routerl_jax.core.files import read_json
 from routerl_jax.knowledge.web.search import WebError
 
 TABLES = ("answers", "searches", "pages", "summaries")
@@ -173,7 +174,8 @@ class Snapshot:
         file, offsets = self._tables[table]
         start, end = self._ends[table], _end_of_lines(file)
         for line in os.pread(file, end - start, start).splitlines(keepends=True) if end > start else ():
-            offsets.setdefault(json.loads(line)["key"], (start, len(line)))
+            place = f"{self.directory / table}.jsonl, byte {start}"
+            offsets.setdefault(_key(line, place), (start, len(line)))
             start += len(line)
         self._ends[table] = end
         return end
@@ -191,11 +193,7 @@ class Snapshot:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    key = json.loads(line)["key"]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(f"{path}, line {number}: not a record ({error!r}). Record anew") from error
-                offsets.setdefault(key, (start, len(line)))
+                offsets.setdefault(_key(line, f"{path}, line {number}"), (start, len(line)))
                 start += len(line)
         self._ends[name] = start
         if self.mode == "replay":
@@ -211,8 +209,8 @@ class Snapshot:
         new.replace(path)
 
     def _check_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
+        fields = read_json(path, "record anew")
         try:
-            fields = json.loads(path.read_text())
             recorded = fields["made_with"]
             if fields["format"] != FORMAT:
                 raise ValueError(f"format {fields['format']!r}, this version reads {FORMAT}")
@@ -227,6 +225,14 @@ class Snapshot:
                         f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "
                         f"change the configuration, or record anew"
                     )
+
+
+def _key(line: bytes, place: str) -> str:
+    """The key of a record. Raises ValueError that names its place."""
+    try:
+        return json.loads(line)["key"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{place}: not a record ({error!r}). Record anew") from error
 
 
 def holds_records(directory: pathlib.Path) -> bool:

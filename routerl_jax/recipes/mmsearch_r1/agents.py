@@ -134,9 +134,7 @@ class MMSearchAgent(Agent):
                 break
             searches.append(self.kind_of(action.tool))
             turn.calls = [Call(tool=action.tool, query=action.query, error=item.error)]
-        last = turns[-1].action
-        answer = last.answer if last is not None and last.kind == "answer" else None
-        return Episode(example=recorded.example, sample=0, answer=answer, turns=turns, sequences=[])
+        return self.recorded_episode(recorded.example, turns)
 
     # --- how it is shown what to write ---
 

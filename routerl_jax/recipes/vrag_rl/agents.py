@@ -158,9 +158,7 @@ class VRAGAgent(Agent):
                 passages = tuple(Passage(id=id, title="", text="") for id in item.passages)
                 turn.calls = [Call(tool=self.tool, query=action.query, passages=passages, error=item.error)]
                 turn.shown = [Shown(passage=id) for id in item.passages]
-        last = turns[-1].action
-        answer = last.answer if last is not None and last.kind == "answer" else None
-        return Episode(example=recorded.example, sample=0, answer=answer, turns=turns, sequences=[])
+        return self.recorded_episode(recorded.example, turns)
 
     # --- how it is shown what to write ---
 

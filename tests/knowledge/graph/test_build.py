@@ -149,7 +149,7 @@ def test_bad_input(tmp_path: pathlib.Path) -> None:
         ("a.json", '{"docs": [{"passage": "t", "extracted_triples": 3}]}', "item 1: key 'extracted_triples'"),
         ("a.json", '{"docs": [7]}', "item 1: expected an object, found int"),
         ("a.json", '{"x": 1}', "an object without a list under 'docs'"),
-        ("a.json", '{"docs": [', "not JSON, or damaged"),
+        ("a.json", '{"docs": [', "not JSON, or damaged .*; copy it again"),
     ],
 )
 def test_files_of_triples_that_are_refused(tmp_path: pathlib.Path, name: str, content: str, message: str) -> None:

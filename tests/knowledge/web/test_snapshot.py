@@ -172,6 +172,16 @@ def test_of_two_processes_the_first_record_counts_for_both(tmp_path):
     assert len((tmp_path / "web" / "pages.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_line_of_another_process_that_is_no_record_is_named(tmp_path):
+    snapshot = Snapshot(tmp_path / "web", "auto", {})
+    snapshot.put("pages", "k", "about", Record("mine"))
+    with (tmp_path / "web" / "pages.jsonl").open("a") as other:
+        other.write("{}\n")
+    with pytest.raises(ValueError, match=r"pages\.jsonl, byte \d+: not a record .*\. Record anew"):
+        snapshot.put("pages", "l", "about", Record("there"))
+    snapshot.close()
+
+
 def test_the_snapshot_holds_no_key(world, recorded):
     directory, _ = recorded
     assert all("key-123" not in path.read_text() for path in directory.glob("*.json*"))
