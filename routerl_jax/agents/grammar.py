@@ -87,6 +87,10 @@ class Grammar(abc.ABC):
     def write_answer(self, thought: str, answer: str) -> str:
         """A well-formed answer turn, for demonstrations."""
 
+    def write_look(self, thought: str, box: Sequence[float]) -> str:
+        """A well-formed turn with a closer look, for demonstrations. Raises ValueError if the protocol has no such turns."""
+        raise ValueError(f"grammar {type(self).__name__} has no closer looks, and a demonstration has one")
+
     @property
     @abc.abstractmethod
     def answer_opening(self) -> str:

@@ -10,7 +10,7 @@ from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
-from routerl_jax.agents.observation import Reply, Spoken
+from routerl_jax.agents.observation import Look, Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import (
@@ -184,9 +184,7 @@ class SearchAgent(Agent):
         """The search turns of a demonstration with their observations, and its answer turn."""
         pieces: Pieces = []
         for step in demonstration.steps:
-            call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            said = self.grammar.observation(call, step.passages)
-            pieces += [(self._written(step), True), (Reply(said, "tool") if self.functions else said, False)]
+            pieces += [(self._written(step), True), (self._answered(step), False)]
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
         if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
@@ -194,10 +192,25 @@ class SearchAgent(Agent):
         return [*pieces, (Spoken(lambda _: answer) if self.functions else answer, True)]
 
     def _written(self, step: DemonstrationStep) -> str | Spoken:
-        """A search turn."""
-        if not self.functions:
-            return self.grammar.write_search(step.thought, step.query, step.tool)
-        return Spoken(lambda tokenizer: self.grammar.of(tokenizer).write_search(step.thought, step.query, step.tool))
+        """A turn with a search or a closer look."""
+
+        def write(grammar: Grammar) -> str:
+            if step.box:
+                return grammar.write_look(step.thought, step.box)
+            return grammar.write_search(step.thought, step.query, step.tool)
+
+        return Spoken(lambda tokenizer: write(self.grammar.of(tokenizer))) if self.functions else write(self.grammar)
+
+    def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
+        """What follows such a turn."""
+
+        def framed(said: Observation) -> Observation | Reply:
+            return Reply(said, "tool") if self.functions else said
+
+        if step.box:
+            return Look(box=step.box, rule=self.regions, said=lambda crop: framed(self.grammar.closer(crop)))
+        call = Call(tool=step.tool, query=step.query, passages=step.passages)
+        return framed(self.grammar.observation(call, step.passages))
 
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text

@@ -13,7 +13,7 @@ from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, fo
 from routerl_jax.core.text import one_line, replace_surrogates
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
-from routerl_jax.core.types import Action, Call, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage
 
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
@@ -96,13 +96,15 @@ class ToolCalls(Grammar):
             return Action(
                 kind="invalid", thought=_thought(call.before), error="there are a tool call and an answer; do one"
             )
-        return self._search(call)
+        return self._action(call, _thought(call.before))
 
-    def _search(self, call: ReadCall) -> Action:
-        thought, arguments = _thought(call.before), call.arguments
+    def _action(self, call: ReadCall, thought: str) -> Action:
+        """The action of a call."""
+        arguments = call.arguments
         tools = {schema.name: (tool, schema) for tool, schema in self._all.items()}
         if call.name not in tools:
-            error = f"there is no function {quoted(call.name)}; there are: {', '.join(tools)}"
+            names = ", ".join(function["function"]["name"] for function in self.functions)
+            error = f"there is no function {quoted(call.name)}; there are: {names}"
             return Action(kind="invalid", thought=thought, error=error)
         tool, schema = tools[call.name]
         query, error = arguments.get(schema.query), ""
@@ -122,7 +124,7 @@ class ToolCalls(Grammar):
         """True for thoughts and a call, or thoughts and an answer, with nothing behind them and no other tag."""
         text = _END.sub("", text)
         action = self.parse(text)
-        if action.kind == "search":
+        if action.kind in ("search", "region"):
             call = self._form.read(text)
             assert call is not None
             return not call.after.strip() and not any(tag in call.before for tag in _TAGS)
@@ -146,9 +148,9 @@ class ToolCalls(Grammar):
 
     # --- what the surroundings write ---
 
-    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
         """The passages, one a line; marks of calls and answers in them are broken up."""
-        lines = [f"({i}) {without_tags(one_line(passage), _TAGS)}" for i, passage in enumerate(passages, 1)]
+        lines = [f"({i}) {line_of(passage)}" for i, passage in enumerate(passages, 1)]
         return unshown(call, passages) or "\n".join(lines)
 
     def reminder(self, error: str) -> str:
@@ -161,6 +163,16 @@ class ToolCalls(Grammar):
             f"the answer alone, in a few words, inside {_ANSWER[0]} and {_ANSWER[1]}, for example "
             f"{_ANSWER[0]}Lake Victoria{_ANSWER[1]}."
         )
+
+
+def line_of(passage: Passage) -> str:
+    """A passage on one line, without marks of calls and answers."""
+    return tagless(one_line(passage))
+
+
+def tagless(text: str) -> str:
+    """A text from elsewhere on one line, with its marks of calls and answers broken up."""
+    return without_tags(text, _TAGS)
 
 
 def _thought(text: str) -> str:

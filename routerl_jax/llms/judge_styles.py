@@ -20,7 +20,7 @@ _VERDICTS = {
 _WORD = rf"({'|'.join(_VERDICTS)})"
 _ALONE = re.compile(_WORD)
 # "verdict: true", also as JSON
-_LABELLED = re.compile(rf"\b(?:final )?(?:verdict|judge?ment|judge|result|answer|correct)\b\W*[:=]\W*{_WORD}\b")
+_LABELLED = re.compile(rf"\b(?:final )?(?:verdict|judge?ment|judge|result|answer|correct)\b[^\w:=]*[:=]\W*{_WORD}\b")
 _FIRST = re.compile(rf"{_WORD}(?=\s*(?:[.,:;!\n(-]|—|–|$))")
 
 

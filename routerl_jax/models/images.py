@@ -71,7 +71,7 @@ def check_image(source: bytes | bytearray | str | os.PathLike, *, name: str | No
     """
     name = _name(source, name)
     with _open(source, name) as image:
-        _check_aspect(*image.size, name)
+        check_aspect(*image.size, name)
         try:
             if image.format == "PNG":
                 image.verify()
@@ -80,6 +80,14 @@ def check_image(source: bytes | bytearray | str | os.PathLike, *, name: str | No
                 image.load()
         except Exception as error:  # as in `decode_image`
             raise _damaged(name, error) from error
+
+
+def check_aspect(width: int, height: int, name: str) -> None:
+    """Raises ValueError that names the picture if one side is over 200 times the other: no model can read it then."""
+    if max(height, width) > MOST_ASPECT * min(height, width):
+        raise ValueError(
+            f"{name}: {width}x{height} pixels; one side may be at most {MOST_ASPECT} times the other: crop or pad it"
+        )
 
 
 def image_size(source: ImageSource, *, name: str | None = None) -> tuple[int, int]:
@@ -188,7 +196,7 @@ def smart_resize(
     Raises:
       ValueError: one side is over 200 times the other.
     """
-    _check_aspect(width, height, name)
+    check_aspect(width, height, name)
     high, wide = (round(side / factor) * factor for side in (height, width))
     if high * wide > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
@@ -386,13 +394,6 @@ def _open(source: bytes | bytearray | str | os.PathLike, name: str) -> Image.Ima
 
 def _damaged(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name}: damaged or incomplete ({error}); get the file again or drop the row")
-
-
-def _check_aspect(width: int, height: int, name: str) -> None:
-    if max(height, width) > MOST_ASPECT * min(height, width):
-        raise ValueError(
-            f"{name}: {width}x{height} pixels; one side may be at most {MOST_ASPECT} times the other: crop or pad it"
-        )
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from routerl_jax.agents import tool_calls  # noqa: F401 - registers its grammar
+from routerl_jax.agents import looking_calls, tool_calls  # noqa: F401 - they register their grammars
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent

@@ -56,8 +56,9 @@ def write_picture(path: pathlib.Path, seed: int, size: tuple[int, int] = (48, 64
     return path
 
 
-def write_pdf(path: pathlib.Path, pages: list[str]) -> pathlib.Path:
-    """A PDF by hand: a line of Helvetica on every page, 200 x 100 points."""
+def write_pdf(path: pathlib.Path, pages: list[str], *, locked: bool = False) -> pathlib.Path:
+    """A PDF by hand: a line of Helvetica on every page, 200 x 100 points. A locked one opens with no password that anybody has
+    (its content is not even encrypted)."""
     objects = [b"<< /Type /Catalog /Pages 2 0 R >>", b"", b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
     kids = []
     for text in pages:
@@ -69,16 +70,22 @@ def write_pdf(path: pathlib.Path, pages: list[str]) -> pathlib.Path:
         )
         kids.append(b"%d 0 R" % len(objects))
     objects[1] = b"<< /Type /Pages /Kids [%s] /Count %d >>" % (b" ".join(kids), len(kids))
-    file, starts = b"%PDF-1.4\n", []
+    protection = b""
+    if locked:  # PDF 1.4, section 3.5: hashes of an owner's and a user's password
+        hashes = b"<%s>" % (b"5a" * 32)
+        objects.append(b"<< /Filter /Standard /V 1 /R 2 /P -4 /O %s /U %s >>" % (hashes, hashes))
+        protection = b" /Encrypt %d 0 R /ID [<00> <00>]" % len(objects)
+    file, starts = bytearray(b"%PDF-1.4\n"), []
     for number, content in enumerate(objects, 1):
         starts.append(len(file))
         file += b"%d 0 obj\n%s\nendobj\n" % (number, content)
     table = b"".join(b"%010d 00000 n \n" % start for start in starts)
     size = len(objects) + 1
-    file += b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
+    file += b"xref\n0 %d\n0000000000 65535 f \n%strailer\n<< /Size %d /Root 1 0 R%s >>\nstartxref\n%d\n%%%%EOF\n" % (
         size,
         table,
         size,
+        protection,
         len(file),
     )
     path.parent.mkdir(parents=True, exist_ok=True)

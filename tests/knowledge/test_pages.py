@@ -122,6 +122,48 @@ def test_bad_documents(tmp_path: pathlib.Path) -> None:
         documents(write_jsonl(tmp_path / "a.txt", []))
 
 
+@pytest.mark.parametrize(
+    ("name", "why"), [("locked.pdf", "needs a password; save it without one"), ("strip.png", "20000x20 pixels")]
+)
+def test_a_document_that_nobody_can_look_at(tmp_path: pathlib.Path, name: str, why: str) -> None:
+    """It is named, or left out and counted: one for which a password is asked, one too narrow for any model."""
+    bad, out = tmp_path / "in" / name, tmp_path / "kb"
+    late.write_pdf(tmp_path / "in" / "whole.pdf", ["fine"])
+    if bad.suffix == ".pdf":
+        late.write_pdf(bad, ["secret"], locked=True)
+    else:
+        Image.new("RGB", (20_000, 20)).save(bad)
+    config = PagesConfig(corpus=str(bad.parent), encoder="late")
+    with pytest.raises(ValueError, match=rf"/in/{re.escape(name)}.*{why}"):
+        build_pages(config, out, progress=False, encoder=late.model())
+    lenient = dataclasses.replace(config, pages=PageConfig(on_error="skip"))
+    report = build_pages(lenient, out, progress=False, encoder=late.model())
+    assert (report.count, report.numbers["damaged"]) == (1, 1)
+    (said,) = json.loads((out / "skipped.json").read_text())["damaged"]
+    assert f"/in/{name}" in said
+    assert why in said
+
+
+def test_five_thousand_pages_are_listed_without_being_read(tmp_path: pathlib.Path) -> None:
+    late.write_pdf(tmp_path / "long.pdf", [f"This is page {i}" for i in range(1, 5001)])
+    reader = Reader(dpi=72)
+    pages = list(read_pages(tmp_path, reader, Problems("raise")))
+    assert len(pages) == 5000
+    assert (pages[-1].id, pages[-1].title) == ("long.pdf#5000", "long, page 5000")
+    assert reader.text(pages[4320]) == "This is page 4321"
+    assert reader.picture(pages[-1]).size == (200, 100)
+
+
+@pytest.mark.slow
+def test_five_thousand_pages_are_built_and_found(tmp_path: pathlib.Path) -> None:
+    late.write_pdf(tmp_path / "in" / "long.pdf", [f"This is page {i}" for i in range(1, 5001)])
+    config = OcrConfig(corpus=str(tmp_path / "in"), retriever="bm25", pages=PageConfig(text="layer", dpi=36))
+    assert build_ocr(config, tmp_path / "kb", progress=False).count == 5000
+    ((found,),) = load_kb(tmp_path / "kb").search(["page 4321"], 1)
+    assert (found.id, found.text) == ("long.pdf#4321", "This is page 4321")
+    assert pathlib.Path(found.image).is_file()
+
+
 def test_a_knowledge_base_of_pages(corpus: pathlib.Path, tmp_path: pathlib.Path) -> None:
     config = PagesConfig(corpus=str(corpus), encoder="late", shard_size=4, precision="float32")
     report = build_pages(config, tmp_path / "kb", progress=False, encoder=late.model())

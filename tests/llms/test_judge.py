@@ -268,6 +268,24 @@ def test_verdicts_are_read_between_tags(reply: str, expected: bool | None) -> No
 
 
 @pytest.mark.parametrize("style", list(JUDGE_STYLES))
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "The reference says Paris. One may take that for right or for wrong, false even. " * 1000,
+        f"Verdict{':' * 20_000}",
+        "verdict " * 10_000,
+        f"{'<judge>' * 10_000} or not",
+    ],
+    ids=["an essay", "colons", "one word", "tags"],
+)
+def test_a_judge_that_babbles_says_nothing(style: str, reply: str) -> None:
+    """And takes no time: with a pattern that backtracks, the colons alone took a minute and a half."""
+    started = time.perf_counter()
+    assert JUDGE_STYLES.get(style).read(reply) is None
+    assert time.perf_counter() - started < 10
+
+
+@pytest.mark.parametrize("style", list(JUDGE_STYLES))
 def test_every_style_asks_for_what_it_reads(style: str) -> None:
     """Each of the words that its request names is a verdict; nothing of a template is left."""
     asked = JUDGE_STYLES.get(style)

@@ -362,6 +362,20 @@ def test_baselines(play) -> None:
     assert (episode.answer, [call.query for call in episode.calls]) == ("32.6M", [EXAMPLE.question])
 
 
+def test_baselines_of_pages_as_text(play) -> None:
+    """The paper's OCR rows: texts at once, or one a search, and never a picture."""
+    reader = dataclasses.replace(AGENT, shows="text", looks=False)
+    baselines = reader.baselines(["pages"])
+    assert list(baselines) == ["vanilla_rag", "react"]
+    at_once = play("32.6M</answer>", agent=baselines["vanilla_rag"])
+    one_by_one = play(SEARCH, SEARCH, ANSWER, agent=baselines["react"])
+    assert pages_of(at_once) == [["p0", "p1", "p2"], []]
+    assert pages_of(one_by_one) == [["p0"], ["p1"], []]
+    for episode in (at_once, one_by_one):
+        assert (episode.answer, episode.sequences[0].images) == ("32.6M", ())
+        assert "Page 0: words of < answer>0< /answer>" in episode.turns[0].observation
+
+
 def test_moved_boxes_keep_their_size_and_what_was_written(play) -> None:
     boxes = {}
     for name in ("centre_box", "random_box"):

@@ -20,7 +20,7 @@ from PIL import Image
 from routerl_jax.core.extras import needs
 from routerl_jax.core.rows import Place, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
-from routerl_jax.models.images import decode_image
+from routerl_jax.models.images import check_aspect, decode_image
 
 OnError = Literal["raise", "skip"]
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -79,8 +79,14 @@ class Reader:
         return 1
 
     def picture(self, page: Page) -> Image.Image:
-        """The page as a picture, RGB. Raises ValueError that names file and page if it is damaged."""
+        """The page as a picture, RGB. Raises ValueError that names file and page if it is damaged, or if no model can read a
+        picture of its shape."""
         name = f"{page.path}, page {page.number}"
+        picture = self._picture(page, name)
+        check_aspect(*picture.size, name)
+        return picture
+
+    def _picture(self, page: Page, name: str) -> Image.Image:
         if page.path.suffix.lower() == ".pdf":
             return self._pdf(page, name, self._render)
         if page.path.suffix.lower() not in _SCANS:
