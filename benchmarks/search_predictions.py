@@ -59,19 +59,21 @@ class Point:
 
 
 def points(runs: Iterable[Run]) -> list[Point]:
-    """All of them.
+    """All of them; of a run those prices for which it has the agent.
 
     Raises:
-      SystemExit: a run has no agent of these names, or no types of questions.
+      SystemExit: a run has no start, or none of the prices, or no types of questions.
     """
     found = []
     for run in runs:
-        if lacking := next((name for name in (_CLOSED, _OPEN, *PRICES) if name not in run.agents), None):
+        prices = {agent: price for agent, price in PRICES.items() if agent in run.agents}
+        needed = (_CLOSED, _OPEN, *(prices or PRICES))
+        if lacking := next((name for name in needed if name not in run.agents), None):
             raise SystemExit(f"run {run.name} has no agent {lacking!r}; it has {', '.join(run.agents)}")
         types = sorted({key.split(".")[2] for key in run.agents[_CLOSED] if key.startswith(_KEY)})
         if not types:
             raise SystemExit(f"run {run.name} tells no types of questions apart (metadata 'type')")
-        found += [_point(run, kind, agent, price) for kind in types for agent, price in PRICES.items()]
+        found += [_point(run, kind, agent, price) for kind in types for agent, price in prices.items()]
     return found
 
 

@@ -47,7 +47,9 @@ def test_the_table_and_the_picture(tmp_path: pathlib.Path) -> None:
 def test_what_a_run_lacks_is_named() -> None:
     lacking = run()
     del lacking.agents["high_penalty"]
-    with pytest.raises(SystemExit, match="run 3 has no agent 'high_penalty'"):
+    assert {one.price for one in points([lacking])} == {0.0, 0.1}
+    del lacking.agents["warm_start_direct"]
+    with pytest.raises(SystemExit, match="run 3 has no agent 'warm_start_direct'"):
         points([lacking])
     with pytest.raises(SystemExit, match="tells no types of questions apart"):
         points([run(warm_start_direct={"em": 1.0})])
