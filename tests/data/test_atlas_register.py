@@ -168,3 +168,24 @@ def test_bare_lessons() -> None:
     example, text = register_lessons.reading(rng)
     assert example.images[0].shape == (84, 84, 3)
     assert re.fullmatch(r"<think>(.)</think>\n<answer>\1</answer>", text)
+
+
+def test_at_full_size_every_sign_has_a_token_and_small_print_can_be_read() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        picture, signs = register_lessons.raw_sheet(rng)
+        assert len(signs) == 81
+        blank = {token for token, sign in enumerate(signs) if sign == register_lessons.PAPER}
+        assert blank == set(range(81)) - inked(picture, 28)
+        written = [
+            (token // 27 * 3 + token % 9 // 3, sign) for token, sign in enumerate(signs) if sign not in ("", ".")
+        ]
+        for cell in {cell for cell, _ in written}:
+            mark, number, code = (sign for at, sign in written if at == cell)
+            assert (mark in register.MARKS, number, code in register.CODES) == (True, str(cell), True)
+        _, text = register_lessons.finding(rng, raw=True)
+        assert "?" not in text
+        assert "bbox" not in text
+        plan = register_lessons.plan(rng, "pages", register_lessons.Shares(looks=0), asked="code", raw=True)
+        assert not any(step.box for step in plan.steps)
+        assert plan.thought.startswith("no ") or plan.thought.endswith(f"={plan.answer}")

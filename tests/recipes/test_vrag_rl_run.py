@@ -36,6 +36,29 @@ def config() -> schema.TrainConfig:
     return from_config_dict(schema.TrainConfig, vrag_rl_small.get_config())
 
 
+def test_variants() -> None:
+    whole, one_page = (
+        from_config_dict(schema.TrainConfig, vrag_rl_small.get_config(name)) for name in ("whole_page", "one_page")
+    )
+    agent = build_recipe(whole).agent
+    training, _ = vrag_rl_small.shown_raw(whole, agent)
+    worked = [training[vrag_rl_small.ONLY_PARTS + i] for i in range(12)]
+    model = load_pretrained("atlas-sight")
+    assert isinstance(model, VisionLanguageModel)
+    model.image_processor = dataclasses.replace(model.image_processor, max_pixels=whole.model.max_pixels)
+    sequences = [one.sequence(agent, model) for one in worked]
+    assert {image.tokens for one in sequences for _, image in one.images} == {81}
+    assert max(map(len, sequences)) <= whole.engine.max_length
+    assert {example.metadata["type"] for example in vrag_rl_small.one_page_questions()} == {
+        "fine",
+        "headline",
+        "coarse",
+    }
+    assert set(one_page.controls) == {"crop_outcome"}
+    with pytest.raises(ValueError, match="the variants are whole_page and one_page"):
+        vrag_rl_small.get_config("two_pages")
+
+
 def test_demonstrations(config: schema.TrainConfig) -> None:
     """At first all are parts: a search, a mark, a crop. Then most are whole plans; all fit."""
     agent = build_recipe(config).agent
