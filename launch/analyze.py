@@ -82,17 +82,38 @@ def main(_: Sequence[str]) -> None:
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
     before, after = (config.evaluation.names.get(name, name) for name in (run_files.START, run_files.TRAINED))
     analysis_figure(analysis, output / "analysis.png", rows[run_files.TRAINED], policy=after, start=before)
-    shown = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")} | analysis[
-        "workflows"
-    ]
-    for section, table in shown.items():
-        for name, row in table.items():
-            usage = ", ".join(f"{mode} {share:.2f}" for mode, share in row["mode_usage"].items())
-            print(
-                f"{section:<12} {name:<18} EM {row['em']:.3f}  turns {row['turns']:.2f}  searches {row['searches']:.2f}  "
-                f"cost {row['retrieval_cost']:.2f}  tokens {row['tokens']:.0f}  {usage}"
+    sections = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")}
+    _print(sections | analysis["workflows"])
+    print(f"numbers: {output / 'analysis.json'}   figures: {output / 'analysis.png'}")
+
+
+def _print(sections: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints a row for each agent of each section: what it answered, and what that took."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from routerl_jax.core.console import open_console
+    from routerl_jax.evaluation.report import title
+
+    printed = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    printed.add_column("")
+    printed.add_column("")
+    for heading in ("EM %", "turns", "searches", "cost", "tokens", "n"):
+        printed.add_column(heading, justify="right")
+    printed.add_column("searches went to")
+    for section, table in sections.items():
+        for i, (name, row) in enumerate(table.items()):
+            cells = (
+                "" if i else section,
+                title(name),
+                f"{row['em'] * 100:.1f}",
+                *(f"{row[key]:.2f}" for key in ("turns", "searches", "retrieval_cost")),
+                *(f"{row['tokens']:.0f}", str(row["n"])),
+                ", ".join(f"{mode} {share * 100:.0f} %" for mode, share in row["mode_usage"].items()),
             )
-    print(f"{output / 'analysis.json'}   {output / 'analysis.png'}")
+            printed.add_row(*map(Text, cells), end_section=i + 1 == len(table))
+    open_console().print(printed)
 
 
 def _named(rows: Mapping[str, Any], config: TrainConfig) -> dict[str, Any]:

@@ -48,7 +48,6 @@ import hashlib
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +114,6 @@ def main(_: Sequence[str]) -> None:
 def _help() -> None:
     """Prints what --agents, --benchmarks and --report can be."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -124,6 +122,7 @@ def _help() -> None:
     from routerl_jax.comparison.benchmarks.known import BENCHMARKS
     from routerl_jax.comparison.papers import figure, table
     from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
+    from routerl_jax.core.console import open_console
 
     benchmark_headings = ("name", "paper", "knowledge bases", "", "where the data are had")
     table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
@@ -134,7 +133,7 @@ def _help() -> None:
         ("report", "tables", table_headings, table.listing(list(BENCHMARKS))),
         ("report", "figures", figure_headings, figure.listing()),
     ]
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = open_console()
     for name, title, headings, rows in listings:
         if "help" in (getattr(FLAGS, name) or ()):
             printed = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")

@@ -8,6 +8,7 @@ python -m launch.export_hf --workdir=runs/quickstart --output=exported --push=me
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from routerl_jax.core.types import Example
     from routerl_jax.models.huggingface import save_pretrained
     from routerl_jax.models.peft import save_adapter
     from routerl_jax.models.vision_language import VisionLanguageModel
@@ -46,6 +48,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.remote.push import HubRepository
     from routerl_jax.training.load import adapter_base, load_config, load_policy
     from routerl_jax.training.model_card import write_card
+    from routerl_jax.training.setup import build_recipe, evaluated_agent
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)
     check_writable("--output", output)
@@ -62,6 +65,12 @@ def main(_: Sequence[str]) -> None:
     else:
         save_pretrained(model, output, dtype=FLAGS.dtype)
     sees = isinstance(model, VisionLanguageModel)
+    prompt = ""
+    if model.tokenizer is not None and not alone:
+        with contextlib.suppress(ValueError):  # an agent that says nothing of its prompts
+            agent = evaluated_agent(config, build_recipe(config))
+            asked = Example(id="", question="What is the capital of Ghana?", answers=())
+            prompt = model.tokenizer.decode(agent.opening(asked, model.tokenizer))
     name = repository.name if repository else output.resolve().name
     write_card(
         output,
@@ -72,6 +81,7 @@ def main(_: Sequence[str]) -> None:
         step=FLAGS.step,
         adapter=alone,
         licence=FLAGS.license,
+        prompt=prompt,
     )
     size = sum(file.stat().st_size for file in output.iterdir())
     pushed = (

@@ -22,16 +22,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from launch.command import start
+from routerl_jax.core.console import open_console
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -153,9 +152,7 @@ def _score_predictions() -> None:
         print(json.dumps({**overall.to_json(), "normalizer": FLAGS.normalizer, "groups": by_group}))
     else:
         caption = f"percent and its 95% bootstrap interval; normalizer {FLAGS.normalizer}"
-        # A pipe or a file has no width; rich would assume 80 columns and fold the names of groups.
-        console = Console(width=None if sys.stdout.isatty() else 160)
-        console.print(table(overall, groups, caption))
+        open_console().print(table(overall, groups, caption))
 
 
 if __name__ == "__main__":

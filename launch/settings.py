@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from routerl_jax.core.console import open_console
 from routerl_jax.core.described import MISSING, Section, default_in_words, sections, settings, summary
 
-_WIDTH = 120  # of what is not written to a terminal
+_WIDTH = 120  # most columns of a description
 
 
 def print_fields(schemas: Mapping[str, type], console: Console | None = None) -> None:
@@ -21,7 +21,7 @@ def print_fields(schemas: Mapping[str, type], console: Console | None = None) ->
     Args:
       schemas: their classes by heading.
     """
-    console = console or _console()
+    console = console or open_console()
     for heading, schema in schemas.items():
         console.print()
         console.print(Text(f"{heading} (--config.key=value):", style="bold underline"))
@@ -43,12 +43,12 @@ def _print_section(console: Console, section: Section) -> None:
 
 
 def _indented(words: str, by: int, console: Console) -> Text:
-    return Text(textwrap.fill(words, console.width, initial_indent=" " * by, subsequent_indent=" " * by))
+    return Text(textwrap.fill(words, min(console.width, _WIDTH), initial_indent=" " * by, subsequent_indent=" " * by))
 
 
 def print_settings(config: Any, console: Console | None = None) -> None:
     """Prints every value of a configuration; those that differ from the defaults begin with a star and name the default."""
-    console = console or _console()
+    console = console or open_console()
     count = differing = 0
     for setting in settings(config):
         count += 1
@@ -65,7 +65,3 @@ def print_settings(config: Any, console: Console | None = None) -> None:
 
 def _value(value: Any) -> str:
     return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, 
 from routerl_jax.comparison.figure import cost_figure
 from routerl_jax.comparison.papers.known import PAPER_TABLES
 from routerl_jax.comparison.papers.layout import paper_blocks
+from routerl_jax.core.console import open_console
 from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.report import heading
 
@@ -48,7 +48,7 @@ def write_report(results: Mapping[str, Any], output: pathlib.Path) -> None:
 
 def print_metrics(results: Mapping[str, Any]) -> None:
     """Prints the tables of metrics."""
-    console = Console()
+    console = open_console()
     for metric in results["card"]["metrics"]:
         table = metric_table(results["benchmarks"], metric)
         printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)

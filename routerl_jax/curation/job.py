@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from routerl_jax.core.journal import Journal, check_same
-from routerl_jax.core.progress import Bar
+from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.curation.report import listed
 
 T = TypeVar("T")
@@ -82,7 +82,8 @@ async def work_through(
                     running.add(asyncio.ensure_future(work(item)))
             if not running:
                 continue
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            with waiting(f"{len(running)} {unit}{'s' if len(running) > 1 else ''} at work"):
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 reason = finish(task.result())
                 failures = failures + 1 if reason else 0

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
+
+from routerl_jax.core.console import open_console
 
 EM = ("em",)
 
@@ -98,11 +99,11 @@ def print_table(
     table: Mapping[str, Mapping[str, Any]], workdir: pathlib.Path, by: str = "", headline: Sequence[str] = EM
 ) -> None:
     """Prints the table, with `by` also that of groups, and the paths of the files. `headline`: see `rows`."""
-    console = Console()
+    console = open_console()
     console.print(_printed("Held-out questions", table, headline))
     if by:
         console.print(_printed(f"By {by}", grouped(table, by), headline))
-    console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", highlight=False)
+    console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", soft_wrap=True)
 
 
 def _printed(title: str, table: Mapping[str, Mapping[str, Any]], headline: Sequence[str]) -> Table:

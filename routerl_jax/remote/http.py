@@ -10,7 +10,6 @@ import json
 import random
 import time
 import urllib.parse
-import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -183,13 +182,14 @@ class _Failed:
     retry_after: float | None = None
 
 
-_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+_sessions: set[Any] = set()  # those that were open when the last one was opened
 
 
 def open_session(**settings: Any) -> Any:
     """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
     session = import_aiohttp().ClientSession(**settings)
-    _sessions.add(session)
+    _sessions.difference_update([one for one in tuple(_sessions) if one.closed])
+    _sessions.add(session)  # held here, as aiohttp complains of an open session that is collected
     return session
 
 

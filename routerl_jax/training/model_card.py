@@ -34,6 +34,7 @@ def write_card(
     step: int | None = None,
     adapter: bool = False,
     licence: str = "",
+    prompt: str = "",
 ) -> None:
     """Writes `README.md` and, where the run has learning curves, `curve.png` into an exported directory.
 
@@ -44,6 +45,7 @@ def write_card(
       step: the checkpoint that was exported; None: the finished policy.
       adapter: whether it is an adapter for peft.
       licence: the licence of the weights, as the hub names it; default: that of the base model, if its directory says.
+      prompt: a question as the policy is asked, for the example; "" leaves the example out.
     """
     curve = workdir / "figures" / "learning_curves.png"
     if curve.is_file():
@@ -52,9 +54,9 @@ def write_card(
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}",
         _what(config),
-        _use(config, name, sees, adapter),
+        _use(config, name, sees, adapter, prompt),
         _training(config, workdir, step),
-        _results(workdir, step),
+        _results(config, workdir, step),
         "![Learning curves](curve.png)" if curve.is_file() else "",
         _settings(config),
     ]
@@ -107,22 +109,33 @@ def _what(config: TrainConfig) -> str:
     )
     return (
         f"A language model that searches knowledge bases while it answers. {how} with routerl_jax. It asks and answers in the "
-        "protocol that it was trained in, and needs a program that searches for it; without one it only writes its first query."
+        "protocol that it was trained in, and needs a program that searches for it, such as `launch.chat --policy`. Without "
+        "one it makes up what a search would find."
     )
 
 
-def _use(config: TrainConfig, name: str, sees: bool, adapter: bool) -> str:
+def _use(config: TrainConfig, name: str, sees: bool, adapter: bool, prompt: str) -> str:
     loader = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     package, loader = ("peft", "AutoPeftModelForCausalLM") if adapter and not sees else ("transformers", loader)
     names = ", ".join(config.knowledge) or "none"
+    example = [
+        f"tokenizer = AutoTokenizer.from_pretrained({name!r})",
+        f"prompt = {prompt!r}  # as it was asked in training",
+        'asked = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)',
+        "written = model.generate(**asked, do_sample=False, max_new_tokens=64)",
+        "print(tokenizer.decode(written[0]))",
+    ]
+    if not prompt or adapter:
+        example = []
     return "\n".join(
         [
             "## Use",
             "",
             "```python",
-            f"from {package} import {loader}",
+            f"from {package} import {loader}{', AutoTokenizer' if example else ''}",
             "",
             f"model = {loader}.from_pretrained({name!r})",
+            *example,
             "```",
             "",
             f"Its searches name these knowledge bases: {names}. At most {config.agent.max_searches} searches on a question, "
@@ -164,7 +177,7 @@ def _range(limits: Sequence[int]) -> str:
     return f", items {limits[0]} to {limits[1]}" if len(limits) == 2 else ""
 
 
-def _results(workdir: pathlib.Path, step: int | None) -> str:
+def _results(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> str:
     """The run's final table of results, which are those of the finished policy."""
     path = workdir / "results.json"
     found = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
@@ -177,10 +190,11 @@ def _results(workdir: pathlib.Path, step: int | None) -> str:
     if not table:
         return ""
     columns = [name for name in _SHOWN if any(name in row for row in table.values())]
+    own = config.evaluation.names.get("trained", "trained")
     lines = [
         "## Results",
         "",
-        "Greedy, on the run's test questions; `trained` is this policy, the others are what it was compared with.",
+        f"Greedy, on the run's test questions; `{own}` is this policy, the others are what it was compared with.",
         "",
         f"| | {' | '.join(columns)} | questions |",
         f"|---|{'---:|' * (len(columns) + 1)}",

@@ -69,13 +69,17 @@ def url():
 
 
 def test_our_tools_over_http_beside_the_native_endpoint(url: str) -> None:
-    tools, (found, wrong) = asyncio.run(
-        ask(f"{url}/mcp", ("search_pictures", {"image": URI, "k": 1}), ("search_pictures", {"image": "/etc/passwd"}))
-    )
+    calls = [
+        ("search_pictures", {"image": URI, "k": 1}),
+        ("search_pictures", {"image": "/etc/passwd"}),
+        ("search_wiki", {"q": "who"}),
+    ]
+    tools, (found, wrong, unknown) = asyncio.run(ask(f"{url}/mcp", *calls))
     assert [tool.name for tool in tools] == ["search_wiki", "search_pictures"]
     assert [block.type for block in found.content] == ["text", "image"]
     assert found.content[1].data == PNG
     assert wrong.is_error
+    assert unknown.content[0].text == "unknown argument 'q'; known: query, k"
     assert search(url, {"queries": ["x"]}).status_code == 200
 
 

@@ -20,6 +20,7 @@ from routerl_jax.training.config import (
     AgentConfig,
     DataConfig,
     EngineConfig,
+    EvaluationConfig,
     KnowledgeConfig,
     LearnerConfig,
     ModelConfig,
@@ -93,6 +94,7 @@ def test_an_export_has_a_card(workdir: pathlib.Path, tmp_path: pathlib.Path) -> 
     assert body.startswith("\n# my-router\n")
     for line in (
         "model = AutoModelForCausalLM.from_pretrained('my-router')",
+        "tokenizer = AutoTokenizer.from_pretrained('my-router')",
         "| base | HuggingFaceTB/SmolLM2-135M-Instruct, licence apache-2.0 |",
         "| questions | questions.jsonl, items 0 to 400 |",
         "| knowledge base `wiki` | dense_text of corpus.jsonl, encoder all-MiniLM-L6-v2 |",
@@ -106,6 +108,7 @@ def test_an_export_has_a_card(workdir: pathlib.Path, tmp_path: pathlib.Path) -> 
         'config.knowledge.wiki.source = "corpus.jsonl"',
     ):
         assert line in body.splitlines(), line
+    assert "What is the capital of Ghana?" in body
     assert code_version().get("commit", "no checkout") in body or "commit" not in code_version()
     assert "secret" not in body
     assert (output / "curve.png").read_bytes() == b"a picture"
@@ -126,6 +129,9 @@ def test_cards_of_other_exports(workdir: pathlib.Path, tmp_path: pathlib.Path) -
     """A checkpoint has no results of its own; a base that says no licence has none in the head; an adapter is peft's."""
     output = tmp_path / "out"
     output.mkdir()
+    named = dataclasses.replace(CONFIG, evaluation=EvaluationConfig(names={"trained": "router"}))
+    write_card(output, workdir, named, name="me/x", sees=False)
+    assert "`router` is this policy" in (output / "README.md").read_text()
     config = dataclasses.replace(CONFIG, model=ModelConfig(path="org/base"))
     write_card(output, workdir, config, name="me/x", sees=False, step=20, adapter=True)
     head, body = parts((output / "README.md").read_text())

@@ -56,7 +56,7 @@ def mcp_server(behind: serving.Server) -> Server[Any]:
             if params.name not in tools:
                 raise Refusal(404, "unknown_tool", f"no tool {params.name!r}; there are: {', '.join(tools)}")
             served = tools[params.name]
-            request = _read_call(params.arguments or {}, limits)
+            request = _read_call(params.arguments or {}, _tool(params.name, served, limits).input_schema, limits)
             async with asyncio.timeout(limits.seconds):
                 _, _, results = await behind.search(served, request)
         except TimeoutError:
@@ -123,8 +123,8 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
     )
 
 
-def _read_call(arguments: Mapping[str, Any], limits: Limits) -> SearchRequest:
-    known = ("query", "k", "mode", "image", "question", "url")
+def _read_call(arguments: Mapping[str, Any], schema: Mapping[str, Any], limits: Limits) -> SearchRequest:
+    known = schema["properties"]
     unknown = sorted(set(arguments) - set(known))
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(known)}")

@@ -30,4 +30,7 @@ export function fill(element, ...children) {
   return add(element, children);
 }
 
+// A name that may go on in the next line after each of its / and _.
+export const breakable = (name) => name.split(/(?<=[/_])/).flatMap((part, i) => (i ? [h("wbr"), part] : [part]));
+
 export const byId = (id) => document.getElementById(id);

@@ -1,7 +1,7 @@
 // The filters beside the list. Names of one kind are alternatives, kinds add up.
 
 import { many, one, without } from "./address.js";
-import { fill, h } from "./dom.js";
+import { breakable, fill, h } from "./dom.js";
 import { thousands } from "./format.js";
 
 const KINDS = [["correct", "Answer"], ["run", "Run"], ["source", "From"], ["kb", "Knowledge base"], ["failure", "Went wrong"], ["dataset", "Questions"]];
@@ -38,7 +38,7 @@ function choices(name, shown, query, set) {
   const row = ([value, count]) => h("label", { class: count ? "" : "faint", title: value },
     h("input", { type: "checkbox", name, value, checked: chosen.includes(value),
       onchange: (event) => set(name, event.target.checked ? [...chosen, value] : chosen.filter((one) => one !== value)) }),
-    h("span", { class: "name" }, value), h("span", { class: "num faint" }, thousands(count)));
+    h("span", { class: "name" }, breakable(value)), h("span", { class: "num faint" }, thousands(count)));
   const rest = shown.slice(SHORT);
   const open = rest.some(([value]) => chosen.includes(value));
   return [shown.slice(0, SHORT).map(row), rest.length ? h("details", { open }, h("summary", {}, `${rest.length} more`), rest.map(row)) : null];

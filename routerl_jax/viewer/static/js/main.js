@@ -35,7 +35,7 @@ function drawTop() {
   fill(byId("top"),
     h("nav", {}, link("overview", "Overview"), link("episodes", "Episodes"), link("compare", "Side by side")),
     h("div", { class: "runs" }, state.runs.map((run) => h("span", { class: "run", title: run.path },
-      h("i", { class: `dot ${lost ? "lost" : run.state}`, title: run.state }), run.name,
+      h("i", { class: `dot ${lost ? "lost" : run.state}`, title: run.state }), h("span", { class: "name" }, run.name),
       h("small", {}, run.step === null ? "" : ` ${run.step + 1}${run.steps ? `/${run.steps}` : ""}`)))),
     h("div", { class: "right" },
       lost ? h("b", { class: "bad" }, "no connection ") : null,

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { Charts } from "./charts.js";
-import { fill, h } from "./dom.js";
+import { breakable, fill, h } from "./dom.js";
 import { duration, number } from "./format.js";
 import { drawHealth } from "./health.js";
 
@@ -71,10 +71,11 @@ function card(run) {
   const time = run.state !== "running" ? `last step ${duration(run.silent)} ago`
     : `${duration(run.silent)} since the last step${left ? `, about ${duration(left)} left` : ""}`;
   const far = run.step === null ? (run.state === "running" ? "no step yet" : "no metrics")
-    : `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""} · ${time}`;
+    : `step ${number(done)}${run.steps ? ` of ${run.steps}` : ""}${run.stage ? ` (${run.stage})` : ""}`;
   return h("article", { class: "card", title: run.path },
-    h("h2", {}, h("i", { class: `dot ${run.state}` }), run.name, h("span", { class: "faint" }, ` ${run.state}`)),
+    h("h2", {}, h("i", { class: `dot ${run.state}` }), breakable(run.name), h("span", { class: "faint" }, ` ${run.state}`)),
     h("p", {}, facts.filter(Boolean).join(" · ")),
     run.steps ? h("div", { class: "bar" }, h("div", { style: { width: `${Math.min(100 * done / run.steps, 100)}%` } })) : null,
-    h("p", { class: "faint" }, far));
+    h("p", { class: "faint" }, far),
+    run.step === null ? null : h("p", { class: "faint" }, time));
 }
