@@ -54,11 +54,13 @@ class Segment(Protocol):
         """The argument `caches` of `Decoder.run`, which returns the next state."""
         ...
 
-    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
-        """Attention of a step whose rows have taken `counts` new tokens before. Nothing is stored for rows that are not alive.
+    def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
+        """Attention of a step that reads one token or more of each row.
 
-        What later steps do not take of several tokens is overwritten. With one token a step, all rows that are alive have
-        the same count.
+        Args:
+          counts: new tokens that have been kept of each row before, or one number for all rows that are alive. What is stored of
+            tokens that are not kept is overwritten by the next step.
+          alive: nothing is stored for other rows.
         """
         ...
 

@@ -175,7 +175,7 @@ class _Segment:
     def caches(self, state: Array) -> Array:
         return state
 
-    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
+    def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
         first = self._starts + counts
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:

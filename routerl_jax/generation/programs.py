@@ -227,7 +227,7 @@ def decode(
         hidden, cached, routing = model.run(
             read,
             rotary[:, None] + places,
-            segment.attend(counts, alive),
+            segment.attend(counts if drafts else state["step"], alive),
             segment.caches(state["cached"]),
             unroll=True,
             layers=layers,

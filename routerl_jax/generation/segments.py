@@ -116,12 +116,12 @@ class _Segment:
     def caches(self, state: list[Any]) -> list[Any]:
         return state
 
-    def attend(self, counts: Int[Array, " B"], alive: Bool[Array, " B"]) -> Attend:
+    def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
         flat, indices = self._starts.reshape(-1, 1, 1), jnp.arange(self._span + self._steps)
         new = indices >= self._span
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            taken = counts[:, None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
+            taken = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
             visible = jnp.where(new, indices - self._span <= taken, indices < flat)
             distance = jnp.where(new, self._span, flat) + taken - indices
             keys, values = (self._put(held, x.transpose(0, 2, 1, 3), counts) for held, x in zip(layer, (k, v)))
@@ -131,10 +131,10 @@ class _Segment:
         return attend
 
     def _put(
-        self, held: Float[Array, "B K P H"], new: Float[Array, "B K S H"], counts: Int[Array, " B"]
+        self, held: Float[Array, "B K P H"], new: Float[Array, "B K S H"], counts: Int[Array, "*B"]
     ) -> Float[Array, "B K P H"]:
-        if new.shape[2] == 1:  # rows that are alive are at the same index, and what others hold there is not read
-            return jax.lax.dynamic_update_slice_in_dim(held, new, self._span + counts.max(), axis=2)
+        if not counts.ndim:  # what is behind the last token of a row that is not alive is never read
+            return jax.lax.dynamic_update_slice_in_dim(held, new, self._span + counts, axis=2)
         return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(held, new, self._span + counts)
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
