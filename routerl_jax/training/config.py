@@ -17,7 +17,7 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.profiler import profiled_steps
-from routerl_jax.training.rollout_checks import ahead_checks, partial_checks, refill_checks
+from routerl_jax.training.rollout_checks import ahead_checks, partial_checks, quantized_checks, refill_checks
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -230,6 +230,7 @@ class TrainConfig:
             *(refill_checks(self.rollout, self.learner, self.data) if self.kind == "rl" else []),
             *(ahead_checks(self.rollout, self.learner, self.mesh) if self.kind == "rl" else []),
             *(partial_checks(self.rollout, self.learner, self.checkpoint) if self.kind == "rl" else []),
+            *(quantized_checks(self.engine, self.learner) if self.kind == "rl" else []),
             (
                 self.kind == "sft" or any(stage.start == 0 and not stage.after for stage in self.stages.values()),
                 "config.stages: no stage starts at step 0",
