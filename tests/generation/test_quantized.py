@@ -12,7 +12,7 @@ from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.quantized import Codes, quantize_tokens
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.generation.weights import WeightCopier
-from routerl_jax.models.lora import LoraConfig, apply_lora
+from routerl_jax.models.lora import LoraConfig, apply_lora, merged, quantized
 from routerl_jax.models.projection import MODULES
 from routerl_jax.parallel.mesh import make_mesh
 from tests import seeing, tiny
@@ -64,28 +64,15 @@ def assert_same(a, b, atol=0.0):
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=atol)
 
 
-def rounded(weight, axis):
-    """A matrix as int8 and back, with a scale for each entry of all axes but `axis`: the largest entry is 127.5 steps."""
-    scale = np.abs(weight).max(axis=axis, keepdims=True) / 127.5
-    return np.clip(np.round(weight / scale), -128, 127) * scale
-
-
-def with_rounded_matrices(model):
-    """The model, with matrices as the engine's are: one scale per output channel, of `o` per head and output channel."""
-    for name, inputs in MODULES.items():
-        matrix = getattr(model.blocks, name)
-        matrix.set_value(jnp.asarray(rounded(np.asarray(matrix.get_value()), axis=inputs)))
-    return model
-
-
 def test_codes_are_steps_of_the_largest_entry_and_scores_take_the_scales() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 5, 3, 8)).astype(np.float32) * rng.uniform(0.1, 2, (2, 5, 3, 1)).astype(np.float32)
     found = quantize_tokens(jnp.asarray(x))
     assert found.codes.dtype == jnp.int8
-    np.testing.assert_allclose(found.scale, np.abs(x).max(-1, keepdims=True) / 127.5, rtol=1e-6)
+    np.testing.assert_allclose(found.scale, np.abs(x).max(-1, keepdims=True) / 127, rtol=1e-6)
     values = np.asarray(found.codes * found.scale)
-    np.testing.assert_allclose(values, rounded(x, -1), rtol=1e-5, atol=1e-6)
+    assert (np.abs(values - x) <= np.asarray(found.scale) * 0.5001).all()
+    assert not np.asarray(quantize_tokens(jnp.zeros((1, 4))).codes).any()
     major = jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), found)
     q, mask = jnp.asarray(rng.normal(size=(2, 4, 6, 8)).astype(np.float32)), jnp.ones((1, 4, 5), bool)
     held = jnp.asarray(values.swapaxes(1, 2))
@@ -96,7 +83,7 @@ def test_codes_are_steps_of_the_largest_entry_and_scores_take_the_scales() -> No
 
 
 def test_int8_weights_are_those_of_the_rounded_model_on_any_mesh_and_follow_updates() -> None:
-    """1e-4: float32 sums in another order."""
+    """1e-4: float32 sums in another order. A code is at most half a step off; the largest entry of a channel is 127.5 steps."""
     grid = make_mesh({"data": 1, "fsdp": 2, "tensor": 2}, jax.devices()[:4])
     made = engine(policy(mesh=grid, layout=LEARNER), layout="tensor", weight_qtype="int8")
     assert {leaf.dtype.name for leaf in jax.tree.leaves(made._calls.params)} == {"int8", "float32"}
@@ -104,21 +91,25 @@ def test_int8_weights_are_those_of_the_rounded_model_on_any_mesh_and_follow_upda
     for seed in (0, 1):
         given = policy(mesh=grid, layout=LEARNER, seed=seed)
         made.update(nnx.state(given), version=seed)
-        plain = engine(with_rounded_matrices(policy(seed=seed)))
-        assert_same(converse(made), converse(plain), atol=1e-4)
+        floating = policy(seed=seed)
+        held = merged(quantized(floating, "int8"))
+        assert_same(converse(made), converse(engine(held)), atol=1e-4)
+        for name, inputs in MODULES.items():
+            exact, near = (np.asarray(getattr(one.blocks, name).get_value()) for one in (floating, held))
+            assert (np.abs(near - exact) <= 0.5001 * np.abs(exact).max(axis=inputs, keepdims=True) / 127.5).all()
 
 
 def test_greedy_turns_are_the_learners_up_to_a_small_gap() -> None:
     """2e-2 nats: int8 rounds by up to 1/255 of the largest entry. A float engine's gap here is below 1e-5."""
-    model = policy(layers=2)
-    made = engine(model, layout="replicated", weight_qtype="int8", cache_qtype="int8")
-    plain, quantized = converse(engine(model), GREEDY), converse(made, GREEDY)
-    assert_same(plain, quantized, atol=2e-2)
-    gap = [
-        np.abs(sequence.logprobs[1:] - reference.logprobs(model, sequence.tokens))[sequence.loss_mask[1:]]
-        for sequence in quantized
-    ]
-    assert 1e-4 < np.concatenate(gap).mean() < 1e-2
+    model = policy()
+    gap = []
+    for sequence in converse(engine(model, layout="replicated", weight_qtype="int8", cache_qtype="int8"), GREEDY):
+        sampled = sequence.loss_mask[1:]
+        gap.append(np.abs(sequence.logprobs[1:] - reference.logprobs(model, sequence.tokens))[sampled])
+        for i in np.flatnonzero(sampled):
+            assert reference.scores(model, sequence.tokens[: i + 1]).argmax() == sequence.tokens[i + 1]
+    assert np.concatenate(gap).max() < 2e-2
+    assert np.concatenate(gap).mean() > 1e-5
 
 
 def test_bytes_that_are_held() -> None:
@@ -164,6 +155,7 @@ def test_suspended_turns_go_on_as_if_they_had_not_been() -> None:
     assert_same(*finals, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_pictures_are_seen() -> None:
     """2e-2 as for text. Without its picture the same conversation is far from that."""
     model = seeing.model()
