@@ -49,12 +49,10 @@ class WeightCopier:
 
     def __call__(self, params: nnx.State) -> nnx.State:
         """The engine's weights; the same arrays if their layout and dtype fit."""
-        if not self._layout:
-            return params
-        target = self.abstract(params)
-        if self._fits(params, target):
+        if self._fits(params):
             return params
         if self._copy is None:
+            target = self.abstract(params)
             same = _same_devices(params, target)
             self._copy = self._jit_copy(target) if same else self._to_other_devices(params, target)
         return self._copy(params)
@@ -64,14 +62,11 @@ class WeightCopier:
 
         It runs on the learner's devices, also if its results are then sent to others.
         """
-        if not self._layout:
+        if self._fits(params):
             return None
         target = self.abstract(params)
-        if self._fits(params, target):
-            return None
-        return self._jit_copy(target if _same_devices(params, target) else _where_they_are(params, target)).lower(
-            params
-        )
+        made = target if _same_devices(params, target) else _where_they_are(params, target)
+        return self._jit_copy(made).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""
@@ -89,11 +84,11 @@ class WeightCopier:
     def _quantized(self, params: nnx.State) -> nnx.State:
         return nnx.state(quantized(nnx.merge(self._learnt, params), self._qtype)) if self._qtype else params
 
-    def _fits(self, params: nnx.State, target: nnx.State) -> bool:
+    def _fits(self, params: nnx.State) -> bool:
         """Whether the learner's weights are what the engine needs."""
-        if self._qtype:
-            return False
-        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)
+        if self._qtype or not self._layout:
+            return not self._layout
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self.abstract(params)), strict=True)
         return all(
             leaf.dtype == want.dtype and leaf.sharding.is_equivalent_to(want.sharding, leaf.ndim)
             for leaf, want in pairs
