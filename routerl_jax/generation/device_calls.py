@@ -81,7 +81,8 @@ class DeviceCalls:
         self._mesh, self._dtype, self._max_length = mesh, model.compute_dtype, max_length
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
         self._kind = cache_kind(model.config, mesh, self._dtype, cache, cache_qtype)
-        self._config, self._cache_qtype = model.config, cache_qtype
+        self._config = model.config
+        self._cache_qtype: Qtype = cache_qtype
         work = Work(config=model.config)
         self._weights_in_tokens = work.decode_bytes(1, 0) / work.key_bytes(1)
         self._place = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)

@@ -96,11 +96,11 @@ class _Extension:
         if window is not None:
             seen_new = seen_new & (self._distance_new < window)
             seen_cached = seen_cached & (self._distance_cached < window)
-        k, v = self._cache.held(k), self._cache.held(v)
-        blocks: list[Block] = [(_heads_first(k), _heads_first(v), seen_new)]
+        new = self._cache.held(k), self._cache.held(v)
+        blocks: list[Block] = [(*_heads_first(new), seen_new)]
         if layer is not None:
             blocks.append((*layer, seen_cached))
-        return blockwise_attention(q, blocks), (k, v)
+        return blockwise_attention(q, blocks), new
 
     def finish(self, caches: tuple[Any, Any]) -> SegmentCache:
         offsets = jnp.arange(self._steps)
@@ -138,8 +138,8 @@ class _Segment:
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
             put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=self._span + step, axis=2)
-            new = tuple(_heads_first(self._cache.held(x)) for x in (k, v))
-            keys, values = jax.tree.map(put, layer, new)
+            new = self._cache.held(k), self._cache.held(v)
+            keys, values = jax.tree.map(put, layer, _heads_first(new))
             mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
