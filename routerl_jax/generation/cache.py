@@ -15,6 +15,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 
@@ -73,8 +74,15 @@ class KVCache(Protocol):
     """Keys and values of all rows, a pytree."""
 
     @classmethod
-    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
-        """Shapes and shardings of a cache that holds `rows` conversations of `length` tokens per shard."""
+    def abstract(
+        cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
+    ) -> Self:
+        """Shapes and shardings of a cache that holds `rows` conversations of `length` tokens per shard.
+
+        Args:
+          dtype: dtype of keys and values, or of their scales if they are quantised.
+          qtype: quantises them (quantized.py).
+        """
         ...
 
     @property

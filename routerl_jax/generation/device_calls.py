@@ -19,6 +19,7 @@ from routerl_jax.generation.images import EncodedImages, gather, in_batches, pen
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.programs import DecodeInputs, DecodeOutputs, jit_programs
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import (
     Placement,
     RowTable,
@@ -50,7 +51,7 @@ class DeviceCalls:
       mesh: the devices.
       table: hands out the cache's rows; every stream of a call holds one.
       max_length: most tokens of one row.
-      layout, cache, routes, drafts: see Engine.
+      layout, cache, routes, drafts, weight_qtype, cache_qtype: see Engine.
 
     Attributes:
       params: the weights; None before the first `load`, and while the engine rests.
@@ -69,6 +70,8 @@ class DeviceCalls:
         cache: CacheKind,
         routes: bool,
         drafts: int,
+        weight_qtype: Qtype,
+        cache_qtype: Qtype,
     ) -> None:
         if routes and model.config.experts is None:
             raise ValueError(
@@ -78,11 +81,12 @@ class DeviceCalls:
         self._routes, self._drafts = routes, drafts
         self._mesh, self._dtype, self._max_length = mesh, model.compute_dtype, max_length
         self._vision = model.vl_config.vision if isinstance(model, VisionLanguageModel) else None
-        self._kind, self._config = cache_kind(model.config, mesh, self._dtype, cache), model.config
-        self._graph, _ = nnx.split(model)
+        self._kind = cache_kind(model.config, mesh, self._dtype, cache, cache_qtype)
+        self._config = model.config
+        self._cache_qtype: Qtype = cache_qtype
         work = Work(config=model.config)
         self._weights_in_tokens = work.decode_bytes(1, 0) / work.key_bytes(1)
-        self._place = WeightCopier(mesh, layout, self._dtype)
+        self._place = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)
         self._compiled_before = 0
         self.params: nnx.State | None = None
         self.cache: KVCache | None = None
@@ -105,8 +109,10 @@ class DeviceCalls:
         self._decode_spans = (longest,) if any_span else self._fork_spans
         self._extend_spans = (longest,) if any_span else (0, *ladder(min(512, longest), longest, 4))
         # drafts are written before it is known how many of them are kept
-        abstract = self._kind.abstract(self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype)
-        self._programs = jit_programs(self._graph, mesh, abstract)
+        abstract = self._kind.abstract(
+            self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype
+        )
+        self._programs = jit_programs(self._place.graph, mesh, abstract)
         self._allocate = allocator(abstract)
 
     def load(self, params: nnx.State) -> None:

@@ -20,6 +20,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.device_calls import DeviceCalls
 from routerl_jax.generation.outputs import record
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, MOST_TOP, Sampling
 from routerl_jax.generation.stops import StopTables
@@ -56,10 +57,13 @@ class Engine:
       drafts: tokens that a decode step copies from the conversation as a guess of the next ones. It keeps those that the policy
         samples (drafts.py).
       cache: `paged` (pages.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
+      weight_qtype: int8 quantises the copy's matrices (weights.py); it needs a layout. Empty: no weight is quantised.
+      cache_qtype: int8 quantises keys and values (quantized.py), in a `segment` cache. Empty: in the compute dtype.
 
     Raises:
       ValueError: nothing could be generated with these sizes, `drafts` are too many, max_length exceeds the model's context,
-        there is no tokenizer, the layout or cache is unknown, or `routes` of a model without experts.
+        there is no tokenizer, the layout, cache or type is unknown or they do not go together, or `routes` of a model without
+        experts.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Engine:
         cache: CacheKind = "auto",
         routes: bool = False,
         drafts: int = 0,
+        weight_qtype: Qtype = "",
+        cache_qtype: Qtype = "",
     ) -> None:
         check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction, drafts=drafts)
         if max_length > model.config.max_length:
@@ -104,7 +110,16 @@ class Engine:
         self._table = RowTable(shards, -(-rows // shards))
         self.drafts = drafts
         self._calls = DeviceCalls(
-            model, self.mesh, self._table, max_length, layout=layout, cache=cache, routes=routes, drafts=drafts
+            model,
+            self.mesh,
+            self._table,
+            max_length,
+            layout=layout,
+            cache=cache,
+            routes=routes,
+            drafts=drafts,
+            weight_qtype=weight_qtype,
+            cache_qtype=cache_qtype,
         )
         _, params = nnx.split(model)
         self._load(params)

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from routerl_jax.generation import programs
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import most_rows, prefill_rows
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
@@ -45,13 +46,16 @@ def lower_programs(
     prompt_tokens: int = FED_TOKENS,
     truncate: bool = False,
     drafts: int = 0,
+    weight_qtype: Qtype = "",
+    cache_qtype: Qtype = "",
 ) -> dict[str, jax.stages.Lowered]:
     """Lowers the programs of an `Engine` with these settings under full load: every row is full and decoding.
 
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may consist of the devices of a topology (jax.experimental.topologies), which need not exist.
-      rows, max_length, segment, layout, drafts: see Engine. Without a layout, the model's shapes must have shardings.
+      rows, max_length, segment, layout, drafts, weight_qtype, cache_qtype: see Engine. Without a layout, the model's shapes
+        must have shardings.
       prompt_rows: rows of a shard that one prefill call feeds, at most all of them; None: as many as the engine feeds with this
         number of tokens.
       prompt_tokens: tokens per row in one prefill call, at most max_length.
@@ -62,19 +66,19 @@ def lower_programs(
       text, memory and cost.
     """
     config, dtype = model.config, model.compute_dtype
-    graph, params = nnx.split(model)
+    copier, params = WeightCopier(model, mesh, layout, dtype, weight_qtype), nnx.state(model)
     if layout:
-        params = WeightCopier(mesh, layout, dtype).abstract(params)
+        params = copier.abstract(params)
     shards = batch_shards(mesh)
     per_shard = -(-rows // shards)
-    kind = cache_kind(config, mesh, dtype)
-    stored = kind.abstract(config, mesh, shards, per_shard, max_length + drafts, dtype)
+    kind = cache_kind(config, mesh, dtype, qtype=cache_qtype)
+    stored = kind.abstract(config, mesh, shards, per_shard, max_length + drafts, dtype, cache_qtype)
     unsplit = replicated(mesh)
 
     def host(shape: tuple[int, ...], dtype: Any = jnp.int32, sharding: NamedSharding = unsplit) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    jitted = programs.jit_programs(graph, mesh, stored)
+    jitted = programs.jit_programs(copier.graph, mesh, stored)
     steps = fed_tokens(max_length, prompt_tokens)
     some = (shards, fed_rows(mesh, per_shard, steps) if prompt_rows is None else min(prompt_rows, per_shard))
     fed = (*some, steps)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.cache import heads_axis
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -47,7 +48,10 @@ class PagedCache:
     mesh: Mesh
 
     @classmethod
-    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
+    def abstract(
+        cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
+    ) -> Self:
+        assert not qtype, "unsupported"
         page = page_length(length)
         # Narrower heads are padded with zeros, which change no score. On TPUs this costs no memory, because an array's last
         # dimension always takes whole lanes.
@@ -57,8 +61,10 @@ class PagedCache:
         return cls(pages=pages, config=config, mesh=mesh)
 
     @staticmethod
-    def unsupported(config: DecoderConfig, mesh: Mesh, dtype: Any) -> str | None:
+    def unsupported(config: DecoderConfig, mesh: Mesh, dtype: Any, qtype: Qtype = "") -> str | None:
         """Why the kernel does not support this model on this mesh; None if it does."""
+        if qtype:
+            return f"it has no scale per token, which a cache of {qtype} needs"
         shards = 1 if heads_axis(config, mesh) is None else mesh.shape["tensor"]
         try:
             get_min_heads_per_blk(

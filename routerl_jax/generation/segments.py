@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from typing import Any, Self
 
 import jax
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.generation.attention import blockwise_attention
+from routerl_jax.generation.attention import Block, blockwise_attention
 from routerl_jax.generation.cache import heads_axis
+from routerl_jax.generation.quantized import Codes, Qtype, quantize_tokens
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -23,24 +25,33 @@ from routerl_jax.parallel.mesh import BATCH_AXES
 class SegmentCache:
     """One array per layer, so that decoding never copies a stack. See cache.KVCache."""
 
-    k: tuple[Float[Array, "D R T K H"], ...]
-    v: tuple[Float[Array, "D R T K H"], ...]
+    k: tuple[Float[Array, "D R T K H"] | Codes, ...]
+    v: tuple[Float[Array, "D R T K H"] | Codes, ...]
     config: DecoderConfig
 
     @classmethod
-    def abstract(cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any) -> Self:
-        shape = (shards, rows, length, config.kv_heads, config.head_dim)
-        spec = PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh))
-        layer: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+    def abstract(
+        cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
+    ) -> Self:
+        home = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh)))
+
+        def held(width: int, dtype: Any) -> Any:
+            return jax.ShapeDtypeStruct((shards, rows, length, config.kv_heads, width), dtype, sharding=home)
+
+        layer = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
         return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config)
 
     @property
     def rows(self) -> int:
-        return self.k[0].shape[1]
+        return jax.tree.leaves(self.k)[0].shape[1]
 
     @property
     def length(self) -> int:
-        return self.k[0].shape[2]
+        return jax.tree.leaves(self.k)[0].shape[2]
+
+    def held(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"] | Codes:
+        """New keys or values in the form in which the cache holds them."""
+        return quantize_tokens(x) if isinstance(self.k[0], Codes) else x
 
     def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
         return _Extension(self, rows, starts, counts, steps, span)
@@ -70,7 +81,8 @@ class _Extension:
         self._seen_cached = (jnp.arange(span) < flat[:, None])[:, None]
         cached = None
         if span:
-            cached = tuple(jnp.stack([_read(layer, rows, span) for layer in layers]) for layers in (cache.k, cache.v))
+            read = [[_read(layer, rows, span) for layer in layers] for layers in (cache.k, cache.v)]
+            cached = tuple(jax.tree.map(lambda *layers: jnp.stack(layers), *layers) for layers in read)
         self.caches = cached
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
@@ -84,19 +96,20 @@ class _Extension:
         if window is not None:
             seen_new = seen_new & (self._distance_new < window)
             seen_cached = seen_cached & (self._distance_cached < window)
-        blocks = [(k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3), seen_new)]
+        new = self._cache.held(k), self._cache.held(v)
+        blocks: list[Block] = [(*_heads_first(new), seen_new)]
         if layer is not None:
             blocks.append((*layer, seen_cached))
-        return blockwise_attention(q, blocks), (k, v)
+        return blockwise_attention(q, blocks), new
 
-    def finish(self, caches: tuple[Array, Array]) -> SegmentCache:
+    def finish(self, caches: tuple[Any, Any]) -> SegmentCache:
         offsets = jnp.arange(self._steps)
         positions = self._starts[..., None] + offsets
         where = jnp.where(offsets < self._counts[..., None], positions, self._cache.length)
 
-        def store(old: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
-            shape = (*where.shape, *new.shape[-2:])
-            return tuple(_write(layer, self._rows, where, each.reshape(shape)) for layer, each in zip(old, new))
+        def store(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
+            layers = (jax.tree.map(operator.itemgetter(i), new) for i in range(len(old)))
+            return tuple(_write(layer, self._rows, where, each) for layer, each in zip(old, layers))
 
         cache = self._cache
         return dataclasses.replace(cache, k=store(cache.k, caches[0]), v=store(cache.v, caches[1]))
@@ -111,7 +124,8 @@ class _Segment:
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
         room = ((0, 0), (0, 0), (0, steps), (0, 0))
-        self.state = [tuple(jnp.pad(_read(x, rows, span), room) for x in layer) for layer in zip(cache.k, cache.v)]
+        read = [tuple(_read(x, rows, span) for x in layer) for layer in zip(cache.k, cache.v)]
+        self.state = jax.tree.map(lambda leaf: jnp.pad(leaf, room), read)
 
     def caches(self, state: list[Any]) -> list[Any]:
         return state
@@ -124,14 +138,15 @@ class _Segment:
             taken = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
             visible = jnp.where(new, indices - self._span <= taken, indices < flat)
             distance = jnp.where(new, self._span, flat) + taken - indices
-            keys, values = (self._put(held, x.transpose(0, 2, 1, 3), counts) for held, x in zip(layer, (k, v)))
+            fresh = _heads_first((self._cache.held(k), self._cache.held(v)))
+            keys, values = jax.tree.map(functools.partial(self._put, counts), layer, fresh)
             mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
         return attend
 
     def _put(
-        self, held: Float[Array, "B K P H"], new: Float[Array, "B K S H"], counts: Int[Array, "*B"]
+        self, counts: Int[Array, "*B"], held: Float[Array, "B K P H"], new: Float[Array, "B K S H"]
     ) -> Float[Array, "B K P H"]:
         if not counts.ndim:  # what is behind the last token of a row that is not alive is never read
             return jax.lax.dynamic_update_slice_in_dim(held, new, self._span + counts, axis=2)
@@ -141,25 +156,36 @@ class _Segment:
         offsets = jnp.arange(self._steps)
         where = jnp.where(offsets < counts[..., None], self._starts[..., None] + offsets, self._cache.length)
 
-        def store(old: tuple[Array, ...], which: int) -> tuple[Array, ...]:
-            new = [pair[which][:, :, self._span :].transpose(0, 2, 1, 3) for pair in state]
-            return tuple(
-                _write(layer, self._rows, where, each.reshape(*where.shape, *each.shape[2:]))
-                for layer, each in zip(old, new)
-            )
+        def store(old: tuple[Any, ...], which: int) -> tuple[Any, ...]:
+            new = (_heads_first(jax.tree.map(lambda leaf: leaf[:, :, self._span :], pair[which])) for pair in state)
+            return tuple(_write(layer, self._rows, where, each) for layer, each in zip(old, new))
 
         cache = self._cache
         return dataclasses.replace(cache, k=store(cache.k, 0), v=store(cache.v, 1))
 
 
-def _read(layer: Array, rows: Array, span: int) -> Array:
-    """Cached entries of some rows, [D, A, P, K, H] -> [B, K, P, H]."""
-    entries = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(layer, rows)
-    return entries.reshape(-1, *entries.shape[2:]).transpose(0, 2, 1, 3)
+def _heads_first(x: Any) -> Any:
+    """[B, S, K, ...] -> [B, K, S, ...], and back, of an array or of codes and scales."""
+    return jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), x)
 
 
-def _write(layer: Array, rows: Array, positions: Array, values: Array) -> Array:
-    """Writes values [D, A, S, K, H] at (row, position). Values at out-of-range rows or positions are dropped."""
-    return jax.vmap(lambda shard, row, position, value: shard.at[row[:, None], position].set(value, mode="drop"))(
-        layer, rows, positions, values
-    )
+def _read(layer: Any, rows: Array, span: int) -> Any:
+    """Cached entries of some rows, [D, A, P, K, H] -> [B, K, P, H], of an array or of codes and scales."""
+
+    def one(leaf: Array) -> Array:
+        entries = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(leaf, rows)
+        return entries.reshape(-1, *entries.shape[2:])
+
+    return _heads_first(jax.tree.map(one, layer))
+
+
+def _write(layer: Any, rows: Array, positions: Array, values: Any) -> Any:
+    """Writes values [B, S, K, H] at (row, position), [D, A, S]. Values at out-of-range rows or positions are dropped."""
+
+    def one(leaf: Array, new: Array) -> Array:
+        new = new.reshape(*positions.shape, *new.shape[2:])
+        return jax.vmap(lambda shard, row, position, value: shard.at[row[:, None], position].set(value, mode="drop"))(
+            leaf, rows, positions, new
+        )
+
+    return jax.tree.map(one, layer, values)

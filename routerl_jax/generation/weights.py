@@ -7,9 +7,10 @@ from typing import Any, cast
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.lora import quantized
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.sharding import shardings
 
@@ -18,28 +19,42 @@ class WeightCopier:
     """Makes the engine's weights from the learner's with one jitted program, or passes them on if they fit already.
 
     Decoding reads every weight for each token. With a layout that shards weights over `fsdp`, every step would gather all of
-    them. With float32 weights for computations in bfloat16, it would read twice the bytes.
+    them. With float32 weights for computations in bfloat16, it would read twice the bytes of bfloat16, and with int8 half.
 
     Args:
+      model: the learner's, or its shapes; only its structure is kept.
       mesh: the engine's devices: those of the learner's weights, or all others than those.
       layout: one of parallel.sharding.LAYOUTS; empty: the learner's weights are used unchanged.
       dtype: dtype of the copy's parameters.
+      qtype: quantises the blocks' matrices of the copy (models.lora.quantized); empty: nothing is quantised.
+
+    Attributes:
+      graph: the structure of the engine's model.
+
+    Raises:
+      ValueError: a type without a layout.
     """
 
-    def __init__(self, mesh: Mesh, layout: str, dtype: Any) -> None:
-        self._mesh, self._layout, self._dtype = mesh, layout, jax.numpy.dtype(dtype)
+    def __init__(self, model: Decoder, mesh: Mesh, layout: str, dtype: Any, qtype: str = "") -> None:
+        if qtype and not layout:
+            raise ValueError(
+                f"weight_qtype={qtype!r} is of a copy of the weights, and without a layout there is none: give layout"
+            )
+        self._mesh, self._layout, self._dtype, self._qtype = mesh, layout, jax.numpy.dtype(dtype), qtype
+        self._learnt, params = nnx.split(model)
+        self.graph = self._learnt
+        if qtype:
+            self.graph = nnx.graphdef(nnx.eval_shape(lambda p: quantized(nnx.merge(self._learnt, p), qtype), params))
         self._copy: Any = None
 
     def __call__(self, params: nnx.State) -> nnx.State:
         """The engine's weights; the same arrays if their layout and dtype fit."""
-        if not self._layout:
-            return params
-        target = self.abstract(params)
-        targets = jax.tree.leaves(target)
-        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), targets, strict=True)):
+        if self._fits(params):
             return params
         if self._copy is None:
-            self._copy = _jit_copy(target) if _same_devices(params, target) else _to_other_devices(params, target)
+            target = self.abstract(params)
+            same = _same_devices(params, target)
+            self._copy = self._jit_copy(target) if same else self._to_other_devices(params, target)
         return self._copy(params)
 
     def lower(self, params: nnx.State) -> jax.stages.Lowered | None:
@@ -47,12 +62,11 @@ class WeightCopier:
 
         It runs on the learner's devices, also if its results are then sent to others.
         """
-        if not self._layout:
+        if self._fits(params):
             return None
         target = self.abstract(params)
-        if all(_fits(leaf, want) for leaf, want in zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)):
-            return None
-        return _jit_copy(target if _same_devices(params, target) else _where_they_are(params, target)).lower(params)
+        made = target if _same_devices(params, target) else _where_they_are(params, target)
+        return self._jit_copy(made).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""
@@ -63,37 +77,56 @@ class WeightCopier:
             dtype = self._dtype if learnt else value.dtype
             return variable.replace(jax.ShapeDtypeStruct(value.shape, dtype, sharding=sharding.get_value()))
 
-        placed = shardings(params, self._mesh, self._layout)
-        return jax.tree.map(one, params, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+        shapes = jax.eval_shape(self._quantized, params) if self._qtype else params
+        placed = shardings(shapes, self._mesh, self._layout)
+        return jax.tree.map(one, shapes, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
+    def _quantized(self, params: nnx.State) -> nnx.State:
+        return nnx.state(quantized(nnx.merge(self._learnt, params), self._qtype)) if self._qtype else params
 
-def _jit_copy(target: nnx.State) -> Any:
-    dtypes = [want.dtype for want in jax.tree.leaves(target)]
+    def _fits(self, params: nnx.State) -> bool:
+        """Whether the learner's weights are what the engine needs."""
+        if self._qtype or not self._layout:
+            return not self._layout
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self.abstract(params)), strict=True)
+        return all(
+            leaf.dtype == want.dtype and leaf.sharding.is_equivalent_to(want.sharding, leaf.ndim)
+            for leaf, want in pairs
+        )
 
-    def copy(params: nnx.State) -> nnx.State:
-        leaves, tree = jax.tree.flatten(params)
-        return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
+    def _jit_copy(self, target: nnx.State) -> Any:
+        dtypes = [want.dtype for want in jax.tree.leaves(target)]
 
-    return jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
+        def copy(params: nnx.State) -> nnx.State:
+            leaves, tree = jax.tree.flatten(self._quantized(params))
+            return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
+
+        return jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
+
+    def _to_other_devices(self, params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
+        """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
+        convert = self._jit_copy(_where_they_are(params, target))
+        places = jax.tree.map(lambda want: want.sharding, target)
+        return lambda given: jax.device_put(convert(given), places)
 
 
 def _same_devices(params: nnx.State, target: nnx.State) -> bool:
     """Whether arrays lie on the devices of their targets, so that a program can re-lay them."""
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)
-    return all(leaf.sharding.device_set == want.sharding.device_set for leaf, want in pairs)
-
-
-def _to_other_devices(params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
-    """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
-    convert, places = _jit_copy(_where_they_are(params, target)), jax.tree.map(lambda want: want.sharding, target)
-    return lambda given: jax.device_put(convert(given), places)
+    home = jax.tree.leaves(target)[0].sharding.device_set
+    return all(leaf.sharding.device_set == home for leaf in jax.tree.leaves(params))
 
 
 def _where_they_are(params: nnx.State, target: nnx.State) -> nnx.State:
-    """The dtypes of `target` with the shardings of `params`."""
-    return jax.tree.map(
-        lambda leaf, want: jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=leaf.sharding), params, target
-    )
+    """The dtypes of `target` with the shardings of `params`; scales that `params` lacks are on all of its devices."""
+    homes = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(params)}
+    some = next(iter(homes.values()))
+    whole = NamedSharding(some.mesh, PartitionSpec()) if isinstance(some, NamedSharding) else some
+    placed = []
+    for path, variable in nnx.to_flat_state(target):
+        want = variable.get_value()
+        shape = jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=homes.get(path, whole))
+        placed.append((path, variable.replace(shape)))
+    return nnx.from_flat_state(placed)
 
 
 def mesh_of(model: Decoder) -> Mesh:
@@ -102,7 +135,3 @@ def mesh_of(model: Decoder) -> Mesh:
         if isinstance(leaf, jax.Array) and isinstance(leaf.sharding, NamedSharding):
             return cast(Mesh, leaf.sharding.mesh)
     return single_device_mesh()
-
-
-def _fits(leaf: jax.Array, want: jax.ShapeDtypeStruct) -> bool:
-    return leaf.dtype == want.dtype and leaf.sharding.is_equivalent_to(want.sharding, leaf.ndim)

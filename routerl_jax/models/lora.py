@@ -189,6 +189,22 @@ def merged(model: M, dtype: Any = None) -> M:
     return plain
 
 
+def quantized(model: M, qtype: str) -> M:
+    """The model with its blocks' matrices quantised, one scale per output channel (`o`: per head and output channel).
+
+    Matrices that are quantised already stay as they are, and so do adapters and all other parameters, which are shared with
+    `model`. It may be called inside jit, or with a model of shapes.
+
+    Args:
+      qtype: one of projection.QTYPES.
+    """
+    other: Any = nnx.merge(*nnx.split(model))
+    for name in _modules(other):
+        if not hasattr(other.blocks, f"{name}_scale"):
+            _quantize(other, name, qtype, tile=0)
+    return other
+
+
 def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
     """`merged` for the whole state of a model. One jitted program changes only the matrices with an adapter.
 

@@ -17,7 +17,13 @@ from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log
 from routerl_jax.training.profiler import profiled_steps
-from routerl_jax.training.rollout_checks import Checks, ahead_checks, partial_checks, refill_checks
+from routerl_jax.training.rollout_checks import (
+    Checks,
+    ahead_checks,
+    partial_checks,
+    quantized_checks,
+    refill_checks,
+)
 from routerl_jax.training.sections import (
     CalibrationConfig,
     CheckpointConfig,
@@ -245,6 +251,7 @@ class TrainConfig:
             *refill_checks(self.rollout, self.learner, self.data),
             *ahead_checks(self.rollout, self.learner, self.mesh),
             *partial_checks(self.rollout, self.learner, self.checkpoint),
+            *quantized_checks(self.engine, self.learner),
             (
                 any(stage.start == 0 and not stage.after for stage in self.stages.values()),
                 "config.stages: no stage starts at step 0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import LearnerConfig
-from routerl_jax.training.sections import CheckpointConfig, DataConfig, MeshConfig, RolloutConfig
+from routerl_jax.training.sections import CheckpointConfig, DataConfig, EngineConfig, MeshConfig, RolloutConfig
 
 Checks = list[tuple[bool, str]]  # whether all is fine, and the error if not
 
@@ -68,6 +68,20 @@ def partial_checks(rollout: RolloutConfig, learner: LearnerConfig, checkpoint: C
         ),
         (_corrects(learner), f"{start} {_UNCORRECTED}"),
     ]
+
+
+def quantized_checks(engine: EngineConfig, learner: LearnerConfig) -> Checks:
+    """Whether the learner corrects for an engine that computes with int8 (config.engine.weight_qtype, cache_qtype)."""
+    types = [f"{name}={value!r}" for name in ("weight_qtype", "cache_qtype") if (value := getattr(engine, name))]
+    if not types:
+        return []
+    start = (
+        f"config.engine.{' and '.join(types)}: the sampler's probabilities are not the learner's. Set config.learner."
+    )
+    if learner.loss.ratio == "sequence":  # goes with no importance_cap
+        masked = bool(learner.mask_sequence_ratio or learner.mask_mean_ratio)
+        return [(masked, f"{start}mask_mean_ratio, e.g. 1.05: with loss.ratio='sequence' it corrects")]
+    return [(learner.importance_cap > 0, f"{start}importance_cap, e.g. 2, which corrects for it token by token")]
 
 
 _UNCORRECTED = (

@@ -159,7 +159,10 @@ def _hint(found: Estimate, name: str, useful: float | None) -> str:
         return _network_hint(found, name)
     if found.bound == "memory":
         if name == "decode":
-            return "weights and cache are read for each token: more engine.rows share the weights, shorter rows have less cache"
+            return (
+                "weights and cache are read for each token: more engine.rows share the weights, shorter rows have less "
+                "cache, engine.weight_qtype='int8' has smaller weights"
+            )
         if name in _MOVES:
             return "weights are rewritten once an update"
         if name not in _LEARNS:

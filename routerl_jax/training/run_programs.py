@@ -195,7 +195,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
             lowered=merge, mesh=home, resident=learner.moments + held(_unmerged(model)), moves_weights=True
         )
     given = nnx.state(served)
-    copier = WeightCopier(mesh, layout, model.compute_dtype)
+    copier = WeightCopier(served, mesh, layout, model.compute_dtype, engine.weight_qtype)
     copy = copier.lower(given)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
@@ -209,13 +209,22 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
         layout=layout,
         drafts=engine.drafts,
         truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in learner.stages),
+        weight_qtype=engine.weight_qtype,
+        cache_qtype=engine.cache_qtype,
     )
     own = copy is not None or merge is not None
     shards = batch_shards(mesh)
     per_shard = -(-engine.rows // shards)
+    kind = cache_kind(model.config, mesh, model.compute_dtype, qtype=engine.cache_qtype)
     cache = held(
-        cache_kind(model.config, mesh, model.compute_dtype).abstract(
-            model.config, mesh, shards, per_shard, engine.max_length + engine.drafts, model.compute_dtype
+        kind.abstract(
+            model.config,
+            mesh,
+            shards,
+            per_shard,
+            engine.max_length + engine.drafts,
+            model.compute_dtype,
+            engine.cache_qtype,
         )
     )
     # weights that the engine shares are its arguments

@@ -21,6 +21,7 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
@@ -83,6 +84,10 @@ class EngineConfig:
     layout: Layout | Literal[""] = ""
     # with an adapter: merge it into the weights after every update, or apply it beside them
     lora: Literal["merged", "adapter"] = "merged"
+    # int8: the matrices of the engine's copy of the weights are quantised; training needs learner.importance_cap with it
+    weight_qtype: Qtype = ""
+    # int8: keys and values are quantised, with a scale per token and head; the same holds
+    cache_qtype: Qtype = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

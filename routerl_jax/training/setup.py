@@ -106,7 +106,8 @@ def engine_mesh(config: MeshConfig, mesh: Mesh, devices: Sequence[Any] | None = 
 
 def engine_layout(config: TrainConfig) -> str:
     """The layout of the engine's weights; "": those of the learner are used as they are."""
-    return config.engine.layout or (config.mesh.layout if config.mesh.engine else "")
+    own = config.mesh.engine or config.engine.weight_qtype
+    return config.engine.layout or (config.mesh.layout if own else "")
 
 
 def build_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
@@ -329,7 +330,9 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
         segment=config.engine.segment,
         leave_fraction=config.engine.leave_fraction,
         seed=config.seed,
-        layout=engine_layout(config) if mesh is not None else config.engine.layout,
+        layout=engine_layout(config) if mesh is not None or config.engine.weight_qtype else config.engine.layout,
         routes=config.learner.replay_routing,
         drafts=config.engine.drafts,
+        weight_qtype=config.engine.weight_qtype,
+        cache_qtype=config.engine.cache_qtype,
     )

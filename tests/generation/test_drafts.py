@@ -4,8 +4,10 @@ import jax
 import numpy as np
 import pytest
 
+from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.drafts import lookup
 from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.parallel.mesh import make_mesh
@@ -58,15 +60,16 @@ def conversations(engine: Engine, sampling: Sampling, **asked) -> list:
     return [stream.ledger.sequence() for stream in streams]
 
 
-@pytest.mark.parametrize("kind", ["segment", "paged"])
-def test_turns_are_the_same_in_fewer_steps(kind: str, interpreted: None) -> None:
+@pytest.mark.parametrize(("kind", "qtype"), [("segment", ""), ("segment", "int8"), ("paged", "")])
+def test_turns_are_the_same_in_fewer_steps(kind: CacheKind, qtype: Qtype, interpreted: None) -> None:
     """Tokens and log-probabilities, with a windowed layer, rows and heads over four devices, and rows that are lost."""
     windows = {"model_type": "qwen2", "qkv_bias": True, "window": 5, "windowed": (True, False)}
     grid = make_mesh({"data": 1, "fsdp": 2, "tensor": 2}, jax.devices()[:4])
     model = tiny.model(mesh=grid, layout="tensor", **windows)
     made, engines = [], []
     for drafts in (0, 3):
-        engines.append(Engine(model, rows=4, max_length=192, segment=6, leave_fraction=0, cache=kind, drafts=drafts))
+        settings = {"cache": kind, "cache_qtype": qtype, "drafts": drafts}
+        engines.append(Engine(model, rows=4, max_length=192, segment=6, leave_fraction=0, **settings))
         made.append(conversations(engines[-1], COLD))
     plain, drafted = engines
     assert plain.stats.decode_passes == plain.stats.decoded_tokens == drafted.stats.decoded_tokens == 2 * 5 * 21

@@ -338,6 +338,18 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
             {"learner": schema.LearnerConfig(length_buckets=(128, 256))},
             "config.learner.length_buckets=(128, 256) end below config.engine.max_length=512: add a bucket",
         ),
+        (
+            {"engine": schema.EngineConfig(weight_qtype="int8", cache_qtype="int8")},
+            "config.engine.weight_qtype='int8' and cache_qtype='int8': the sampler's probabilities are not the learner's. Set "
+            "config.learner.importance_cap",
+        ),
+        (
+            {
+                "engine": schema.EngineConfig(cache_qtype="int8"),
+                "learner": schema.LearnerConfig(aggregation="sequence", loss=LossConfig(ratio="sequence")),
+            },
+            "Set config.learner.mask_mean_ratio",
+        ),
     ],
 )
 def test_mistakes_are_named(changes, message) -> None:
