@@ -59,8 +59,8 @@ class Segment(Protocol):
         """Attention of a step that reads one token or more of each row.
 
         Args:
-          counts: new tokens that have been kept of each row before, or one number for all rows that are alive. What is stored of
-            tokens that are not kept is overwritten by the next step.
+          counts: new tokens that have been kept of each row before, or one number for all rows that are alive. What is stored
+            of tokens that are not kept is overwritten by the next step.
           alive: nothing is stored for other rows.
         """
         ...
