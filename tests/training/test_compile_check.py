@@ -147,6 +147,25 @@ def test_the_other_programs(report: Report) -> None:
     assert reference.resident_gib * 2**30 == pytest.approx(parameters() * 3 * 4 / 4, rel=0.02)
 
 
+def test_int8_weights_of_the_engine(report: Report) -> None:
+    """Decoding holds a byte less of every entry of the blocks' matrices, and float32 scales of the learner's dtype more; it
+    also moves less, so no matrix is expanded in memory."""
+    config = small_policy()
+    config = dataclasses.replace(
+        config,
+        engine=dataclasses.replace(config.engine, weight_qtype="int8"),
+        learner=dataclasses.replace(config.learner, importance_cap=2.0),
+    )
+    whole, small = report.programs["decode"], check(config, SLICE, ["decode"]).programs["decode"]
+    embed, mlp, heads, kv, width = (ARCHITECTURE[key] for key in ("embed", "mlp", "heads", "kv_heads", "head_dim"))
+    scales = 4 * 2 * ((heads + 2 * kv) * width + heads * embed + 2 * mlp + embed) / 2
+    saved = (whole.arguments_gib - small.arguments_gib) * 2**30
+    assert saved == pytest.approx(matrices() - scales, rel=0.02)
+    assert small.temporaries_gib < whole.temporaries_gib + 0.1 * saved / 2**30
+    assert small.roofline.hbm_bytes < whole.roofline.hbm_bytes - 2 * saved  # type: ignore[union-attr]
+    assert small.kernels == whole.kernels
+
+
 def test_an_engine_with_devices_of_its_own(report: Report) -> None:
     """Its chips hold its weights and its cache, and nothing of the learner's. The learner's chips make the weights."""
     config = small_policy(layout="")
