@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ pytest.importorskip("aiohttp", reason="HTTP clients need the extra `web`")
 def test_a_session_that_nobody_closed_is_kept_until_it_is() -> None:
     """aiohttp logs an error for an open session that is collected."""
 
-    async def opened() -> weakref.ref:
+    async def opened() -> Any:
         return weakref.ref(open_session())
 
     first = shared_loop().run(opened())
