@@ -15,6 +15,12 @@ The first part reads the files of the run:
 In the second part the policy answers the first --limit test questions again: with every search sent to one mode, with other
 numbers of passages per search, and with other retrievers (an encoder's name replaces all others; `bm25` searches passages by
 words). Writes analysis.json and analysis.png.
+
+    python -m launch.analyze --workdir=runs/vrag_rl_small --figures=vrag_rl.figure4,vrag_rl.figure5
+
+draws figures of a paper alone instead, each as NAME.png (launch.evaluate --report=help lists them). --workdir may be the
+directory of a comparison (launch.evaluate), too. For vrag_rl.figure3 a run's policy answers the first --limit questions as
+vanilla RAG with --top_k pages at once.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from routerl_jax.parallel.platform import split_cpu, tune_process
 if __name__ == "__main__":
     tune_process()
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -41,6 +48,7 @@ FLAGS = flags.FLAGS
 
 def define_flags() -> None:
     flags.DEFINE_string("workdir", None, "Directory of a finished run of launch.train.", required=True)
+    flags.DEFINE_list("figures", [], "Only these figures of papers, such as vrag_rl.figure4; of a comparison, too.")
     flags.DEFINE_bool("single_modes", True, "Try the policy with each mode alone, where it has several.")
     flags.DEFINE_list("top_k", ["1", "2", "3", "5"], "Passages per search to try; empty: none.")
     flags.DEFINE_list("retrievers", [], "Encoders, or bm25, to try in the place of the run's.")
@@ -55,6 +63,9 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials
 
+    if FLAGS.figures:
+        _draw()
+        return
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
     config = load_config(workdir)
@@ -85,6 +96,43 @@ def main(_: Sequence[str]) -> None:
     sections = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")}
     _print(sections | analysis["workflows"])
     print(f"numbers: {output / 'analysis.json'}   figures: {output / 'analysis.png'}")
+
+
+def _draw() -> None:
+    """Draws figures of papers, each alone."""
+    from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
+    from routerl_jax.comparison.papers.figure import drawing
+    from routerl_jax.comparison.papers.measured import TEST, read_measured
+    from routerl_jax.core.config import naming
+    from routerl_jax.evaluation.figures import save_figure
+
+    with naming("--figures"):
+        drawings = {name: drawing(name) for name in FLAGS.figures}
+    workdir, ks = pathlib.Path(FLAGS.workdir), [_number(k) for k in FLAGS.top_k if k]
+    output = pathlib.Path(FLAGS.output or workdir / "analysis")
+    check_writable("--output" if FLAGS.output else "--workdir", output)
+    for name, figure in drawings.items():
+        with naming(name):
+            measured = read_measured(workdir, figure.recipe, figure.methods)
+        output.mkdir(parents=True, exist_ok=True)
+        if figure.tries and TEST in measured.benchmarks:
+            tried = _pages_at_once(workdir, ks)
+            (output / f"{name}.json").write_text(json.dumps(tried, indent=2) + "\n")
+            measured = dataclasses.replace(measured, at_once={TEST: tried})
+        save_figure(figure.draw(measured), output / f"{name}.png")
+        print(f"{name}: {output / f'{name}.png'}")
+
+
+def _pages_at_once(workdir: pathlib.Path, ks: Sequence[int]) -> dict[int, Any]:
+    """A run's policy as vanilla RAG, by number of pages at once."""
+    from routerl_jax.training import run_files
+    from routerl_jax.training.load import load_config
+    from routerl_jax.training.trials import Trials
+
+    config = load_config(workdir)
+    split_cpu(config.mesh.cpu_devices)
+    trained = run_files.policy_records(config, workdir)[run_files.TRAINED]
+    return Trials(config, workdir, trained, FLAGS.limit).pages_at_once(ks)
 
 
 def _print(sections: Mapping[str, Mapping[str, Any]]) -> None:

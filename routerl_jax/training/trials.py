@@ -10,14 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.analysis import behaviour
 from routerl_jax.evaluation.benchmark import score
+from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.paired import Record
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.generation.engine import Engine
 from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.knowledge.graph.build import TRIPLES
 from routerl_jax.knowledge.store import Manifest, nested
+from routerl_jax.recipes.vrag_rl.agents import VanillaRAG
+from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.knowledge import cache_place, kb_place
 from routerl_jax.training.load import load_policy
@@ -71,6 +75,30 @@ class Trials:
         """Other numbers of passages per search."""
         return {str(k): self._with_k(k) for k in sorted(set(ks))}
 
+    def pages_at_once(self, counts: Sequence[int]) -> dict[int, Any]:
+        """VRAG-RL's vanilla RAG with other numbers of pages (arXiv 2505.22019, figure 3).
+
+        Returns:
+          By number of pages `evaluation.metrics.summarize`; and `sufficient`, its entries about EM on the questions whose gold
+          pages are all shown (absent if there are none).
+
+        Raises:
+          ValueError: the run's agent is not VRAG-RL's.
+        """
+        usual = self._agent.vanilla_rag(tuple(self._config.knowledge)).get("vanilla_rag")
+        if not isinstance(usual, VanillaRAG):
+            raise ValueError(f"a run of {self._config.recipe} has no pages to show at once")
+        tried = {}
+        for count in sorted(set(counts)):
+            agent = dataclasses.replace(usual, pages=count, max_turns=1, k=max(usual.k, count))
+            row, episodes = self._scored(agent, self._tools, f"{count} pages")
+            whole = [one for one in episodes if (shown := retrieval(one)) is not None and shown.recall() == 1]
+            if whole:
+                found = summarize(whole, self._config.evaluation.normalizer)
+                row["sufficient"] = {key: found[key] for key in ("em", "em_interval", "n")}
+            tried[count] = row
+        return tried
+
     def retrievers(self, names: Sequence[str]) -> dict[str, Any]:
         """Other retrievers: see `with_retriever`."""
         configs = {name: with_retriever(self._config, name) for name in names}  # mistakes show before anything is tried
@@ -86,11 +114,12 @@ class Trials:
         return self._behaviour(self._agent.with_passages(k), self._tools, f"k = {k}")
 
     def _behaviour(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
+        _, episodes = self._scored(agent, tools, said)
+        return behaviour([episode_record(episode) for episode in episodes], self._config.evaluation.normalizer)
+
+    def _scored(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> tuple[dict[str, Any], list[Episode]]:
         normalizer, timeout = self._config.evaluation.normalizer, self._config.rollout.tool_timeout
-        _, episodes = score(
-            agent, self._questions, self._engine, tools, normalizer, tool_timeout=timeout, progress=said
-        )
-        return behaviour([episode_record(episode) for episode in episodes], normalizer)
+        return score(agent, self._questions, self._engine, tools, normalizer, tool_timeout=timeout, progress=said)
 
     @functools.cached_property
     def _usual_row(self) -> dict[str, Any]:

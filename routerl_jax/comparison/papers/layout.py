@@ -45,7 +45,7 @@ def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, 
     rows = [
         [_label(directory, _policies([row], compared)), _said(method, agent, name), *cells]
         for directory, compared in comparisons.items()
-        for name, row in _ours(agent, compared).items()
+        for name, row in agent_rows(agent, compared).items()
         if any(cells := [_value(name, column, compared) for column in table.columns])
     ]
     blank = [_label("", _policies(_all_rows(comparisons[""]).values(), comparisons[""])), method]
@@ -65,8 +65,9 @@ def _all_rows(results: Results) -> dict[str, Any]:
     return {name: row for benchmark in results["benchmarks"].values() for name, row in benchmark["rows"].items()}
 
 
-def _ours(agent: str, results: Results) -> dict[str, Any]:
-    """Our rows for a method. A row that config.rows names stands only where it is named."""
+def agent_rows(agent: str, results: Results) -> dict[str, Any]:
+    """Our rows for the agent of a method, by name, of some benchmark. A row that config.rows names stands only where it is
+    named."""
     rows, assigned = _all_rows(results), results["card"].get("rows", {})
     if name := named(agent, assigned).rstrip("/"):
         return {name: rows[name]} if name in rows else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers.figure import EVALUATE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import ANALYZE, EVALUATE, PAPER_FIGURES, Drawing, PaperFigure
 from routerl_jax.comparison.papers.table import PAPER_TABLES, Column, PaperTable, Row, Setting
+from routerl_jax.comparison.papers.vrag_rl_figures import FIGURES, METHODS
 
 _PAPER = "2505.22019"
 _BENCHMARKS = ("slidevqa", "vidoseek", "mmlongbench_doc")
@@ -118,22 +119,34 @@ _table(
     "The paper names neither model nor benchmarks of its averages: here they are means over the three benchmarks.",
 )
 
-_PAGES = f"{EVALUATE} --agents=RUN,vrag_rl:vanilla_rag,vrag_rl:react --benchmarks={','.join(_BENCHMARKS)}"
+_COMPARED = f"of a comparison, too ({EVALUATE} --agents=RUN,vrag_rl:vanilla_rag,vrag_rl:react)"
 _FIGURES = {
     3: (
         "accuracy by the length of the context",
-        f"{EVALUATE} --agents=vrag_rl:vanilla_rag --config.k=10 --config.searches=N",
-        "report.html, accuracy and tokens read; for each N, the pages that are shown, into an --output of its own",
+        "--figures=vrag_rl.figure3 --top_k=1,2,4,8",
+        "analysis/vrag_rl.figure3.png, and .json; vanilla RAG answers --limit questions with so many pages at once. Of "
+        "comparisons, one for each number of pages (config.settings, vrag_rl, max_searches), joined by config.compare_with",
     ),
-    4: (
-        "recall of gold pages",
-        _PAGES,
-        "report.html, How they worked, gold passages found; results.json, recall and ndcg",
+    4: ("recall of gold pages", "--figures=vrag_rl.figure4", f"analysis/vrag_rl.figure4.png; {_COMPARED}"),
+    5: (
+        "accuracy on MMLongBench by source, relative to the best method",
+        "--figures=vrag_rl.figure5",
+        f"analysis/vrag_rl.figure5.png, beside table 1's numbers; {_COMPARED}",
     ),
-    5: ("accuracy on MMLongBench by source", _PAGES, "results.json, by.source_type; or --report=vrag_rl.table1"),
-    6: ("latency of generation", _PAGES, "report.html, Cost of a question, seconds (of all that ran side by side)"),
+    6: (
+        "latency of generation",
+        "--figures=vrag_rl.figure6",
+        f"analysis/vrag_rl.figure6.png; {_COMPARED}: only comparisons have seconds",
+    ),
 }
-for _number, (_shows, _command, _where) in _FIGURES.items():
+for _number, (_shows, _flags, _where) in _FIGURES.items():
     PAPER_FIGURES.register(f"vrag_rl.figure{_number}")(
-        PaperFigure(title=f"VRAG-RL, Figure {_number}", paper=_PAPER, shows=_shows, command=_command, where=_where)
+        PaperFigure(
+            title=f"VRAG-RL, Figure {_number}",
+            paper=_PAPER,
+            shows=_shows,
+            command=f"{ANALYZE} {_flags}",
+            where=_where,
+            drawing=Drawing(recipe="vrag_rl", methods=METHODS, draw=FIGURES[_number], tries=_number == 3),
+        )
     )

@@ -1,0 +1,232 @@
+"""Draws VRAG-RL's figures 3 to 6 (Wang et al., arXiv 2505.22019) from what a run or a comparison has measured.
+
+The text at hand has captions and what the paper reads in the figures, not the pictures. The layout follows that.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from routerl_jax.comparison.papers.measured import TEST, Measured, Method, Row
+from routerl_jax.comparison.papers.table import PAPER_TABLES, PaperTable
+from routerl_jax.evaluation.figures import COLORS, color_of, legend, new_figure, panels_of
+from routerl_jax.evaluation.report import heading
+
+METHODS = (
+    Method("Vanilla RAG", "vrag_rl:vanilla_rag"),
+    Method("ReAct", "vrag_rl:react"),
+    Method("Search-R1-VL", "row:search_r1_vl", {"looks": False}),
+    Method("VRAG-RL", "recipe:vrag_rl"),
+)
+_KINDS = ("source_type", "type")  # of questions: MMLongBench's, else any
+_RETRIEVAL = {"recall_at_first": "first search", "recall": "all searches", "ndcg": "NDCG, all searches"}
+_ACTIONS = {"searches_per_question": ("searches", COLORS[0]), "crops_per_question": ("closer looks", COLORS[2])}
+_WIDTH, _HEIGHT = 5.0, 3.9  # inches of a panel
+
+
+def context_length(measured: Measured) -> Any:
+    """Figure 3: accuracy of vanilla RAG by the number of pages that it is shown at once. Dashed: the share of gold pages among
+    them, and accuracy where all gold pages are."""
+    names = list(measured.at_once) or list(measured.benchmarks)
+    figure, axes = _panels(measured, len(names))
+    for axis, name in zip(axes, names):
+        rows = measured.at_once.get(name, {})
+        if len(rows) < 2:
+            _missing(axis, name, measured.missing.get("at_once", "other numbers of pages were not tried"))
+            continue
+        pages = list(rows)
+        metric, found = measured.metric, list(rows.values())
+        values = [row[metric] for row in found]
+        axis.errorbar(pages, values, yerr=_errors(found, metric), fmt="o-", color=COLORS[0], capsize=3, label="all")
+        if whole := {count: row["sufficient"] for count, row in rows.items() if row.get("sufficient")}:
+            axis.plot(
+                list(whole),
+                [row[metric] for row in whole.values()],
+                "D-",
+                color=COLORS[2],
+                label="questions with all gold pages shown",
+            )
+        if all("recall" in row for row in found):
+            axis.plot(pages, [row["recall"] for row in found], "s--", color=COLORS[5], label="gold pages shown")
+        axis.set_xticks(pages, [_context(count, row) for count, row in rows.items()])
+        axis.set(title=_count(name, found), xlabel=_context_unit(found), ylabel=heading(metric)[:-2], ylim=(0, 1.05))
+        legend(axis, loc="best")
+    return figure
+
+
+def retrieval(measured: Measured) -> Any:
+    """Figure 4: gold pages that each method's searches showed: recall of the first search, of all, and NDCG."""
+    figure, axes = _panels(measured, len(measured.benchmarks))
+    for axis, (name, rows) in zip(axes, measured.benchmarks.items()):
+        known = {method: row for method, row in rows.items() if all(key in row for key in _RETRIEVAL)}
+        if not known:
+            _missing(axis, name, "no gold pages of these questions are known")
+            continue
+        groups = {said: {method: row[key] for method, row in known.items()} for key, said in _RETRIEVAL.items()}
+        _bars(axis, groups)
+        axis.set(title=_count(name, known.values()), ylabel="recall and NDCG of gold pages", ylim=(0, 1.12))
+    return figure
+
+
+def by_kind(measured: Measured) -> Any:
+    """Figure 5: accuracy by kind of question, each divided by the best method's. The paper's panels are table 1's numbers of
+    MMLongBench by source; kinds of other questions can't be compared with them."""
+    table = PAPER_TABLES.get("vrag_rl.table1")
+    groups = list(dict.fromkeys(row.group for row in table.rows))
+    figure = new_figure((_WIDTH * (1 + len(groups)), 4.9))
+    axes = figure.subplots(1, 1 + len(groups), subplot_kw={"projection": "polar"})
+    name, found = _kinds(measured)
+    if len(found) < 3:
+        _missing(axes[0], name, "there are not three kinds of questions (source_type or type of their metadata)")
+    else:
+        _radar(axes[0], found, f"{name}: {heading(measured.metric)[:-2]}")
+    for axis, group in zip(axes[1:], groups):
+        _radar(axis, _published(table, group), f"The paper, {group}: MMLongBench")
+    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
+    _say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.about}")
+    return figure
+
+
+def latency(measured: Measured) -> Any:
+    """Figure 6: seconds of a question, and the searches and closer looks that they were spent on."""
+    figure, axes = _panels(measured, 2 * len(measured.benchmarks))
+    for i, (name, rows) in enumerate(measured.benchmarks.items()):
+        timed, actions = axes[2 * i : 2 * i + 2]
+        seconds = {method: row["cost"]["seconds"] for method, row in rows.items() if "cost" in row}
+        if seconds:
+            _bars(timed, {"": seconds}, "{:.3g}")
+            timed.set(title=_count(name, rows.values()), ylabel="seconds of a question", xticks=[])
+        else:
+            _missing(timed, f"{name}: seconds", measured.missing.get("seconds", "seconds were not measured"))
+        names = [textwrap.fill(method, 14, break_long_words=False) for method in rows]
+        below = [0.0] * len(names)
+        for key, (said, color) in _ACTIONS.items():
+            values = [row.get(key, 0.0) for row in rows.values()]
+            bars = actions.bar(names, values, bottom=below, width=0.6, color=color, label=said)
+            labels = [f"{value:.2f}" if value >= 0.1 else "" for value in values]
+            actions.bar_label(bars, labels, label_type="center", fontsize=8, color="white")
+            below = [first + second for first, second in zip(below, values)]
+        actions.tick_params(axis="x", labelsize=8)
+        actions.grid(visible=False, axis="x")
+        actions.set_axisbelow(True)
+        actions.set(title=_count(name, rows.values()), ylabel="per question", ylim=(0, 1.25 * max(*below, 0.1)))
+        legend(actions, loc="upper left", ncols=2)
+    return figure
+
+
+FIGURES: Mapping[int, Callable[[Measured], Any]] = {3: context_length, 4: retrieval, 5: by_kind, 6: latency}
+
+
+def _panels(measured: Measured, count: int) -> tuple[Any, list[Any]]:
+    figure = new_figure((max(_WIDTH * count, 6.4), _HEIGHT))
+    axes = panels_of(figure, 1, count)
+    _say(figure, measured.about)
+    return figure, axes
+
+
+def _say(figure: Any, text: str) -> None:
+    if text:
+        figure.suptitle(textwrap.fill(text, int(13 * figure.get_figwidth())), fontsize=9, color="#555555")
+
+
+def _missing(axis: Any, title: str, why: str) -> None:
+    """A blank panel that says why."""
+    axis.set_axis_off()
+    axis.set_title(title)
+    text = textwrap.fill(f"not measured: {why}", 40)
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color="#555555")
+
+
+def _count(name: str, rows: Any) -> str:
+    counts = sorted({row["n"] for row in rows})
+    return f"{name} ({', '.join(map(str, counts))})"
+
+
+def _errors(rows: Sequence[Row], metric: str) -> list[list[float]]:
+    ends = [(row[metric], *row[f"{metric}_interval"]) for row in rows]
+    return [[max(mean - low, 0) for mean, low, _ in ends], [max(high - mean, 0) for mean, _, high in ends]]
+
+
+def _context(pages: int, row: Row) -> str:
+    tokens = row["cost"]["read"] if "cost" in row else row.get("image_tokens_per_question")
+    return str(pages) if tokens is None else f"{pages}\n{tokens:,.0f}"
+
+
+def _context_unit(rows: Sequence[Row]) -> str:
+    read = all("cost" in row for row in rows)
+    return f"pages shown at once, and {'tokens read' if read else 'image tokens'} of a question"
+
+
+def _bars(axis: Any, groups: Mapping[str, Mapping[str, float]], said: str = "{:.2f}") -> None:
+    """For each group, a bar per method."""
+    methods = list(dict.fromkeys(method for values in groups.values() for method in values))
+    width, colors = 0.8 / len(methods), _colors(methods)
+    for i, method in enumerate(methods):
+        places = [number - 0.4 + (i + 0.5) * width for number in range(len(groups))]
+        values = [group[method] for group in groups.values()]
+        bars = axis.bar(places, values, width, color=colors[method], label=method)
+        axis.bar_label(bars, [said.format(value) for value in values], fontsize=7)
+    axis.set_xticks(range(len(groups)), list(groups))
+    axis.margins(y=0.12)
+    axis.grid(visible=False, axis="x")
+    axis.set_axisbelow(True)
+    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+
+
+def _colors(labels: Iterable[str]) -> dict[str, str]:
+    """A method has the same colour in all figures, and further rows of a method have colours of their own."""
+    colors: dict[str, str] = {}
+    further = len(METHODS)
+    for label in labels:
+        index = [method.name for method in METHODS].index(label.partition(",")[0])
+        if color_of(index) in colors.values():
+            index, further = further, further + 1
+        colors[label] = color_of(index)
+    return colors
+
+
+def _kinds(measured: Measured) -> tuple[str, dict[str, dict[str, float]]]:
+    """The benchmark whose kinds of questions are shown, and accuracies by kind and method: MMLongBench if it is there."""
+    for key in _KINDS:
+        for name, rows in measured.benchmarks.items():
+            groups = [row.get("by", {}).get(key, {}) for row in rows.values()]
+            kinds = [kind for kind in groups[0] if all(measured.metric in group.get(kind, {}) for group in groups)]
+            if kinds:
+                return name, {
+                    kind: {method: rows[method]["by"][key][kind][measured.metric] for method in rows} for kind in kinds
+                }
+    return next(iter(measured.benchmarks), TEST), {}
+
+
+def _published(table: PaperTable, group: str) -> dict[str, dict[str, float]]:
+    """The table's accuracies of the methods by source, as shares."""
+    rows = {row.method.partition(": ")[2]: row for row in table.rows if row.group == group and row.method[0] == "V"}
+    numbers = {method: row.published for method, row in rows.items()}
+    return {
+        column.group[1]: {method: (values[i] or 0.0) / 100 for method, values in numbers.items()}
+        for i, column in enumerate(table.columns)
+        if column.group and column.group[0] == "source_type"
+    }
+
+
+def _radar(axis: Any, kinds: Mapping[str, Mapping[str, float]], title: str) -> None:
+    """A spoke for each kind, a polygon for each method."""
+    angles = [2 * math.pi * i / len(kinds) for i in range(len(kinds))]
+    best = {kind: max(values.values()) for kind, values in kinds.items()}
+    for method, color in _colors(next(iter(kinds.values()))).items():
+        shares = [values[method] / best[kind] if best[kind] else 0.0 for kind, values in kinds.items()]
+        closed, around = [*shares, shares[0]], [*angles, angles[0]]
+        axis.plot(around, closed, "o-", markersize=3, color=color, label=method)
+        axis.fill(around, closed, color=color, alpha=0.08)
+    axis.set_theta_zero_location("N")
+    axis.set_xticks(angles, [f"{kind.replace('_', ' ')}\n({100 * best[kind]:.0f})" for kind in kinds])
+    axis.set_yticks([0.25, 0.5, 0.75, 1.0], ["25 %", "50 %", "75 %", "100 %"], fontsize=7, color="#777777")
+    axis.set_ylim(0, 1.04)
+    axis.tick_params(axis="x", pad=8)
+    axis.spines["polar"].set_alpha(0.3)
+    axis.grid(alpha=0.3)
+    axis.set_title(title, pad=14)
