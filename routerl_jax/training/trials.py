@@ -80,7 +80,8 @@ class Trials:
 
         Returns:
           By number of pages `evaluation.metrics.summarize`; and `sufficient`, its entries about EM on the questions whose gold
-          pages are all shown (absent if there are none).
+          pages are all shown with the smallest number already (absent if there are none). These are the same questions with
+          every number.
 
         Raises:
           ValueError: the run's agent is not VRAG-RL's.
@@ -88,12 +89,13 @@ class Trials:
         usual = self._agent.vanilla_rag(tuple(self._config.knowledge)).get("vanilla_rag")
         if not isinstance(usual, VanillaRAG):
             raise ValueError(f"a run of {self._config.recipe} has no pages to show at once")
-        tried = {}
+        tried: dict[int, Any] = {}
+        known: set[str] = set()  # questions whose gold pages are shown with the smallest number
         for count in sorted(set(counts)):
             agent = dataclasses.replace(usual, pages=count, max_turns=1, k=max(usual.k, count))
             row, episodes = self._scored(agent, self._tools, f"{count} pages")
-            whole = [one for one in episodes if (shown := retrieval(one)) is not None and shown.recall() == 1]
-            if whole:
+            known = known if tried else {str(one.example.id) for one in episodes if _found_all(one)}
+            if whole := [one for one in episodes if str(one.example.id) in known]:
                 found = summarize(whole, self._config.evaluation.normalizer)
                 row["sufficient"] = {key: found[key] for key in ("em", "em_interval", "n")}
             tried[count] = row
@@ -132,6 +134,12 @@ class Trials:
     @functools.cached_property
     def _tools(self) -> dict[str, SearchTool]:
         return open_knowledge(self._config, self._workdir)
+
+
+def _found_all(episode: Episode) -> bool:
+    """Whether searches showed all gold pages, and some are known."""
+    shown = retrieval(episode)
+    return shown is not None and shown.recall() == 1
 
 
 def with_retriever(config: TrainConfig, name: str) -> TrainConfig:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.comparison.papers.layout import agent_rows
@@ -16,6 +17,7 @@ from routerl_jax.training.load import load_config
 
 Row = Mapping[str, Any]  # an agent's metrics on a benchmark: evaluation.metrics.summarize, of a comparison with `cost`
 TEST = "The run's test questions"
+_TRAINED = "Baselines have the trained policy's weights."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Measured:
         return JUDGE if rows and all(JUDGE in row for row in rows) else "em"
 
 
-def read_measured(directory: pathlib.Path, recipe: str, methods: Iterable[Method]) -> Measured:
+def read_measured(directory: pathlib.Path, recipe: str, methods: Sequence[Method]) -> Measured:
     """The rows of methods in the directory of a run (launch.train) or of a comparison (launch.evaluate).
 
     Args:
@@ -82,7 +84,7 @@ def read_measured(directory: pathlib.Path, recipe: str, methods: Iterable[Method
     return measured
 
 
-def of_run(results: Mapping[str, Any], config: TrainConfig, methods: Iterable[Method]) -> Measured:
+def of_run(results: Mapping[str, Any], config: TrainConfig, methods: Sequence[Method]) -> Measured:
     """The rows of a run, of its baselines, and of its controls with the settings of a method."""
     agents, names = results["agents"], config.evaluation.names
     rows: dict[str, Row] = {}
@@ -90,64 +92,80 @@ def of_run(results: Mapping[str, Any], config: TrainConfig, methods: Iterable[Me
         if method.agent.startswith(RECIPE):
             found = ["trained"]
         elif method.settings:
-            found = [name for name, control in config.controls.items() if _has(control.agent, method.settings)]
+            found = [
+                name
+                for name, control in config.controls.items()
+                if method.settings.items() <= control.agent.get("settings", {}).items()
+            ]
         else:
             found = [method.agent.partition(":")[2]]
-        labels = [name for name in (names.get(one, one) for one in found) if name in agents]
-        rows |= {_label(method.name, name, len(labels)): agents[name] for name in labels}
+        labels = _labels(method, [name for name in (names.get(one, one) for one in found) if name in agents])
+        rows |= {label: agents[name] for name, label in labels.items()}
     return Measured(
         benchmarks={TEST: rows},
-        about="Baselines have the trained policy's weights; Search-R1-VL is each control without closer looks.",
+        about=_TRAINED,
         missing={"seconds": "a run does not time its questions; a comparison does (launch.evaluate --agents=RUN,..)"},
     )
 
 
-def of_comparison(results: Mapping[str, Any], recipe: str, methods: Iterable[Method]) -> Measured:
+def of_comparison(results: Mapping[str, Any], recipe: str, methods: Sequence[Method]) -> Measured:
     """The rows of a comparison. A method that it lacks is taken from those in config.compare_with."""
-    comparisons = {"": results, **results.get("beside", {})}
+    comparisons = [results, *results.get("beside", {}).values()]
     benchmarks: dict[str, dict[str, Row]] = {}
-    for method in methods:
-        for place, compared in comparisons.items():
-            found = _agents(method, recipe, compared)
-            for benchmark, result in compared["benchmarks"].items():
-                rows = {name: result["rows"][name] for name in found if name in result["rows"]}
-                of_method = benchmarks.setdefault(benchmark, {})
-                if place and any(key.startswith(method.name) for key in of_method):
-                    continue
-                of_method |= {_label(method.name, name, len(rows)): row for name, row in rows.items()}
     at_once: dict[str, dict[int, Row]] = {}
-    for compared in comparisons.values():
+    routed = False
+    for method in methods:
+        lacking = {name for compared in comparisons for name in compared["benchmarks"]}
+        for compared in comparisons:
+            found = _agents(method, recipe, methods, compared)
+            for benchmark in [name for name in compared["benchmarks"] if name in lacking]:
+                here = compared["benchmarks"][benchmark]["rows"]
+                labels = _labels(method, [name for name in found if name in here])
+                benchmarks.setdefault(benchmark, {}).update({label: here[name] for name, label in labels.items()})
+                lacking -= {benchmark} if labels else set()
+                routed |= any(here[name]["policy"].startswith("run-") for name in labels if ":" in name)
+    for compared in comparisons:
         for benchmark, result in compared["benchmarks"].items():
-            pages = {_pages(row): row for row in result["rows"].values() if _is(row, recipe, "vanilla_rag")}
-            at_once.setdefault(benchmark, {}).update(pages)
+            pages = {_pages(row): row for row in result["rows"].values() if _routing(row, recipe) == "vanilla_rag"}
+            at_once[benchmark] = pages | at_once.get(benchmark, {})
     return Measured(
         benchmarks={name: rows for name, rows in benchmarks.items() if rows},
         at_once={name: dict(sorted(rows.items())) for name, rows in at_once.items() if rows},
+        about=_TRAINED if routed else "",
         missing={"at_once": "vanilla RAG with several numbers of pages, each a comparison (config.compare_with)"},
     )
 
 
-def _has(agent: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    return settings.items() <= agent.get("settings", {}).items()
+def _labels(method: Method, names: Sequence[str]) -> dict[str, str]:
+    """A label for each of our rows of a method: the method, and if there are several, which row it is."""
+    if len(names) < 2:
+        return dict.fromkeys(names, method.name)
+    short = [name.rstrip("/").rpartition("/")[2] for name in names]
+    unique = len(set(short)) == len(short)
+    return {name: f"{method.name}, {last if unique else name}" for name, last in zip(names, short)}
 
 
-def _label(method: str, name: str, count: int) -> str:
-    """The method, with the name of our row if several rows are this method."""
-    return method if count < 2 else f"{method}, {name}"
-
-
-def _agents(method: Method, recipe: str, results: Mapping[str, Any]) -> list[str]:
-    """Names of a method's rows. A trained policy as a baseline stands in for the prompted one."""
-    if found := agent_rows(method.agent, results):
-        return list(found)
-    routing = method.agent.partition(":")[2]
+def _agents(method: Method, recipe: str, methods: Sequence[Method], results: Mapping[str, Any]) -> list[str]:
+    """Names of a method's rows: those of the paper's table, else rows of the recipe with the method's settings or routing. So a
+    trained policy as a baseline stands in for the prompted one."""
     rows = {name: row for result in results["benchmarks"].values() for name, row in result["rows"].items()}
-    return [name for name, row in rows.items() if _is(row, recipe, routing)]
+    found = list(agent_rows(method.agent, results))
+    if method.agent.startswith(RECIPE):
+        others = [one.settings for one in methods if one.settings]
+        return [name for name in found if not any(map(functools.partial(_set, rows[name]), others))]
+    routing = "" if method.settings else method.agent.partition(":")[2]
+    same = [name for name, row in rows.items() if _routing(row, recipe) == routing and _set(row, method.settings)]
+    return found or same
 
 
-def _is(row: Row, recipe: str, routing: str) -> bool:
-    """Whether a row of a comparison is this baseline of this recipe."""
-    return row["agent"].get("recipe") == recipe and row["agent"].get("routing") == routing
+def _routing(row: Row, recipe: str) -> str | None:
+    """The routing of a row of a comparison, "" if it has none; None if it is of another agent."""
+    about = row["agent"]
+    return about.get("routing", "") if about.get("recipe") == recipe else None
+
+
+def _set(row: Row, settings: Mapping[str, Any]) -> bool:
+    return settings.items() <= {key: value for key, value in row["agent"]["fields"].items() if key in settings}.items()
 
 
 def _pages(row: Row) -> int:

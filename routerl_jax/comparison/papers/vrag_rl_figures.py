@@ -28,10 +28,10 @@ _WIDTH, _HEIGHT = 5.0, 3.9  # inches of a panel
 
 
 def context_length(measured: Measured) -> Any:
-    """Figure 3: accuracy of vanilla RAG by the number of pages that it is shown at once. Dashed: the share of gold pages among
-    them, and accuracy where all gold pages are."""
+    """Figure 3: accuracy of vanilla RAG by the number of pages that it is shown at once, of all questions and of those whose
+    gold pages are always shown ("when the information is sufficient"). Dashed: the share of gold pages that are shown."""
     names = list(measured.at_once) or list(measured.benchmarks)
-    figure, axes = _panels(measured, len(names))
+    figure, axes = _panels(len(names), "Vanilla RAG has the trained policy's weights." if TEST in names else "")
     for axis, name in zip(axes, names):
         rows = measured.at_once.get(name, {})
         if len(rows) < 2:
@@ -40,14 +40,16 @@ def context_length(measured: Measured) -> Any:
         pages = list(rows)
         metric, found = measured.metric, list(rows.values())
         values = [row[metric] for row in found]
-        axis.errorbar(pages, values, yerr=_errors(found, metric), fmt="o-", color=COLORS[0], capsize=3, label="all")
+        axis.errorbar(
+            pages, values, yerr=_errors(found, metric), fmt="o-", color=COLORS[0], capsize=3, label="all questions"
+        )
         if whole := {count: row["sufficient"] for count, row in rows.items() if row.get("sufficient")}:
             axis.plot(
                 list(whole),
                 [row[metric] for row in whole.values()],
                 "D-",
                 color=COLORS[2],
-                label="questions with all gold pages shown",
+                label=_sufficient(whole),
             )
         if all("recall" in row for row in found):
             axis.plot(pages, [row["recall"] for row in found], "s--", color=COLORS[5], label="gold pages shown")
@@ -59,7 +61,7 @@ def context_length(measured: Measured) -> Any:
 
 def retrieval(measured: Measured) -> Any:
     """Figure 4: gold pages that each method's searches showed: recall of the first search, of all, and NDCG."""
-    figure, axes = _panels(measured, len(measured.benchmarks))
+    figure, axes = _panels(len(measured.benchmarks), measured.about)
     for axis, (name, rows) in zip(axes, measured.benchmarks.items()):
         known = {method: row for method, row in rows.items() if all(key in row for key in _RETRIEVAL)}
         if not known:
@@ -84,7 +86,7 @@ def by_kind(measured: Measured) -> Any:
     else:
         _radar(axes[0], found, f"{name}: {heading(measured.metric)[:-2]}")
     for axis, group in zip(axes[1:], groups):
-        _radar(axis, _published(table, group), f"The paper, {group}: MMLongBench")
+        _radar(axis, _published(table, group), f"The paper, {group.removesuffix('-Instruct')}: MMLongBench")
     handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
     _say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.about}")
@@ -93,13 +95,14 @@ def by_kind(measured: Measured) -> Any:
 
 def latency(measured: Measured) -> Any:
     """Figure 6: seconds of a question, and the searches and closer looks that they were spent on."""
-    figure, axes = _panels(measured, 2 * len(measured.benchmarks))
+    figure, axes = _panels(2 * len(measured.benchmarks), measured.about)
     for i, (name, rows) in enumerate(measured.benchmarks.items()):
         timed, actions = axes[2 * i : 2 * i + 2]
         seconds = {method: row["cost"]["seconds"] for method, row in rows.items() if "cost" in row}
         if seconds:
             _bars(timed, {"": seconds}, "{:.3g}")
-            timed.set(title=_count(name, rows.values()), ylabel="seconds of a question", xticks=[])
+            label = "seconds of a question, shared side by side"
+            timed.set(title=_count(name, rows.values()), ylabel=label, xticks=[])
         else:
             _missing(timed, f"{name}: seconds", measured.missing.get("seconds", "seconds were not measured"))
         names = [textwrap.fill(method, 14, break_long_words=False) for method in rows]
@@ -121,10 +124,10 @@ def latency(measured: Measured) -> Any:
 FIGURES: Mapping[int, Callable[[Measured], Any]] = {3: context_length, 4: retrieval, 5: by_kind, 6: latency}
 
 
-def _panels(measured: Measured, count: int) -> tuple[Any, list[Any]]:
+def _panels(count: int, about: str) -> tuple[Any, list[Any]]:
     figure = new_figure((max(_WIDTH * count, 6.4), _HEIGHT))
     axes = panels_of(figure, 1, count)
-    _say(figure, measured.about)
+    _say(figure, about)
     return figure, axes
 
 
@@ -151,6 +154,13 @@ def _errors(rows: Sequence[Row], metric: str) -> list[list[float]]:
     return [[max(mean - low, 0) for mean, low, _ in ends], [max(high - mean, 0) for mean, _, high in ends]]
 
 
+def _sufficient(rows: Mapping[int, Row]) -> str:
+    """The questions whose gold pages are shown with any number of pages."""
+    fewest = min(rows)
+    first = "the first page is" if fewest == 1 else f"the first {fewest} pages are"
+    return f"questions of which {first} all that is needed ({rows[fewest]['n']})"
+
+
 def _context(pages: int, row: Row) -> str:
     tokens = row["cost"]["read"] if "cost" in row else row.get("image_tokens_per_question")
     return str(pages) if tokens is None else f"{pages}\n{tokens:,.0f}"
@@ -158,7 +168,7 @@ def _context(pages: int, row: Row) -> str:
 
 def _context_unit(rows: Sequence[Row]) -> str:
     read = all("cost" in row for row in rows)
-    return f"pages shown at once, and {'tokens read' if read else 'image tokens'} of a question"
+    return f"pages shown at once, at most; {'tokens read' if read else 'image tokens'} of a question"
 
 
 def _bars(axis: Any, groups: Mapping[str, Mapping[str, float]], said: str = "{:.2f}") -> None:
