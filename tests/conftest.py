@@ -15,6 +15,7 @@ os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
 )
+os.environ.pop("COLUMNS", None)  # xdist's workers have 80; tables are as wide as in a log
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the programs that tests start and start again, compile once: the smallest programs too, of which a
     # process has hundreds.

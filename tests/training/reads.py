@@ -52,7 +52,7 @@ def recorded_reads() -> Iterator[set[str]]:
     reads: set[str] = set()
 
     def getattribute(self: Any, name: str) -> Any:
-        codes = list(itertools.islice(_outward(sys._getframe(1)), 4))
+        codes = list(itertools.islice(_outward(sys._getframe(1)), 8))
         names = {code.co_name for code in codes}
         bookkeeping = codes[0].co_filename.endswith(_BOOKKEEPING) and "in_stage" not in names
         if not (bookkeeping or "__post_init__" in names or name.startswith("__")):
