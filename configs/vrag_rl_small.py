@@ -89,14 +89,14 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
 
     `:whole_page` sees every page at its full size, 81 image tokens instead of 9, and has no closer looks: a run of its own,
     with a start of its own. `:one_page` trains on questions about one page alone, with the order of pages in the reward and
-    without.
+    without. `:judge` has the verdict of config.judge in the reward, in the place of exact match, and in the tables.
 
     Raises:
       ValueError: there is no such variant.
     """
-    variants = {"": _run, "whole_page": _whole_page, "one_page": _one_page}
+    variants = {"": _run, "whole_page": _whole_page, "one_page": _one_page, "judge": _judge}
     if variant not in variants:
-        raise ValueError(f"configs/vrag_rl_small.py:{variant} is not known; the variants are whole_page and one_page")
+        raise ValueError(f"configs/vrag_rl_small.py:{variant} is not known; it may be {', '.join(variants)[2:]}")
     return to_config_dict(variants[variant]())
 
 
@@ -124,6 +124,17 @@ def _one_page() -> schema.TrainConfig:
         run,
         data=dataclasses.replace(run.data, train="configs.vrag_rl_small:one_page_questions"),
         controls={"crop_outcome": run.controls["crop_outcome"]},
+    )
+
+
+def _judge() -> schema.TrainConfig:
+    run = _run()
+    return dataclasses.replace(
+        run,
+        stages={"main": schema.StageConfig(reward=dict(reward(0.0)))},
+        controls={},
+        judge=schema.JudgeConfig(model="Qwen2.5-7B-Instruct", base_url="http://127.0.0.1:8000/v1", style="vrag"),
+        evaluation=dataclasses.replace(run.evaluation, judge=True),
     )
 
 

@@ -55,7 +55,9 @@ def test_variants() -> None:
         "coarse",
     }
     assert set(one_page.controls) == {"crop_outcome"}
-    with pytest.raises(ValueError, match="the variants are whole_page and one_page"):
+    judged = from_config_dict(schema.TrainConfig, vrag_rl_small.get_config("judge"))
+    assert judged.stages["main"].reward["judge"] == pytest.approx(7 / 9)
+    with pytest.raises(ValueError, match="two_pages is not known; it may be whole_page, one_page, judge"):
         vrag_rl_small.get_config("two_pages")
 
 
