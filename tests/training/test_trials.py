@@ -154,7 +154,7 @@ def test_the_program(small_run: pathlib.Path, tmp_path: pathlib.Path, capsys: py
     workdir = small_run / "whole"
     arguments = ("analyze", f"--workdir={workdir}", "--limit=2", f"--output={tmp_path}")
     assert not launch_here(*arguments, "--top_k=2,1", "--retrievers=bm25")
-    assert re.search(r"top_k +2 .* 2 ", capsys.readouterr().out)  # k, and the number of questions
+    assert re.search(r"top_k +1 .* 2 .*\n +2 .* 2 ", capsys.readouterr().out)  # k, and the number of questions
     analysis = json.loads((tmp_path / "analysis.json").read_text())
     assert {name: list(rows) for name, rows in analysis.items()} == {
         "policies": ["first", "trained"],
