@@ -24,13 +24,12 @@ def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) ->
     """
     size = history.shape[1]
     index = jnp.arange(size)
-    earlier = index < lengths[:, None] - 1
-    alike: Bool[Array, "B L"] = earlier
+    alike = index < lengths[:, None] - 1  # earlier places, and of these where the last tokens stand
     longest = jnp.zeros_like(history)
     for back in range(LONGEST):
         at = lengths - 1 - back
         last = jnp.take_along_axis(history, jnp.maximum(at, 0)[:, None], axis=1)
-        alike = alike & (_delayed(history, back) == last) & (index >= back) & (at >= back)[:, None]
+        alike = alike & (jnp.roll(history, back, axis=1) == last) & (index >= back) & (at >= back)[:, None]
         longest = longest + alike
     found = jnp.argmax(longest * size + index * (longest > 0), axis=1)
     place = found[:, None] + 1 + jnp.arange(count)
@@ -46,8 +45,3 @@ def put(values: Array, new: Array, columns: Int[Array, " B"], taken: Bool[Array,
         here = here.reshape(*here.shape, *(1,) * (values.ndim - 2))
         values = jnp.where(here, new[:, t, None], values)
     return values
-
-
-def _delayed(history: Int[Array, "B L"], back: int) -> Int[Array, "B L"]:
-    """In each place the token `back` places before; the first ones are meaningless."""
-    return jnp.roll(history, back, axis=1)

@@ -40,7 +40,7 @@ def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: flo
     if not 0 <= leave_fraction < 1:
         raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
     if not 0 <= drafts <= MOST_DRAFTS:
-        raise ValueError(f"drafts={drafts} must be in [0, {MOST_DRAFTS}]: later ones are hardly ever right")
+        raise ValueError(f"drafts={drafts} must be in [0, {MOST_DRAFTS}]")
 
 
 class RowTable:

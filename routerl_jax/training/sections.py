@@ -78,7 +78,7 @@ class EngineConfig:
     segment: Size = SEGMENT  # decode steps per device call
     leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
     # tokens that a decode step copies from the conversation as a guess, and samples at once where the guess is right
-    # (docs/algorithms.md). It changes nothing but the time, and pays on accelerators with up to a few hundred rows a chip
+    # (docs/algorithms.md). It changes nothing but the time. By the peaks of chips it pays with up to a few hundred rows a chip
     drafts: Annotated[int, Range(least=0, most=MOST_DRAFTS)] = 0
     # sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the engine uses the learner's arrays
     layout: Layout | Literal[""] = ""

@@ -97,11 +97,11 @@ def raw_sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
     page = _any_page(rng)
     picture = draw(page)
     high, wide = SIZE[1] // _TOKEN, SIZE[0] // _TOKEN
-    blocks = np.asarray(picture).reshape(high, _TOKEN, wide, _TOKEN, 3)
-    blank = (blocks == np.asarray(picture)[0, 0]).all((1, 3, 4))  # no sign reaches the corner
+    pixels = np.asarray(picture)
+    blank = (pixels == pixels[0, 0]).reshape(high, _TOKEN, wide, _TOKEN, 3).all((1, 3, 4))  # no sign reaches the corner
     signs = [PAPER if empty else "" for empty in blank.ravel()]
     for sign, (x, y) in middles(page):
-        signs[int(y) // _TOKEN * wide + int(x) // _TOKEN] = sign
+        signs[y // _TOKEN * wide + x // _TOKEN] = sign
     return picture, signs
 
 
