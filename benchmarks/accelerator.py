@@ -6,9 +6,12 @@
 Random weights in the shapes of published models. Every part runs in a process of its own, one after the other, and writes its
 numbers to FILE as soon as it has them: one that fails or runs out of memory (its last lines are printed) loses nothing else.
 
-A part is NAME, or NAME:DTYPE:REMAT of an update: dtype of weights and optimiser state, and what is recomputed
-(`none`, `dots`, `full`; of `peer_update` none or full). Shares are of limits that are measured first: bytes that a decode step
-must move (every matrix, the keys and values of every row) over the rate of a copy, FLOPs over the best rate of a product.
+A part is NAME; NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and what is recomputed (`none`,
+`dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE`, with a setting of the engine. `traces` and
+`peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
+
+Shares are of limits that are measured first: bytes that a decode step must move (every matrix, the keys and values of every row)
+over the rate of a copy, FLOPs over the best rate of a product.
 """
 
 from __future__ import annotations
@@ -111,12 +114,17 @@ def _measure(arguments: argparse.Namespace) -> None:
         _append(path, line)
         print(json.dumps(line), flush=True)
 
+    from benchmarks.agentic_work import trajectories
+
+    work = trajectories(2, 2, longest=1024) if arguments.tiny else trajectories(shapes.groups // 2, shapes.samples)
     if name.startswith("peer_"):
         from benchmarks import accelerator_peers as theirs
 
         if name == "peer_update":
             dtype, remat = options
             theirs.update(report, config, shapes, dtype, remat == "full")
+        elif name == "peer_traces":
+            theirs.traces(report, config, work)
         else:
             {"peer_decode": theirs.decode, "peer_rollout": theirs.rollout}[name](report, config, shapes)
         return
@@ -132,8 +140,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     elif name == "update":
         dtype, remat = options
         ours.update(report, config, shapes, dtype, remat)  # type: ignore[arg-type]
+    elif name == "generation":
+        settings = dict(option.split("=") for option in options)
+        ours.generation(report, config, shapes, **{k: int(v) if v.isdigit() else v for k, v in settings.items()})
+    elif name == "traces":
+        ours.traces(report, config, work, shapes.repeats)
     else:
-        {"generation": ours.generation, "rollout": ours.rollout}[name](report, config, shapes)
+        ours.rollout(report, config, shapes)
     report("memory peak", gib=peak_gib())
 
 
@@ -169,7 +182,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---:|---:|---:|---:|",
     ]
     for line in lines:
-        if line.get("what") not in ("decode", "prefill", "rollout", "update"):
+        if line.get("what") not in ("decode", "prefill", "rollout", "traces", "update"):
             if "failed" in line:
                 out.append(f"| {line['size']} | {line['part']} | | failed | | | | |")
             continue
@@ -185,6 +198,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         )
         if "idle_share" in line:
             detail = f"idle {line['idle_share']:.0%}"
+        if "drafts" in line:
+            detail += f", {line['drafts']} drafts"
         peak = line.get("peak_gib")
         out.append(
             f"| {line['size']} | {line['what']} | {line.get('side', 'ours')} | {detail} | {rate:,.0f} | {took:.4g} | {share} | "

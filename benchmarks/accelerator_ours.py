@@ -15,6 +15,7 @@ import numpy as np
 
 from benchmarks import peers
 from benchmarks.accelerator_limits import peak_gib, timed
+from benchmarks.agentic_work import Trajectory, must_prefill
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.generation.engine import Engine
@@ -260,12 +261,15 @@ class Rollout:
         return sequences
 
 
-def generation(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
-    """Prefill and decoding at several numbers of rows, in one engine."""
+def generation(report: Report, config: DecoderConfig, shapes: Shapes, **options: Any) -> None:
+    """Prefill and decoding at several numbers of rows, in one engine, which gets the `options`.
+
+    With drafts, decoding steps are timed that keep none: random weights don't copy.
+    """
     work = Work(config=config)
     model = random_policy(config, jnp.bfloat16)
     length = shapes.live + 32 * (shapes.segments + 1)
-    engine = Engine(model, rows=max(shapes.rows), max_length=length + 1, segment=32)
+    engine = Engine(model, rows=max(shapes.rows), max_length=length + 1, segment=32, **options)
     clock, rng = Timed(engine, apart=True), np.random.default_rng(0)
     for rows in shapes.rows:
         clock.reset()
@@ -280,7 +284,9 @@ def generation(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
         compiled = engine.compilations - compiled_before
         per_step = [seconds / 32 for seconds in decoded]
         live = shapes.live + 32 + 16 * len(decoded)
-        _report_decode(report, work, rows, live, per_step, first_s=first, programs=compiled, peak_gib=peak_gib())
+        _report_decode(
+            report, work, rows, live, per_step, first_s=first, programs=compiled, peak_gib=peak_gib(), **options
+        )
         for stream in streams:
             engine.close(stream)
         _time_prefill(report, engine, clock, work, rows, shapes)
@@ -352,6 +358,53 @@ def report_rollout(report: Report, side: str, shapes: Shapes, seconds: Sequence[
         seconds=statistics.median(seconds),
         range=[min(seconds), max(seconds)],
         sampled_per_s=sampled / statistics.median(seconds),
+        **more,
+    )
+
+
+def traces(report: Report, config: DecoderConfig, work: Sequence[Trajectory], repeats: int) -> None:
+    """Attempts of recorded lengths with their tools' waits, by the driver, a scripted agent and the engine (agentic_work)."""
+    from benchmarks.agentic_ours import Rollout as Traces
+
+    rollout = Traces(random_policy(config, jnp.bfloat16), work)
+    started = time.perf_counter()
+    warmed = rollout.run()
+    first, seconds, counted = time.perf_counter() - started, [], {}
+    clock, idle = Timed(rollout.engine, apart=False), []
+    for _ in range(repeats):
+        clock.reset()
+        started = time.perf_counter()
+        counted = rollout.run()
+        seconds.append(time.perf_counter() - started)
+        idle.append(1 - clock.busy / seconds[-1])
+    more = {"first_s": first, "compilations": warmed["compilations"], "compiled_later": counted["compilations"]}
+    report_traces(
+        report, "ours", work, seconds, counted, idle_share=statistics.median(idle), peak_gib=peak_gib(), **more
+    )
+
+
+def report_traces(
+    report: Report,
+    side: str,
+    work: Sequence[Trajectory],
+    seconds: Sequence[float],
+    counted: dict[str, Any],
+    **more: Any,
+) -> None:
+    """A line of recorded attempts, for either side."""
+    took, sampled = statistics.median(seconds), sum(each.sampled for each in work)
+    names = ("prefilled_tokens", "prefill_slots", "decode_slots")
+    report(
+        "traces",
+        side=side,
+        attempts=len(work),
+        longest=max(map(len, work)),
+        seconds=took,
+        range=[min(seconds), max(seconds)],
+        attempts_per_s=len(work) / took,
+        sampled_per_s=sampled / took,
+        must_prefill=must_prefill(work),
+        **{name: counted[name] for name in names},
         **more,
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks import peers
-from benchmarks.accelerator_ours import Report, Shapes, conversations, report_rollout, report_update
+from benchmarks.accelerator_ours import Report, Shapes, conversations, report_rollout, report_traces, report_update
+from benchmarks.agentic_work import Trajectory
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.families.llama import decoder_to_hf
 
@@ -87,6 +89,20 @@ def rollout(report: Report, config: DecoderConfig, shapes: Shapes) -> None:
         _wait()
         seconds.append(time.perf_counter() - started)
     report_rollout(report, "transformers", shapes, seconds[1:], first_s=seconds[0], peak_gib=_peak())
+
+
+def traces(report: Report, config: DecoderConfig, work: Sequence[Trajectory]) -> None:
+    """Attempts of recorded lengths, once: nothing is compiled, and the products before have warmed the card up."""
+    import torch
+
+    from benchmarks.agentic_transformers import Rollout as Loop
+
+    loop = Loop(_model(config, torch.bfloat16)[0], work)
+    peers.sample(loop.model, torch.ones(len(work), work[0].prompt, dtype=torch.long, device=loop.model.device), 4)
+    _wait()
+    started = time.perf_counter()
+    counted = loop.run()
+    report_traces(report, "transformers", work, [time.perf_counter() - started], counted, peak_gib=_peak())
 
 
 def update(report: Report, config: DecoderConfig, shapes: Shapes, dtype: str, checkpointing: bool) -> None:

@@ -1,9 +1,8 @@
-"""The sides of `benchmarks.agentic` in torch: a rollout loop over transformers' generate, and TRL's GRPO loss and padding."""
+"""The sides of `benchmarks.agentic` in torch: the loop over transformers' generate, and TRL's GRPO loss and padding."""
 
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,55 +12,9 @@ import transformers
 import trl
 from trl.trainer.utils import pad as trl_pad
 
-from benchmarks import peers
 from benchmarks.agentic_peer import serve_peer
+from benchmarks.agentic_transformers import Rollout
 from benchmarks.agentic_work import Tokens, Trajectory, episodes
-
-
-class Rollout:
-    """Search-R1's loop (llm_agent/generation.py): every turn, all attempts that go on are one padded batch, generated for from
-    their whole conversations; the tool answers all of them; the next turn begins when the last reply is there."""
-
-    def __init__(self, directory: str, work: Sequence[Trajectory]) -> None:
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="sdpa"
-        )
-        self._model.eval()
-        self._work = work
-
-    @torch.no_grad()
-    def run(self) -> dict[str, Any]:
-        """Does it once; the tokens that were computed."""
-        vocabulary = self._model.config.vocab_size
-        texts = [torch.randint(3, vocabulary, (each.prompt,)) for each in self._work]
-        prefilled = slots = decode_slots = turn = 0
-        tools = 0.0
-        while alive := [i for i, each in enumerate(self._work) if turn < len(each.steps)]:
-            width, steps = max(len(texts[i]) for i in alive), [self._work[i].steps[turn] for i in alive]
-            batch, mask = (
-                torch.zeros(len(alive), width, dtype=torch.long),
-                torch.zeros(len(alive), width, dtype=torch.long),
-            )
-            for row, i in enumerate(alive):
-                batch[row, width - len(texts[i]) :], mask[row, width - len(texts[i]) :] = texts[i], 1
-            most = max(step.sampled for step in steps)
-            written = peers.sample(self._model, batch, most, mask)[:, width:]
-            prefilled += int(mask.sum())
-            slots, decode_slots = slots + batch.numel(), decode_slots + written.numel()
-            for row, (i, step) in enumerate(zip(alive, steps)):
-                seen = torch.randint(3, vocabulary, (step.observed,))
-                texts[i] = torch.cat([texts[i], written[row, : step.sampled], seen])
-            waited = max(step.seconds for step in steps)
-            time.sleep(waited)
-            tools, turn = tools + waited, turn + 1
-        assert [len(text) for text in texts] == [len(each) for each in self._work]
-        return {
-            "prefilled_tokens": prefilled,
-            "prefill_slots": slots,
-            "decode_slots": decode_slots,
-            "sampled": sum(each.sampled for each in self._work),
-            "tools_s": tools,
-        }
 
 
 class Update:
@@ -140,5 +93,13 @@ def trainer(directory: str, samples: int, accumulation: int, micro: int, checkpo
     )
 
 
+def rollout(directory: str, work: Sequence[Trajectory]) -> Rollout:
+    """The loop with a directory's weights, in float32."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="sdpa"
+    )
+    return Rollout(model, work)
+
+
 if __name__ == "__main__":
-    serve_peer(Rollout, Update)
+    serve_peer(rollout, Update)

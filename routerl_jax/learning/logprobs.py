@@ -15,10 +15,12 @@ from routerl_jax.models.decoder import Decoder, DecoderOutput, Features, Remat
 from routerl_jax.models.experts import Routing
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
+from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards, on_gpu
 
-# Logits that a device holds at once. With several chunks, the backward pass recomputes them.
+# Logits that a device holds at once. With several chunks, the backward pass recomputes them, and adds to the gradient of the
+# output matrix once a chunk: on an H100 that took as long as the products, with chunks of 256 MiB.
 _CHUNK_BYTES = 256 * 2**20
+_CHUNK_BYTES_OF_GPUS = 2**30
 
 
 class Scores(NamedTuple):
@@ -85,7 +87,8 @@ def target_scores(
     mesh = attention.mesh if attention else None
     per_token = model.config.vocab_size * 4 * (2 if reference else 1) / (mesh.shape["tensor"] if mesh else 1)
     rows = -(-batch // (batch_shards(mesh) if mesh else 1))
-    chunks = -(-length // max(1, int(_CHUNK_BYTES / (rows * per_token))))
+    most = _CHUNK_BYTES_OF_GPUS if mesh and on_gpu(mesh) else _CHUNK_BYTES
+    chunks = -(-length // max(1, int(most / (rows * per_token))))
     size = -(-length // chunks)
 
     def cut(x: Array) -> Array:

@@ -22,8 +22,8 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.experts import Experts, Routing
-from routerl_jax.models.layers import Initializer, matmul_precision, rms_norm
-from routerl_jax.models.projection import project
+from routerl_jax.models.layers import Initializer, logits_of, matmul_precision, rms_norm
+from routerl_jax.models.projection import cast_matrices, project
 from routerl_jax.models.rope import rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
@@ -360,7 +360,7 @@ class Decoder(nnx.Module):
             layers = layers or self.layer_weights()
             x, caches, routed = self._looped(block, x, attend, caches, layers, unroll, shared, replayed)
         else:
-            x, caches, routed = self._scanned(block, x, attend, caches, stacked, shared, replayed)
+            x, caches, routed = self._scanned(block, x, attend, caches, cast_matrices(stacked, dtype), shared, replayed)
         if routed is not None:
             routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
         return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), caches, routed)
@@ -419,12 +419,8 @@ class Decoder(nnx.Module):
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""
         flat = hidden.reshape(-1, hidden.shape[-1]).astype(self.compute_dtype)
-        if self.config.tied_embeddings:
-            weight, spec = self.embedding[...], "TD,VD->TV"
-        else:
-            weight, spec = self.head[...], "TD,DV->TV"
-        with matmul_precision(self.compute_dtype):
-            logits = jnp.einsum(spec, flat, weight.astype(self.compute_dtype), preferred_element_type=jnp.float32)
+        tied = self.config.tied_embeddings
+        logits = logits_of(flat, (self.embedding if tied else self.head)[...], tied)
         return logits.reshape(*hidden.shape[:-1], -1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Sequence
 
@@ -55,6 +56,39 @@ def matmul_precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:
     By default JAX multiplies float32 matrices in bfloat16 on TPUs and in TF32 on GPUs.
     """
     return jax.default_matmul_precision("highest") if dtype == jnp.float32 else contextlib.nullcontext()
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def logits_of(x: Float[Array, "T D"], weight: Float[Array, "..."], tied: bool) -> Float[Array, "T V"]:
+    """Float32 logits: `x` times the output matrix, which is cast to the type of `x`.
+
+    The gradient of the logits is rounded to that type too, so that the products of the backward pass are as fast as that of the
+    forward pass. (By JAX's own rule they are float32 products.) The gradient of the matrix adds up in float32.
+
+    Args:
+      weight: [V, D] if `tied` (the embedding), else [D, V].
+    """
+    spec = "TD,VD->TV" if tied else "TD,DV->TV"
+    with matmul_precision(x.dtype):
+        return jnp.einsum(spec, x, weight.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def _logits_forward(x: Array, weight: Array, tied: bool) -> tuple[Array, tuple[Array, Array]]:
+    return logits_of(x, weight, tied), (x, weight)
+
+
+def _logits_backward(tied: bool, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = kept
+    gradient = gradient.astype(x.dtype)
+    of_x, of_weight = ("TV,VD->TD", "TV,TD->VD") if tied else ("TV,DV->TD", "TV,TD->DV")
+    with matmul_precision(x.dtype):
+        return (
+            jnp.einsum(of_x, gradient, weight.astype(x.dtype)),
+            jnp.einsum(of_weight, gradient, x, preferred_element_type=jnp.float32).astype(weight.dtype),
+        )
+
+
+logits_of.defvjp(_logits_forward, _logits_backward)
 
 
 def rms_norm(x: Float[Array, "*B D"], scale: Float[Array, " D"], eps: float) -> Float[Array, "*B D"]:

@@ -54,6 +54,20 @@ def project(block: nnx.Module, name: str, x: Float[Array, "*B D"], dtype: jnp.dt
     return y + _times(low, b[...].astype(dtype), 1) * (b.get_metadata()["alpha"] / a.shape[-1])
 
 
+def cast_matrices(stacked: nnx.State, dtype: jnp.dtype) -> nnx.State:
+    """The weights of all layers, with their floating-point matrices (experts' too) in the dtype that products are computed in.
+
+    A scan over layers that casts each layer's matrices itself reads and copies slices of the wider type.
+    """
+
+    def cast(path: Any, leaf: Array) -> Array:
+        names = [step.key for step in path if isinstance(step, jax.tree_util.DictKey)]
+        matrix = names[0] in MODULES or (names[0] == "experts" and names[1] in MODULES)
+        return leaf.astype(dtype) if matrix and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+
+    return jax.tree.map_with_path(cast, stacked)
+
+
 def _times(x: Float[Array, "*B D"], weight: Float[Array, "..."], inputs: int) -> Float[Array, "*B N"]:
     """`jnp.tensordot` with all tokens on one axis. With two axes, CPUs transpose `x` for the weight's gradient."""
     leading = x.ndim - inputs

@@ -59,6 +59,11 @@ def on_tpu(mesh: Mesh) -> bool:
     return mesh.devices.flat[0].platform == "tpu"
 
 
+def on_gpu(mesh: Mesh) -> bool:
+    """Whether a mesh consists of GPUs."""
+    return mesh.devices.flat[0].platform == "gpu"
+
+
 def batch_shards(mesh: Mesh) -> int:
     """Number of shards into which a batch (or the rows of the KV cache) is split."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
