@@ -10,7 +10,7 @@ A part is NAME; NAME:DTYPE:REMAT of an update, with the dtype of weights and opt
 `dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE`, with a setting of the engine. `traces` and
 `peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
 
-Shares are of limits that are measured first: bytes that a decode step must move (every matrix, the keys and values of every row)
+Shares are of limits that are measured first: bytes that a decode step must move (every matrix, keys and values of every row)
 over the rate of a copy, FLOPs over the best rate of a product.
 """
 
@@ -198,8 +198,9 @@ def table(lines: list[dict[str, Any]]) -> str:
         )
         if "idle_share" in line:
             detail = f"idle {line['idle_share']:.0%}"
-        if "drafts" in line:
-            detail += f", {line['drafts']} drafts"
+        settings = line.get("part", "").partition(":")[2]
+        if line["what"] == "decode" and settings:
+            detail += f", {settings}"
         peak = line.get("peak_gib")
         out.append(
             f"| {line['size']} | {line['what']} | {line.get('side', 'ours')} | {detail} | {rate:,.0f} | {took:.4g} | {share} | "

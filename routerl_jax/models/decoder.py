@@ -420,7 +420,7 @@ class Decoder(nnx.Module):
         """Float32 logits of normed hidden states."""
         flat = hidden.reshape(-1, hidden.shape[-1]).astype(self.compute_dtype)
         tied = self.config.tied_embeddings
-        logits = logits_of(flat, (self.embedding if tied else self.head)[...], tied)
+        logits: Array = logits_of(flat, (self.embedding if tied else self.head)[...], tied)
         return logits.reshape(*hidden.shape[:-1], -1)
 
 

@@ -11,7 +11,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from routerl_jax.models.families.llama import decoder_from_hf
-from routerl_jax.models.layers import Initializer, layer_norm, rms_norm
+from routerl_jax.models.layers import Initializer, layer_norm, logits_of, rms_norm
 from routerl_jax.models.rope import rope_angles, rotate
 
 RNG = np.random.default_rng(0)
@@ -119,3 +119,34 @@ def test_initializer() -> None:
     assert {half.normal((2,), (None,)).dtype, half.ones((2,), (None,)).dtype, half.zeros((2,), (None,)).dtype} == {
         jnp.dtype("bfloat16")
     }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_have_the_gradients_of_their_product(tied: bool) -> None:
+    """In float32 exactly those of a plain product. In bfloat16 no product has float32 operands, and the errors are those of
+    rounding (2^-9) the logits' gradient, of random signs."""
+    x, weight, given = (
+        jnp.asarray(normal(12, 16)),
+        jnp.asarray(normal(*((40, 16) if tied else (16, 40)))),
+        normal(12, 40),
+    )
+
+    def plain(x: Any, weight: Any) -> Any:
+        return ((x @ (weight.T if tied else weight)) * given).sum()
+
+    def ours(x: Any, weight: Any, dtype: Any) -> Any:
+        return (logits_of(x.astype(dtype), weight, tied) * given).sum()
+
+    expected = jax.grad(plain, argnums=(0, 1))(x, weight)
+    for dtype, tolerance in ((jnp.float32, 1e-6), (jnp.bfloat16, 6e-3)):
+        gradients = jax.grad(ours, argnums=(0, 1))(x, weight, dtype)
+        for value, wanted in zip(gradients, expected):
+            assert value.dtype == jnp.float32
+            assert jnp.linalg.norm(value - wanted) < tolerance * jnp.linalg.norm(wanted)
+    products = [
+        [str(operand.aval.dtype) for operand in equation.invars]
+        for equation in jax.make_jaxpr(jax.grad(ours, argnums=(0, 1)), static_argnums=2)(x, weight, jnp.bfloat16).eqns
+        if equation.primitive.name == "dot_general"
+    ]
+    assert products == [["bfloat16", "bfloat16"]] * len(products)
+    assert len(products) >= 2
