@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.quantized import Codes
 
 Held = Float[Array, "B K T H"] | Codes  # keys or values
 # keys, values, and a mask of those that each query may see
 Block = tuple[Held, Held, Bool[Array, "#B #S T"]]
+
+_KEYS = 128  # of a block in `chunked_attention`
+_LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
 
 
 def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> Float[Array, "B S N H"]:
@@ -47,6 +51,74 @@ def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> 
         mixed.append(jnp.einsum("BKQT,BKTH->BKQH", weight, codes))
     out = sum(mixed[1:], mixed[0]).reshape(batch, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, steps, heads, width).astype(q.dtype)
+
+
+def chunked_attention(
+    q: Float[Array, "A S N H"],
+    layer: tuple[Any, Any],
+    rows: Int[Array, " A"],
+    starts: Int[Array, " A"],
+    counts: Int[Array, " A"],
+    window: int | None,
+) -> Float[Array, "A S N H"]:
+    """Attention of chunks of rows to all tokens of their rows up to each query. For the devices of a CPU.
+
+    It takes one chunk after the other, and of its row one block of keys after the other, as far as the row is filled. So the
+    scores of a block stay in a core's cache (online softmax, arXiv 2205.14135, algorithm 1).
+
+    Args:
+      layer: keys and values of R rows with T positions, [R, T, K, H]; the chunks' own are among them.
+      rows, starts, counts: of each chunk its row, the position of its first token, and its number of tokens. Chunks without
+        tokens come last.
+      window: number of tokens that a query sees, itself included; None: all.
+
+    Returns:
+      The output; undefined behind a chunk's last token.
+    """
+    chunks, steps, heads, width = q.shape
+    length, kv_heads = jax.tree.leaves(layer)[0].shape[1:3]
+    size, group = min(_KEYS, length), heads // kv_heads
+    # The queries of a key head are contiguous, as in `blockwise_attention`.
+    q = q.reshape(chunks, steps, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
+    q = q.reshape(chunks, kv_heads, group * steps, width)
+
+    def block(leaf: Array, row: Array, first: Array) -> Array:
+        sizes = (1, size, *leaf.shape[2:])
+        return jax.lax.dynamic_slice(leaf, (row, first, 0, 0), sizes).swapaxes(1, 2)  # [1, K, T, H]
+
+    def of_chunk(i: Array, out: Array) -> Array:
+        queries, row, start = q[i][None], rows[i], starts[i]
+        places = start + jnp.tile(jnp.arange(steps), group)[:, None]
+
+        def of_block(at: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            peak, total, mixed = carry
+            first = jnp.minimum(at * size, length - size)  # the last block overlaps the one before it
+            keys, values = jax.tree.map(lambda leaf: block(leaf, row, first), layer)
+            codes, scale = _parts(keys, q)
+            score = jnp.einsum("BKQH,BKTH->BKQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
+            score = score if scale is None else score * scale
+            distance = places - (first + jnp.arange(size))
+            seen = (distance >= 0) & (first + jnp.arange(size) >= at * size)
+            seen = seen if window is None else seen & (distance < window)
+            score = jnp.where(seen, score, -jnp.inf)
+            higher = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
+            weight, kept = jnp.exp(score - higher), jnp.exp(peak - higher)
+            total = total * kept + weight.sum(axis=-1, keepdims=True)
+            codes, scale = _parts(values, q)
+            weight = (weight if scale is None else weight * scale).astype(codes.dtype)
+            new = jnp.einsum("BKQT,BKTH->BKQH", weight, codes, preferred_element_type=jnp.float32)
+            return higher, total, mixed * kept + new
+
+        columns = jnp.zeros((1, kv_heads, group * steps, 1), jnp.float32)
+        carry = (columns + _LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))
+        first = 0 if window is None else jnp.maximum(start - window + 1, 0) // size
+        _, total, mixed = jax.lax.fori_loop(first, (start + counts[i] + size - 1) // size, of_block, carry)
+        # the largest weight of a query that sees anything is 1
+        return out.at[i].set((mixed / jnp.maximum(total, 1))[0].astype(q.dtype))
+
+    out = jax.lax.fori_loop(0, (counts > 0).sum(), of_chunk, jnp.zeros_like(q))
+    out = out.reshape(chunks, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
+    return out.reshape(chunks, steps, heads, width)
 
 
 def _parts(held: Held, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:

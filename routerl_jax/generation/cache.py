@@ -26,7 +26,8 @@ class Extension(Protocol):
     """A program call that feeds given tokens to some rows."""
 
     caches: Any  # the argument of `Decoder.run` ..
-    shared: bool  # .. and whether all layers share it
+    shared: bool  # .. whether all layers share it
+    unroll: bool  # .. and whether it is a list of layers
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         """Per-token values in the layout of `attend`: rows flattened, padding moved to the end that it ignores."""

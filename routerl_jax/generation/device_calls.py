@@ -21,14 +21,15 @@ from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.programs import DecodeInputs, DecodeOutputs, jit_programs
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import (
+    Chunk,
     Placement,
     RowTable,
     cheapest_cuts,
     decode_rows,
-    in_parts,
     ladder,
-    most_rows,
+    prefill_calls,
     prefill_rows,
+    prefill_sizes,
     prefill_steps,
     round_up,
     rows_cost_time,
@@ -41,6 +42,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.models.work import Work
 from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.mesh import on_cpu
 
 
 class DeviceCalls:
@@ -102,11 +104,13 @@ class DeviceCalls:
         # Shapes are rounded up to these. Decoding dominates, so its ladders are finer; every rung costs a compilation.
         rows = table.rows_per_shard
         self._decode_rows = decode_rows(rows, mesh)
-        self._extend_rows = prefill_rows(rows, mesh)
-        self._extend_steps = ladder(min(32, longest), min(512, longest), 2)
+        self._fork_rows = prefill_rows(rows, mesh)
+        self._extend_rows = prefill_sizes(rows, longest, mesh)
+        self._extend_steps = prefill_steps(longest, mesh)
         self._fork_spans = ladder(min(256, longest), longest, 2)
-        any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
-        self._decode_spans = (longest,) if any_span else self._fork_spans
+        # rows are read as far as they are filled, whatever the span
+        self._decode_spans = (longest,) if self._kind is PagedCache else self._fork_spans
+        any_span = self._kind is PagedCache or on_cpu(mesh)
         self._extend_spans = (longest,) if any_span else (0, *ladder(min(512, longest), longest, 4))
         # drafts are written before it is known how many of them are kept
         abstract = self._kind.abstract(
@@ -158,34 +162,24 @@ class DeviceCalls:
 
     def _feed(self, pending: Sequence[Stream], images: EncodedImages | None) -> int:
         """Feeds rows in calls of a few sizes."""
-        slots = 0
-        while pending:
-            groups: dict[int, list[Stream]] = {}
-            for stream in pending:
-                missing = len(stream.ledger) - 1 - stream.cached
-                groups.setdefault(prefill_steps(missing, self._extend_steps, self._mesh), []).append(stream)
-            for steps, streams in sorted(groups.items()):
-                for part in in_parts(streams, most_rows(self._extend_rows, steps)):
-                    slots += self._extend(part, steps, images)
-            pending = [stream for stream in pending if stream.cached < len(stream.ledger) - 1]
-        return slots
+        missing = [Chunk(holder=each, start=each.cached, stop=len(each.ledger) - 1) for each in pending]
+        missing = [each for each in missing if each.start < each.stop]
+        calls = prefill_calls(missing, self._extend_steps, self._extend_rows, self._mesh)
+        return sum(self._extend(chunks, steps, images) for steps, chunks in calls)
 
-    def _extend(self, streams: Sequence[Stream], steps: int, images: EncodedImages | None) -> int:
-        """One program call, with at most `steps` tokens per row."""
-        layout = Placement(self._table, self._extend_rows, streams)
+    def _extend(self, chunks: Sequence[Chunk[Stream]], steps: int, images: EncodedImages | None) -> int:
+        """One program call, with at most `steps` tokens per chunk."""
+        layout = Placement(self._table, self._extend_rows, chunks)
         tokens = np.zeros((*layout.shape, steps), np.int32)
         positions = np.zeros((*layout.shape, steps, 3), np.int32)
         image_index = np.full((*layout.shape, steps), -1, np.int32)
-        counts = np.zeros(layout.shape, np.int32)
-        for slot, stream in layout:
-            stop = min(stream.cached + steps, len(stream.ledger) - 1)
-            count = stop - stream.cached
-            tokens[slot][:count] = stream.ledger.tokens[stream.cached : stop]
-            positions[slot][:count] = stream.ledger.positions(stream.cached, stop).T
+        for slot, chunk in layout:
+            stream, start, stop = chunk.holder, chunk.start, chunk.stop
+            tokens[slot][: stop - start] = stream.ledger.tokens[start:stop]
+            positions[slot][: stop - start] = stream.ledger.positions(start, stop).T
             if images is not None:
-                image_index[slot][:count] = images.index(stream, stream.cached, stop)
-            counts[slot] = count
-        starts = layout.gather(lambda stream: stream.cached)
+                image_index[slot][: stop - start] = images.index(stream, start, stop)
+        starts = layout.gather(lambda chunk: chunk.start)
         self.cache, chosen = self._programs.extend(
             params=self.params,
             cache=self._take_cache(),
@@ -193,17 +187,18 @@ class DeviceCalls:
             starts=starts,
             tokens=tokens,
             positions=positions[..., 0] if self._vision is None else positions,
-            counts=counts,
+            counts=layout.gather(lambda chunk: chunk.stop - chunk.start),
             image_values=None if images is None else images.values,
             image_index=None if images is None else image_index,
             span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
             routes=self._routes,
         )
         chosen = None if chosen is None else jax.device_get(chosen)
-        for slot, stream in layout:
+        for slot, chunk in layout:
             if chosen is not None:
-                stream.ledger.route(stream.cached, list(chosen[slot][: counts[slot]].copy()))
-            stream.cached += int(counts[slot])
+                routes = chosen[slot][: chunk.stop - chunk.start].copy()
+                chunk.holder.ledger.route(chunk.start, list(routes))
+            chunk.holder.cached = chunk.stop
         return tokens.size
 
     def _decode_span(self, cached: int) -> int:
@@ -235,7 +230,7 @@ class DeviceCalls:
 
     def fork(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
         """For each (source, target) with rows in the same shard, copies the target's cached tokens from the source's row."""
-        layout = Placement(self._table, self._extend_rows, [target for _, target in pairs])
+        layout = Placement(self._table, self._fork_rows, [target for _, target in pairs])
         source_of = {id(target): source for source, target in pairs}
         sources = np.full(layout.shape, self._table.rows_per_shard, np.int32)
         for slot, target in layout:

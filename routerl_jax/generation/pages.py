@@ -143,7 +143,7 @@ class PagedCache:
 class _Extension:
     """New tokens are padded at the front, because for the kernel a row's last queries are its newest tokens."""
 
-    shared = True
+    shared, unroll = True, False
 
     def __init__(self, cache: PagedCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
         self._cache, self._rows = cache, rows.reshape(-1)

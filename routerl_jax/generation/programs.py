@@ -139,6 +139,7 @@ def extend(
         at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
         extension.attend,
         extension.caches,
+        unroll=extension.unroll,
         shared=extension.shared,
         features=features,
         mesh=mesh,

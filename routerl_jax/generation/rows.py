@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,8 @@ from routerl_jax.parallel.mesh import on_cpu
 SEGMENT = 32  # decode steps of one call
 MOST_DRAFTS = 15  # tokens that a step guesses
 LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
+CHUNK = 32  # new tokens of a row in an entry of a CPU's prefill call
+MOST_CHUNKS = 64  # in one call; more are not faster
 PREFILL_TOKENS = (
     16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
 )
@@ -22,7 +25,8 @@ PREFILL_TOKENS = (
 class HoldsRow(Protocol):
     """Anything that may hold a row, (shard, local index)."""
 
-    row: tuple[int, int] | None
+    @property
+    def row(self) -> tuple[int, int] | None: ...
 
 
 S = TypeVar("S", bound=HoldsRow)
@@ -133,16 +137,82 @@ def decode_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
     return (2, *sizes) if rows_cost_time(mesh) and sizes[0] < rows_per_shard else sizes
 
 
-def prefill_steps(missing: int, sizes: tuple[int, ...], mesh: Mesh) -> int:
-    """The number of tokens per row, one of `sizes`, in the next prefill call of a row with `missing` tokens to feed.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chunk(Generic[S]):
+    """Tokens `start` to `stop` of a row, fed in one entry of a prefill call."""
 
-    An accelerator feeds all at once, up to the largest size. A CPU pays for padding as for tokens: if the padding would exceed
-    the smallest size, it uses a size that the row fills. The calls of a row do not depend on other rows.
+    holder: S
+    start: int
+    stop: int
+
+    @property
+    def row(self) -> tuple[int, int] | None:
+        """The holder's row."""
+        return self.holder.row
+
+
+def prefill_steps(longest: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of tokens that an entry of a prefill call may have, for rows of `longest` tokens."""
+    return (min(CHUNK, longest),) if on_cpu(mesh) else ladder(min(32, longest), min(512, longest), 2)
+
+
+def prefill_sizes(rows_per_shard: int, longest: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of entries per shard that a prefill call may have."""
+    if not on_cpu(mesh):
+        return prefill_rows(rows_per_shard, mesh)
+    return ladder(1, min(MOST_CHUNKS, rows_per_shard * -(-longest // CHUNK)), 2)
+
+
+def prefill_calls(
+    missing: Sequence[Chunk[S]], steps: tuple[int, ...], sizes: tuple[int, ...], mesh: Mesh
+) -> Iterator[tuple[int, list[Chunk[S]]]]:
+    """Splits what rows miss into calls: the tokens per entry, and the entries. The chunks of a row do not depend on other rows.
+
+    An accelerator feeds whole rows, up to the largest number of steps. A CPU pays for padding as for tokens. So there all
+    chunks have one size, and a call has as many as fill it.
     """
-    steps = round_up(min(missing, sizes[-1]), sizes, "new tokens of a row in a call")
-    if on_cpu(mesh) and steps - missing > sizes[0]:
-        return max(size for size in sizes if size <= missing)
-    return steps
+    if not on_cpu(mesh):
+        return _calls_of_rows(missing, steps, sizes)
+    return _calls_of_chunks(missing, steps[-1], sizes)
+
+
+def _calls_of_rows(
+    missing: Sequence[Chunk[S]], steps: tuple[int, ...], sizes: tuple[int, ...]
+) -> Iterator[tuple[int, list[Chunk[S]]]]:
+    while missing:
+        groups: dict[int, list[Chunk[S]]] = {}
+        for each in missing:
+            count = min(each.stop - each.start, steps[-1])
+            chunk = dataclasses.replace(each, stop=each.start + count)
+            groups.setdefault(round_up(count, steps, "new tokens of a row in a call"), []).append(chunk)
+        for width, chunks in sorted(groups.items()):
+            for part in in_parts(chunks, most_rows(sizes, width)):
+                yield width, part
+        rest = [dataclasses.replace(each, start=each.start + steps[-1]) for each in missing]
+        missing = [each for each in rest if each.start < each.stop]
+
+
+def _calls_of_chunks(
+    missing: Sequence[Chunk[S]], steps: int, sizes: tuple[int, ...]
+) -> Iterator[tuple[int, list[Chunk[S]]]]:
+    by_shard: dict[int, list[Chunk[S]]] = {}
+    for each in missing:
+        assert each.row is not None
+        for start in range(each.start, each.stop, steps):
+            chunk = dataclasses.replace(each, start=start, stop=min(start + steps, each.stop))
+            by_shard.setdefault(each.row[0], []).append(chunk)
+    first, total = 0, max(map(len, by_shard.values()), default=0)
+    while first < total:
+        size = filled_size(total - first, sizes)
+        yield steps, [chunk for chunks in by_shard.values() for chunk in chunks[first : first + size]]
+        first += size
+
+
+def filled_size(count: int, sizes: tuple[int, ...]) -> int:
+    """The size, one of `sizes`, of the next call for `count` chunks: the smallest that holds all, if no more than an eighth of
+    it (or one chunk) is empty, else the largest that they fill."""
+    size = round_up(min(count, sizes[-1]), sizes, "chunks")
+    return size if size - count <= max(1, size // 8) else max(each for each in sizes if each <= count)
 
 
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:

@@ -12,15 +12,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.generation.attention import Block, blockwise_attention
+from routerl_jax.generation.attention import Block, blockwise_attention, chunked_attention
 from routerl_jax.generation.cache import heads_axis
 from routerl_jax.generation.quantized import Codes, Qtype, quantize_tokens
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
-from routerl_jax.parallel.mesh import BATCH_AXES
+from routerl_jax.parallel.mesh import BATCH_AXES, on_cpu
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config", "mesh"])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentCache:
     """One array per layer, so that decoding never copies a stack. See cache.KVCache."""
@@ -28,18 +28,19 @@ class SegmentCache:
     k: tuple[Float[Array, "D R T K H"] | Codes, ...]
     v: tuple[Float[Array, "D R T K H"] | Codes, ...]
     config: DecoderConfig
+    mesh: Mesh
 
     @classmethod
     def abstract(
         cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
     ) -> Self:
-        home = NamedSharding(mesh, PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh)))
+        home = NamedSharding(mesh, _stored(config, mesh))
 
         def held(width: int, dtype: Any) -> Any:
             return jax.ShapeDtypeStruct((shards, rows, length, config.kv_heads, width), dtype, sharding=home)
 
         layer = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
-        return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config)
+        return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config, mesh=mesh)
 
     @property
     def rows(self) -> int:
@@ -53,7 +54,9 @@ class SegmentCache:
         """New keys or values in the form in which the cache holds them."""
         return quantize_tokens(x) if isinstance(self.k[0], Codes) else x
 
-    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
+    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Chunks | _Extension:
+        if on_cpu(self.mesh):
+            return _Chunks(self, rows, starts, counts, steps)
         return _Extension(self, rows, starts, counts, steps, span)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
@@ -66,10 +69,48 @@ class SegmentCache:
         return _Segment(self, rows, starts, steps, span)
 
 
-class _Extension:
-    """New tokens are padded at their end, where the causal mask hides them."""
+class _Chunks:
+    """For CPUs: new tokens are written to their rows first, in place, and all chunks of a row may be in one call."""
 
-    shared = False
+    shared, unroll = False, True
+
+    def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
+        self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
+        self._where = _places(cache, starts, counts, steps)
+        self.caches = list(zip(cache.k, cache.v))
+
+    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
+        return x.reshape(-1, *x.shape[2:])
+
+    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
+        return x.reshape(*self._rows.shape, *x.shape[1:])
+
+    def attend(self, q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
+        layer = tuple(_write(old, self._rows, self._where, self._cache.held(x)) for old, x in zip(layer, (k, v)))
+        config, mesh = self._cache.config, self._cache.mesh
+        tokens, per_row = PartitionSpec(BATCH_AXES, None, heads_axis(config, mesh)), PartitionSpec(BATCH_AXES)
+
+        def on_shard(q: Array, layer: tuple, *call: Array) -> Array:
+            return chunked_attention(q, *jax.tree.map(operator.itemgetter(0), (layer, *call)), window)
+
+        run = jax.shard_map(
+            on_shard,
+            mesh=mesh,
+            in_specs=(tokens, _stored(config, mesh), per_row, per_row, per_row),
+            out_specs=tokens,
+            check_vma=False,  # the loops begin with values that are equal on all devices
+        )
+        return run(q, layer, self._rows, self._starts, self._counts), layer
+
+    def finish(self, caches: list[tuple]) -> SegmentCache:
+        k, v = zip(*caches)
+        return dataclasses.replace(self._cache, k=k, v=v)
+
+
+class _Extension:
+    """New tokens are padded at their end, where the causal mask hides them. A call has one chunk of a row at most."""
+
+    shared = unroll = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._counts, self._steps = cache, rows, starts, counts, steps
@@ -103,9 +144,7 @@ class _Extension:
         return blockwise_attention(q, blocks), new
 
     def finish(self, caches: tuple[Any, Any]) -> SegmentCache:
-        offsets = jnp.arange(self._steps)
-        positions = self._starts[..., None] + offsets
-        where = jnp.where(offsets < self._counts[..., None], positions, self._cache.length)
+        where = _places(self._cache, self._starts, self._counts, self._steps)
 
         def store(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
             layers = (jax.tree.map(operator.itemgetter(i), new) for i in range(len(old)))
@@ -153,8 +192,7 @@ class _Segment:
         return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(held, new, self._span + counts)
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
-        offsets = jnp.arange(self._steps)
-        where = jnp.where(offsets < counts[..., None], self._starts[..., None] + offsets, self._cache.length)
+        where = _places(self._cache, self._starts, counts, self._steps)
 
         def store(old: tuple[Any, ...], which: int) -> tuple[Any, ...]:
             new = (_heads_first(jax.tree.map(lambda leaf: leaf[:, :, self._span :], pair[which])) for pair in state)
@@ -162,6 +200,17 @@ class _Segment:
 
         cache = self._cache
         return dataclasses.replace(cache, k=store(cache.k, 0), v=store(cache.v, 1))
+
+
+def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
+    """The sharding of a layer: rows over the batch axes, heads over `tensor`."""
+    return PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh))
+
+
+def _places(cache: SegmentCache, starts: Array, counts: Array, steps: int) -> Int[Array, "D A S"]:
+    """Positions of new tokens in their rows; the rows' length, where nothing is written, behind the last one."""
+    offsets = jnp.arange(steps)
+    return jnp.where(offsets < counts[..., None], starts[..., None] + offsets, cache.length)
 
 
 def _heads_first(x: Any) -> Any:
