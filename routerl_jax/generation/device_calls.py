@@ -30,6 +30,7 @@ from routerl_jax.generation.rows import (
     prefill_calls,
     prefill_rows,
     prefill_sizes,
+    prefill_spans,
     prefill_steps,
     round_up,
     rows_cost_time,
@@ -42,7 +43,6 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.models.work import Work
 from routerl_jax.parallel.compilation import compiled_programs
-from routerl_jax.parallel.mesh import on_cpu
 
 
 class DeviceCalls:
@@ -108,10 +108,9 @@ class DeviceCalls:
         self._extend_rows = prefill_sizes(rows, longest, mesh)
         self._extend_steps = prefill_steps(longest, mesh)
         self._fork_spans = ladder(min(256, longest), longest, 2)
-        # rows are read as far as they are filled, whatever the span
-        self._decode_spans = (longest,) if self._kind is PagedCache else self._fork_spans
-        any_span = self._kind is PagedCache or on_cpu(mesh)
-        self._extend_spans = (longest,) if any_span else (0, *ladder(min(512, longest), longest, 4))
+        any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
+        self._decode_spans = (longest,) if any_span else self._fork_spans
+        self._extend_spans = (longest,) if any_span else prefill_spans(longest, mesh)
         # drafts are written before it is known how many of them are kept
         abstract = self._kind.abstract(
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype

@@ -16,7 +16,7 @@ SEGMENT = 32  # decode steps of one call
 MOST_DRAFTS = 15  # tokens that a step guesses
 LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
 CHUNK = 32  # new tokens of a row in an entry of a CPU's prefill call
-MOST_CHUNKS = 64  # in one call; more are not faster
+MOST_CHUNKS = 32  # in one call; more are not faster
 PREFILL_TOKENS = (
     16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
 )
@@ -161,6 +161,14 @@ def prefill_sizes(rows_per_shard: int, longest: int, mesh: Mesh) -> tuple[int, .
     if not on_cpu(mesh):
         return prefill_rows(rows_per_shard, mesh)
     return ladder(1, min(MOST_CHUNKS, rows_per_shard * -(-longest // CHUNK)), 2)
+
+
+def prefill_spans(longest: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of cached tokens that a prefill call may read of a row without pages.
+
+    On a CPU it reads as far as each row is filled, whatever the number.
+    """
+    return (longest,) if on_cpu(mesh) else (0, *ladder(min(512, longest), longest, 4))
 
 
 def prefill_calls(
