@@ -13,7 +13,7 @@ from routerl_jax.generation import programs
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.quantized import Qtype
-from routerl_jax.generation.rows import most_rows, prefill_rows
+from routerl_jax.generation.rows import most_rows, prefill_sizes, prefill_steps
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
@@ -24,14 +24,14 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 FED_TOKENS = 512  # of a row in one call of the prefill that is lowered
 
 
-def fed_tokens(max_length: int, prompt_tokens: int = FED_TOKENS) -> int:
-    """How many tokens of a row the lowered prefill is fed."""
-    return min(prompt_tokens, max_length)
+def fed_tokens(mesh: Mesh, max_length: int, prompt_tokens: int = FED_TOKENS) -> int:
+    """How many tokens of a row the lowered prefill is fed at once."""
+    return min(prompt_tokens, prefill_steps(max_length, mesh)[-1])
 
 
-def fed_rows(mesh: Mesh, per_shard: int, steps: int) -> int:
-    """How many rows of a shard an engine with so many feeds at once with `steps` tokens each."""
-    return most_rows(prefill_rows(per_shard, mesh), steps)
+def fed_rows(mesh: Mesh, per_shard: int, max_length: int, steps: int) -> int:
+    """How many rows (chunks of rows on a CPU) of a shard an engine feeds at once with `steps` tokens each."""
+    return most_rows(prefill_sizes(per_shard, max_length, mesh), steps)
 
 
 def lower_programs(
@@ -79,8 +79,11 @@ def lower_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(copier.graph, mesh, stored)
-    steps = fed_tokens(max_length, prompt_tokens)
-    some = (shards, fed_rows(mesh, per_shard, steps) if prompt_rows is None else min(prompt_rows, per_shard))
+    steps = fed_tokens(mesh, max_length, prompt_tokens)
+    some = (
+        shards,
+        fed_rows(mesh, per_shard, max_length, steps) if prompt_rows is None else min(prompt_rows, per_shard),
+    )
     fed = (*some, steps)
     image_inputs: dict[str, Any] = {}
     lowered = {}

@@ -91,7 +91,8 @@ class _Chunks:
         tokens, per_row = PartitionSpec(BATCH_AXES, None, heads_axis(config, mesh)), PartitionSpec(BATCH_AXES)
 
         def on_shard(q: Array, layer: tuple, *call: Array) -> Array:
-            return chunked_attention(q, *jax.tree.map(operator.itemgetter(0), (layer, *call)), window)
+            layer, rows, starts, counts = jax.tree.map(operator.itemgetter(0), (layer, *call))
+            return chunked_attention(q, layer, rows, starts, counts, window)
 
         run = jax.shard_map(
             on_shard,

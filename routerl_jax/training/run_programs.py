@@ -229,8 +229,8 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     )
     # weights that the engine shares are its arguments
     beside = 0 if apart else learner.holds - (0 if own else held(params))
-    work, steps = Work(config=model.config), fed_tokens(engine.max_length)
-    fed = shards * fed_rows(mesh, per_shard, steps)
+    work, steps = Work(config=model.config), fed_tokens(mesh, engine.max_length)
+    fed = shards * fed_rows(mesh, per_shard, engine.max_length, steps)
     useful = {
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,

@@ -1,4 +1,4 @@
-"""Both KV caches against whole forward passes: windows, rotary positions, sharded heads; and the paged one's own books."""
+"""The KV caches against whole forward passes: windows, rotary positions, sharded heads; and the paged one's own books."""
 
 import jax
 import numpy as np
@@ -17,9 +17,16 @@ from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.generation import reference
 
-KINDS = ("segment", "paged")
 # Float32, but the kernel sums over blocks of positions and divides after each: another order of additions.
 ATOL = 1e-4
+
+
+@pytest.fixture(params=["segment, as on CPUs", "segment, as on GPUs", "paged"])
+def kind(request, interpreted, monkeypatch):
+    if request.param != "segment, as on CPUs":
+        for module in ("rows", "segments"):
+            monkeypatch.setattr(f"routerl_jax.generation.{module}.on_cpu", lambda mesh: False)
+    return request.param.partition(",")[0]
 
 
 def run_turn(engine, streams, tokens):
@@ -29,8 +36,7 @@ def run_turn(engine, streams, tokens):
         engine.step()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_multi_turn_conversations_equal_whole_forward_passes(kind, interpreted):
+def test_multi_turn_conversations_equal_whole_forward_passes(kind):
     """With a windowed layer and a full one, rows and heads over four devices, a prompt that two share, a row that fills more
     than a page (128), turns over several segments, and conversations that lose their rows."""
     windows = {"model_type": "qwen2", "qkv_bias": True, "window": 5, "windowed": (True, False)}
@@ -58,8 +64,7 @@ def test_multi_turn_conversations_equal_whole_forward_passes(kind, interpreted):
         np.testing.assert_allclose(sequence.logprobs[1:][mask], expected[mask], atol=ATOL)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rotary_positions_are_apart_from_places_in_the_cache(kind, interpreted):
+def test_rotary_positions_are_apart_from_places_in_the_cache(kind):
     """As for images: several tokens share a position, and what follows goes on from another one than its index."""
     model = tiny.model(layers=1)
     mesh = make_mesh(devices=jax.devices()[:1])

@@ -1,6 +1,7 @@
 """The engine against generation by whole forward passes, and its books."""
 
 import dataclasses
+import itertools
 import gc
 import itertools
 import re
@@ -13,12 +14,17 @@ from flax import nnx
 
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.rows import (
+    Chunk,
     RowTable,
     cheapest_cuts,
     decode_rows,
+    filled_size,
     ladder,
     most_rows,
+    prefill_calls,
     prefill_rows,
+    prefill_sizes,
+    prefill_spans,
     prefill_steps,
     round_up,
 )
@@ -176,10 +182,12 @@ def test_result_does_not_depend_on_schedule_or_company():
 
 
 def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
-    """Ten prompts of 32 new tokens on each of two shards: in one call, or eight and two of a shard; the same turns."""
+    """Ten prompts of 32 new tokens on each of two shards. An accelerator takes them in one call, or eight and two of a shard;
+    a CPU takes chunks that fill its calls. The turns are the same."""
 
-    def run(most):
+    def run(most, *, cpu=False):
         monkeypatch.setattr("routerl_jax.generation.rows.PREFILL_TOKENS", most)
+        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: cpu)
         engine = Engine(tiny.model(2), rows=64, max_length=64)
         fed, extend = [], engine._calls._programs.extend
 
@@ -195,8 +203,10 @@ def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
     whole, calls = run(16_384)
     assert calls == [((2, 32, 32), [10, 10])]
     split, calls = run(8 * 32)
+    assert calls == [((2, 8, 32), [8, 8]), ((2, 8, 32), [2, 2])]
+    filled, calls = run(16_384, cpu=True)
     assert calls == [((2, 8, 32), [8, 8]), ((2, 2, 32), [2, 2])]
-    assert split == whole
+    assert filled == split == whole
 
 
 def test_stop_strings_end_turns_and_stay_in_the_text():
@@ -405,9 +415,12 @@ def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
     assert engine.compilations == warm
 
 
-def test_prefill_in_sizes_that_rows_fill_changes_nothing_but_the_slots(monkeypatch):
-    def run(split):
-        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: split)
+def test_prefill_in_chunks_changes_nothing_but_the_slots(monkeypatch):
+    """As on CPUs, chunks of 32 tokens that read their rows in blocks of 128; as on GPUs, whole rows padded to the longest."""
+
+    def run(chunks):
+        for module in ("rows", "segments"):
+            monkeypatch.setattr(f"routerl_jax.generation.{module}.on_cpu", lambda mesh: chunks)
         engine = Engine(tiny.model(), rows=4, max_length=256)
         streams = [engine.open(prompt) for prompt in prompts(6, seed=4, shortest=70, longest=150)]
         for turn in range(2):
@@ -416,16 +429,37 @@ def test_prefill_in_sizes_that_rows_fill_changes_nothing_but_the_slots(monkeypat
             finish(engine)
             for stream, observation in zip(streams, prompts(6, seed=turn, shortest=33, longest=40)):
                 engine.feed(stream, observation)
-        ledgers = [stream.ledger.sequence() for stream in streams]
-        return ledgers, engine.stats
+        return [stream.ledger.sequence() for stream in streams], engine.stats
 
-    parts, parts_stats = run(split=True)
-    whole, whole_stats = run(split=False)
+    parts, parts_stats = run(chunks=True)
+    whole, whole_stats = run(chunks=False)
     for part, once in zip(parts, whole):
         np.testing.assert_array_equal(part.tokens, once.tokens)
         np.testing.assert_allclose(part.logprobs, once.logprobs, atol=1e-5)
     assert parts_stats.prefilled_tokens == whole_stats.prefilled_tokens
-    assert parts_stats.prefill_slots < 0.8 * whole_stats.prefill_slots
+    assert parts_stats.prefill_slots < 0.7 * whole_stats.prefill_slots
+
+
+def test_calls_of_chunks_are_filled():
+    """A row of 70 new tokens and one of 300 on shard 0, one of 40 on shard 1: chunks of 32 in order, 3 + 10 and 2."""
+
+    class Holder:
+        def __init__(self, shard):
+            self.row = (shard, 0)
+
+    missing = [Chunk(holder=Holder(shard), start=5, stop=5 + count) for shard, count in ((0, 70), (0, 300), (1, 40))]
+    mesh, sizes = single_device_mesh(), (1, 2, 4, 8)
+    calls = list(prefill_calls(missing, (32,), sizes, mesh))
+    assert [len(chunks) for _, chunks in calls] == [8 + 2, 4, 1]
+    for each in missing:
+        own = [(c.start, c.stop) for _, chunks in calls for c in chunks if c.holder is each.holder]
+        assert own[0][0] == each.start
+        assert own[-1][1] == each.stop
+        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(own))
+        assert {stop - start for start, stop in own[:-1]} == {32}
+    assert [filled_size(count, (1, 2, 4, 8, 16, 32)) for count in (1, 3, 5, 7, 13, 14, 27, 28, 99)] == [
+        *(1, 4, 4, 8, 8, 16, 16, 32, 32)
+    ]
 
 
 def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(monkeypatch):
@@ -566,13 +600,15 @@ def test_row_table_and_ladders(monkeypatch):
     assert decode_rows(8, single_device_mesh()) == (8,)
     assert decode_rows(40, single_device_mesh()) == (2, 8, 16, 32, 40)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
-    steps, mesh = ladder(32, 512), single_device_mesh()
-    assert [prefill_steps(n, steps, mesh) for n in (1, 33, 95, 96, 300, 480, 512, 700)] == [
-        *(32, 64, 64, 128, 256, 512, 512, 512)  # on a CPU, 300 tokens are 256, then 44 of 64
-    ]
+    mesh = single_device_mesh()
+    assert (prefill_steps(700, mesh), prefill_steps(20, mesh)) == ((32,), (20,))
+    assert prefill_sizes(2, 100, mesh) == (1, 2, 4, 8)  # a row has four chunks of 32
+    assert prefill_spans(5000, mesh) == (5000,)
     monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)
     assert prefill_rows(100, mesh) == (8, 32, 100)
     assert decode_rows(40, mesh) == (8, 16, 32, 40)
-    assert [prefill_steps(n, steps, mesh) for n in (1, 33, 300, 700)] == [32, 64, 512, 512]
+    assert prefill_sizes(100, 5000, mesh) == (8, 32, 100)
+    assert prefill_steps(700, mesh) == (32, 64, 128, 256, 512)
+    assert prefill_spans(5000, mesh) == (0, 512, 2048, 5000)
     with pytest.raises(ValueError, match="33 rows: programs are made for 32 at most"):
         round_up(33, (8, 32), "rows")
