@@ -26,7 +26,7 @@ class Extension(Protocol):
     """A program call that feeds given tokens to some rows."""
 
     caches: Any  # the argument of `Decoder.run` ..
-    shared: bool  # .. whether all layers share it
+    shared: bool  # .. whether all layers share it ..
     unroll: bool  # .. and whether it is a list of layers
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
@@ -94,7 +94,11 @@ class KVCache(Protocol):
     def extension(
         self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], counts: Int[Array, "D A"], *, steps: int, span: int
     ) -> Extension:
-        """Feeds `counts` of `steps` tokens to rows that already hold `starts` <= span tokens."""
+        """Feeds `counts` of `steps` tokens to rows that already hold `starts` <= span tokens.
+
+        On a CPU, and with pages, a row may be there several times, with one chunk of its tokens after the other; span does not
+        matter there. Chunks without tokens come last.
+        """
         ...
 
     def fork(self, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> Self:

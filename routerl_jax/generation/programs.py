@@ -119,7 +119,7 @@ def extend(
     span: int,
     routes: bool = False,
 ) -> tuple[KVCache, Int[Array, "D A S L C"] | None]:
-    """Feeds `counts` given tokens to each row, whose first `starts` positions are already cached (starts <= span).
+    """Feeds `counts` given tokens to each row, whose first `starts` positions are already cached (see KVCache.extension).
 
     With `routes`, also gives the experts that were chosen for each token.
 

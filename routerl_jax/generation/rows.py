@@ -125,7 +125,7 @@ def rows_cost_time(mesh: Mesh) -> bool:
 
 
 def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of rows per shard that a prefill call may have. Every size is a program of its own."""
+    """The numbers of rows per shard that a copy of rows, or an accelerator's prefill, may have. Each is a program."""
     sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
     small = (1, 2, 4) if rows_cost_time(mesh) else ()
     return (*(size for size in small if size < sizes[0]), *sizes)

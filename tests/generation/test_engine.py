@@ -1,7 +1,6 @@
 """The engine against generation by whole forward passes, and its books."""
 
 import dataclasses
-import itertools
 import gc
 import itertools
 import re
