@@ -86,6 +86,11 @@ class KVCache(Protocol):
         """
         ...
 
+    @staticmethod
+    def takes_chunks(mesh: Mesh) -> bool:
+        """Whether one extension may have several entries of a row, one chunk of its tokens after the other."""
+        ...
+
     @property
     def rows(self) -> int:
         """Rows per shard."""
@@ -96,8 +101,7 @@ class KVCache(Protocol):
     ) -> Extension:
         """Feeds `counts` of `steps` tokens to rows that already hold `starts` <= span tokens.
 
-        On a CPU, and with pages, a row may be there several times, with one chunk of its tokens after the other; span does not
-        matter there. Chunks without tokens come last.
+        With `takes_chunks`, a row may be there several times, and span does not matter. Chunks without tokens come last.
         """
         ...
 

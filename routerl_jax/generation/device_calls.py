@@ -23,15 +23,12 @@ from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import (
     Chunk,
     Placement,
+    PrefillShapes,
     RowTable,
     cheapest_cuts,
     decode_rows,
     ladder,
-    prefill_calls,
     prefill_rows,
-    prefill_sizes,
-    prefill_spans,
-    prefill_steps,
     round_up,
     rows_cost_time,
 )
@@ -105,12 +102,10 @@ class DeviceCalls:
         rows = table.rows_per_shard
         self._decode_rows = decode_rows(rows, mesh)
         self._fork_rows = prefill_rows(rows, mesh)
-        self._extend_rows = prefill_sizes(rows, longest, mesh)
-        self._extend_steps = prefill_steps(longest, mesh)
+        self._prefill = PrefillShapes.of(rows, longest, mesh, chunked=self._kind.takes_chunks(mesh))
         self._fork_spans = ladder(min(256, longest), longest, 2)
         any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
         self._decode_spans = (longest,) if any_span else self._fork_spans
-        self._extend_spans = (longest,) if any_span else prefill_spans(longest, mesh)
         # drafts are written before it is known how many of them are kept
         abstract = self._kind.abstract(
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype
@@ -163,12 +158,11 @@ class DeviceCalls:
         """Feeds rows in calls of a few sizes."""
         missing = [Chunk(holder=each, start=each.cached, stop=len(each.ledger) - 1) for each in pending]
         missing = [each for each in missing if each.start < each.stop]
-        calls = prefill_calls(missing, self._extend_steps, self._extend_rows, self._mesh)
-        return sum(self._extend(chunks, steps, images) for steps, chunks in calls)
+        return sum(self._extend(chunks, steps, images) for steps, chunks in self._prefill.calls(missing))
 
     def _extend(self, chunks: Sequence[Chunk[Stream]], steps: int, images: EncodedImages | None) -> int:
         """One program call, with at most `steps` tokens per chunk."""
-        layout = Placement(self._table, self._extend_rows, chunks)
+        layout = Placement(self._table, self._prefill.sizes, chunks)
         tokens = np.zeros((*layout.shape, steps), np.int32)
         positions = np.zeros((*layout.shape, steps, 3), np.int32)
         image_index = np.full((*layout.shape, steps), -1, np.int32)
@@ -189,7 +183,7 @@ class DeviceCalls:
             counts=layout.gather(lambda chunk: chunk.stop - chunk.start),
             image_values=None if images is None else images.values,
             image_index=None if images is None else image_index,
-            span=round_up(int(starts.max()), self._extend_spans, "cached tokens of a row to feed"),
+            span=round_up(int(starts.max()), self._prefill.spans, "cached tokens of a row to feed"),
             routes=self._routes,
         )
         chosen = None if chosen is None else jax.device_get(chosen)

@@ -13,7 +13,7 @@ from routerl_jax.generation import programs
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.quantized import Qtype
-from routerl_jax.generation.rows import most_rows, prefill_sizes, prefill_steps
+from routerl_jax.generation.rows import PrefillShapes, most_rows
 from routerl_jax.generation.stops import STATE_BUCKET
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
@@ -24,14 +24,19 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 FED_TOKENS = 512  # of a row in one call of the prefill that is lowered
 
 
-def fed_tokens(mesh: Mesh, max_length: int, prompt_tokens: int = FED_TOKENS) -> int:
-    """How many tokens of a row the lowered prefill is fed at once."""
-    return min(prompt_tokens, prefill_steps(max_length, mesh)[-1])
+def fed_at_once(
+    model: Decoder, mesh: Mesh, rows: int, max_length: int, *, prompt_tokens: int = FED_TOKENS, cache_qtype: Qtype = ""
+) -> tuple[int, int]:
+    """The entries of a shard, and the tokens of an entry, in the largest prefill call of an engine with `rows` rows.
 
-
-def fed_rows(mesh: Mesh, per_shard: int, max_length: int, steps: int) -> int:
-    """How many rows (chunks of rows on a CPU) of a shard an engine feeds at once with `steps` tokens each."""
-    return most_rows(prefill_sizes(per_shard, max_length, mesh), steps)
+    Args:
+      prompt_tokens: tokens of the rows that are fed, if an entry may have as many.
+    """
+    kind = cache_kind(model.config, mesh, model.compute_dtype, qtype=cache_qtype)
+    per_shard = -(-rows // batch_shards(mesh))
+    shapes = PrefillShapes.of(per_shard, max_length, mesh, chunked=kind.takes_chunks(mesh))
+    steps = min(prompt_tokens, shapes.steps[-1])
+    return most_rows(shapes.sizes, steps), steps
 
 
 def lower_programs(
@@ -56,9 +61,8 @@ def lower_programs(
       mesh: may consist of the devices of a topology (jax.experimental.topologies), which need not exist.
       rows, max_length, segment, layout, drafts, weight_qtype, cache_qtype: see Engine. Without a layout, the model's shapes
         must have shardings.
-      prompt_rows: rows of a shard that one prefill call feeds, at most all of them; None: as many as the engine feeds with this
-        number of tokens.
-      prompt_tokens: tokens per row in one prefill call, at most max_length.
+      prompt_rows: entries of a shard in the prefill call, at most one of each row; None: as many as the engine's largest has.
+      prompt_tokens: tokens of an entry, at most max_length, and a chunk if the engine feeds chunks.
       truncate: whether some rows sample with top-p or top-k.
 
     Returns:
@@ -79,11 +83,8 @@ def lower_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(copier.graph, mesh, stored)
-    steps = fed_tokens(mesh, max_length, prompt_tokens)
-    some = (
-        shards,
-        fed_rows(mesh, per_shard, max_length, steps) if prompt_rows is None else min(prompt_rows, per_shard),
-    )
+    entries, steps = fed_at_once(model, mesh, rows, max_length, prompt_tokens=prompt_tokens, cache_qtype=cache_qtype)
+    some = (shards, entries if prompt_rows is None else min(prompt_rows, per_shard))
     fed = (*some, steps)
     image_inputs: dict[str, Any] = {}
     lowered = {}

@@ -15,8 +15,6 @@ from routerl_jax.parallel.mesh import on_cpu
 SEGMENT = 32  # decode steps of one call
 MOST_DRAFTS = 15  # tokens that a step guesses
 LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
-CHUNK = 32  # new tokens of a row in an entry of a CPU's prefill call
-MOST_CHUNKS = 32  # in one call; more are not faster
 PREFILL_TOKENS = (
     16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
 )
@@ -125,7 +123,7 @@ def rows_cost_time(mesh: Mesh) -> bool:
 
 
 def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of rows per shard that a copy of rows, or an accelerator's prefill, may have. Each is a program."""
+    """The numbers of rows per shard that a copy of rows, or a prefill without chunks, may have. Each is a program."""
     sizes = ladder(min(8, rows_per_shard), rows_per_shard, 4)
     small = (1, 2, 4) if rows_cost_time(mesh) else ()
     return (*(size for size in small if size < sizes[0]), *sizes)
@@ -151,42 +149,52 @@ class Chunk(Generic[S]):
         return self.holder.row
 
 
-def prefill_steps(longest: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of tokens that an entry of a prefill call may have, for rows of `longest` tokens."""
-    return (min(CHUNK, longest),) if on_cpu(mesh) else ladder(min(32, longest), min(512, longest), 2)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillShapes:
+    """The shapes that prefill calls may have. Every combination that occurs is a program.
 
-
-def prefill_sizes(rows_per_shard: int, longest: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of entries per shard that a prefill call may have."""
-    if not on_cpu(mesh):
-        return prefill_rows(rows_per_shard, mesh)
-    return ladder(1, min(MOST_CHUNKS, rows_per_shard * -(-longest // CHUNK)), 2)
-
-
-def prefill_spans(longest: int, mesh: Mesh) -> tuple[int, ...]:
-    """The numbers of cached tokens that a prefill call may read of a row without pages.
-
-    On a CPU it reads as far as each row is filled, whatever the number.
+    Attributes:
+      steps: tokens of an entry.
+      sizes: entries of a shard.
+      spans: cached tokens that a call reads of a row, if it does not read each as far as it is filled.
+      chunked: a row may have several entries in a call, one chunk of its tokens after the other.
     """
-    return (longest,) if on_cpu(mesh) else (0, *ladder(min(512, longest), longest, 4))
+
+    steps: tuple[int, ...]
+    sizes: tuple[int, ...]
+    spans: tuple[int, ...]
+    chunked: bool
+
+    @classmethod
+    def of(cls, rows_per_shard: int, longest: int, mesh: Mesh, *, chunked: bool) -> PrefillShapes:
+        """For rows of `longest` tokens; `chunked` is the cache's (KVCache.takes_chunks).
+
+        Entries of a CPU are as small as is fast. On an accelerator the smallest call has 512 tokens of a shard: with fewer,
+        reading the weights takes longer than the products.
+        """
+        if not chunked:
+            return cls(
+                steps=ladder(min(32, longest), min(512, longest), 2),
+                sizes=prefill_rows(rows_per_shard, mesh),
+                spans=(0, *ladder(min(512, longest), longest, 4)),
+                chunked=False,
+            )
+        tokens, least, most = (32, 1, 32) if on_cpu(mesh) else (64, 8, PREFILL_TOKENS // 64)
+        most = min(most, rows_per_shard * -(-longest // tokens))
+        sizes = ladder(min(least, most), most, 2)
+        return cls(steps=(min(tokens, longest),), sizes=sizes, spans=(longest,), chunked=True)
+
+    def calls(self, missing: Sequence[Chunk[S]]) -> Iterator[tuple[int, list[Chunk[S]]]]:
+        """Splits what rows miss into calls: the tokens per entry, and the entries.
+
+        How a row is split does not depend on other rows. Without chunks, rows of about one length are in one call, padded to
+        it. With chunks only a row's last one is padded, and a call has as many as fill it.
+        """
+        return _calls_of_chunks(missing, self.steps[-1], self.sizes) if self.chunked else _calls_of_rows(missing, self)
 
 
-def prefill_calls(
-    missing: Sequence[Chunk[S]], steps: tuple[int, ...], sizes: tuple[int, ...], mesh: Mesh
-) -> Iterator[tuple[int, list[Chunk[S]]]]:
-    """Splits what rows miss into calls: the tokens per entry, and the entries. The chunks of a row do not depend on other rows.
-
-    An accelerator feeds whole rows, up to the largest number of steps. A CPU pays for padding as for tokens. So there all
-    chunks have one size, and a call has as many as fill it.
-    """
-    if not on_cpu(mesh):
-        return _calls_of_rows(missing, steps, sizes)
-    return _calls_of_chunks(missing, steps[-1], sizes)
-
-
-def _calls_of_rows(
-    missing: Sequence[Chunk[S]], steps: tuple[int, ...], sizes: tuple[int, ...]
-) -> Iterator[tuple[int, list[Chunk[S]]]]:
+def _calls_of_rows(missing: Sequence[Chunk[S]], shapes: PrefillShapes) -> Iterator[tuple[int, list[Chunk[S]]]]:
+    steps = shapes.steps
     while missing:
         groups: dict[int, list[Chunk[S]]] = {}
         for each in missing:
@@ -194,7 +202,7 @@ def _calls_of_rows(
             chunk = dataclasses.replace(each, stop=each.start + count)
             groups.setdefault(round_up(count, steps, "new tokens of a row in a call"), []).append(chunk)
         for width, chunks in sorted(groups.items()):
-            for part in in_parts(chunks, most_rows(sizes, width)):
+            for part in in_parts(chunks, most_rows(shapes.sizes, width)):
                 yield width, part
         rest = [dataclasses.replace(each, start=each.start + steps[-1]) for each in missing]
         missing = [each for each in rest if each.start < each.stop]
@@ -218,9 +226,11 @@ def _calls_of_chunks(
 
 def filled_size(count: int, sizes: tuple[int, ...]) -> int:
     """The size, one of `sizes`, of the next call for `count` chunks: the smallest that holds all, if no more than an eighth of
-    it (or one chunk) is empty, else the largest that they fill."""
+    it (or one chunk) is empty, else the largest that they fill (the smallest of all, if there is none)."""
     size = round_up(min(count, sizes[-1]), sizes, "chunks")
-    return size if size - count <= max(1, size // 8) else max(each for each in sizes if each <= count)
+    return (
+        size if size - count <= max(1, size // 8) else max((each for each in sizes if each <= count), default=sizes[0])
+    )
 
 
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:

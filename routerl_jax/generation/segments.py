@@ -42,6 +42,10 @@ class SegmentCache:
         layer = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
         return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config, mesh=mesh)
 
+    @staticmethod
+    def takes_chunks(mesh: Mesh) -> bool:
+        return on_cpu(mesh)
+
     @property
     def rows(self) -> int:
         return jax.tree.leaves(self.k)[0].shape[1]
@@ -55,7 +59,7 @@ class SegmentCache:
         return quantize_tokens(x) if isinstance(self.k[0], Codes) else x
 
     def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Chunks | _Extension:
-        if on_cpu(self.mesh):
+        if self.takes_chunks(self.mesh):
             return _Chunks(self, rows, starts, counts, steps)
         return _Extension(self, rows, starts, counts, steps, span)
 

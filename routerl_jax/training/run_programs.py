@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import naming
 from routerl_jax.generation.kinds import cache_kind
-from routerl_jax.generation.lowering import fed_rows, fed_tokens, lower_programs
+from routerl_jax.generation.lowering import fed_at_once, lower_programs
 from routerl_jax.generation.weights import WeightCopier
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import trained_parameters
@@ -229,8 +229,9 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     )
     # weights that the engine shares are its arguments
     beside = 0 if apart else learner.holds - (0 if own else held(params))
-    work, steps = Work(config=model.config), fed_tokens(mesh, engine.max_length)
-    fed = shards * fed_rows(mesh, per_shard, engine.max_length, steps)
+    work = Work(config=model.config)
+    entries, steps = fed_at_once(model, mesh, engine.rows, engine.max_length, cache_qtype=engine.cache_qtype)
+    fed = shards * entries
     useful = {
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,

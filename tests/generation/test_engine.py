@@ -14,17 +14,14 @@ from flax import nnx
 from routerl_jax.generation.engine import Engine
 from routerl_jax.generation.rows import (
     Chunk,
+    PrefillShapes,
     RowTable,
     cheapest_cuts,
     decode_rows,
     filled_size,
     ladder,
     most_rows,
-    prefill_calls,
     prefill_rows,
-    prefill_sizes,
-    prefill_spans,
-    prefill_steps,
     round_up,
 )
 from routerl_jax.generation.sampling import GREEDY, Sampling
@@ -181,12 +178,13 @@ def test_result_does_not_depend_on_schedule_or_company():
 
 
 def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
-    """Ten prompts of 32 new tokens on each of two shards. An accelerator takes them in one call, or eight and two of a shard;
-    a CPU takes chunks that fill its calls. The turns are the same."""
+    """Ten prompts of 32 new tokens on each of two shards. A GPU takes them in one call, or eight and two; a CPU takes
+    chunks that fill its calls. The turns are the same."""
 
     def run(most, *, cpu=False):
         monkeypatch.setattr("routerl_jax.generation.rows.PREFILL_TOKENS", most)
-        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: cpu)
+        for module in ("rows", "segments"):
+            monkeypatch.setattr(f"routerl_jax.generation.{module}.on_cpu", lambda mesh: cpu)
         engine = Engine(tiny.model(2), rows=64, max_length=64)
         fed, extend = [], engine._calls._programs.extend
 
@@ -381,7 +379,8 @@ def test_after_a_program_that_failed_conversations_are_fed_anew(monkeypatch, pro
 
 
 def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
-    monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)  # the sizes of an accelerator
+    for module in ("rows", "segments"):
+        monkeypatch.setattr(f"routerl_jax.generation.{module}.on_cpu", lambda mesh: False)  # the sizes of a GPU
     engine = Engine(tiny.model(), rows=16, max_length=256)
 
     def workload(seed):
@@ -447,8 +446,8 @@ def test_calls_of_chunks_are_filled():
             self.row = (shard, 0)
 
     missing = [Chunk(holder=Holder(shard), start=5, stop=5 + count) for shard, count in ((0, 70), (0, 300), (1, 40))]
-    mesh, sizes = single_device_mesh(), (1, 2, 4, 8)
-    calls = list(prefill_calls(missing, (32,), sizes, mesh))
+    shapes = PrefillShapes(steps=(32,), sizes=(1, 2, 4, 8), spans=(400,), chunked=True)
+    calls = list(shapes.calls(missing))
     assert [len(chunks) for _, chunks in calls] == [8 + 2, 4, 1]
     for each in missing:
         own = [(c.start, c.stop) for _, chunks in calls for c in chunks if c.holder is each.holder]
@@ -459,13 +458,15 @@ def test_calls_of_chunks_are_filled():
     assert [filled_size(count, (1, 2, 4, 8, 16, 32)) for count in (1, 3, 5, 7, 13, 14, 27, 28, 99)] == [
         *(1, 4, 4, 8, 8, 16, 16, 32, 32)
     ]
+    assert [filled_size(count, (8, 16, 32)) for count in (1, 12, 15, 28)] == [8, 8, 16, 32]
 
 
 def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(monkeypatch):
     """One conversation of 700 tokens among 30 short ones: calls for those read no more than 256 tokens of a row."""
 
     def run(apart):
-        monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: apart)
+        for module in ("rows", "segments"):
+            monkeypatch.setattr(f"routerl_jax.generation.{module}.on_cpu", lambda mesh: apart)
         engine = Engine(tiny.model(max_length=1024), rows=40, max_length=1024)
         calls, decode = [], engine._calls._programs.decode
 
@@ -600,14 +601,15 @@ def test_row_table_and_ladders(monkeypatch):
     assert decode_rows(40, single_device_mesh()) == (2, 8, 16, 32, 40)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
     mesh = single_device_mesh()
-    assert (prefill_steps(700, mesh), prefill_steps(20, mesh)) == ((32,), (20,))
-    assert prefill_sizes(2, 100, mesh) == (1, 2, 4, 8)  # a row has four chunks of 32
-    assert prefill_spans(5000, mesh) == (5000,)
+    cpu = PrefillShapes.of(2, 100, mesh, chunked=True)  # a row has four chunks of 32
+    assert cpu == PrefillShapes(steps=(32,), sizes=(1, 2, 4, 8), spans=(100,), chunked=True)
+    assert PrefillShapes.of(2, 20, mesh, chunked=True).steps == (20,)
     monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)
     assert prefill_rows(100, mesh) == (8, 32, 100)
     assert decode_rows(40, mesh) == (8, 16, 32, 40)
-    assert prefill_sizes(100, 5000, mesh) == (8, 32, 100)
-    assert prefill_steps(700, mesh) == (32, 64, 128, 256, 512)
-    assert prefill_spans(5000, mesh) == (0, 512, 2048, 5000)
+    tpu = PrefillShapes.of(100, 5000, mesh, chunked=True)
+    assert (tpu.steps, tpu.sizes) == ((64,), (8, 16, 32, 64, 128, 256))  # up to 16,384 tokens
+    gpu = PrefillShapes.of(100, 5000, mesh, chunked=False)
+    assert (gpu.steps, gpu.sizes, gpu.spans) == ((32, 64, 128, 256, 512), (8, 32, 100), (0, 512, 2048, 5000))
     with pytest.raises(ValueError, match="33 rows: programs are made for 32 at most"):
         round_up(33, (8, 32), "rows")
