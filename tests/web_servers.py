@@ -278,9 +278,11 @@ class Chats:
 
     It is cut before the first of the request's `stop` strings, which are not in it, and after `max_tokens` words.
     `names_stops`: choices say which stop string it was (`stop_reason`), as vLLM's do.
+    `echo`: a reply that continues the assistant's last message begins with this and that message, as llama.cpp's may.
     """
 
     names_stops = False
+    echo: str | None = None
 
     def __init__(self, reply: Callable[[list[dict[str, Any]]], str], key: str = "", delay: float = 0.0) -> None:
         self.reply, self.key, self.delay = reply, key, delay
@@ -308,11 +310,13 @@ class Chats:
         most = body.get("max_tokens") or body.get("max_completion_tokens")
         if most and len(text.split()) > most:
             text, finish, met = " ".join(text.split()[:most]), "length", None
+        words = len(text.split())
+        if self.echo is not None and body["messages"][-1]["role"] == "assistant":
+            text = self.echo + body["messages"][-1]["content"] + text
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         if self.names_stops:
             choice["stop_reason"] = met and met[1]
-        words = len(text.split())
         usage = {"prompt_tokens": 7, "completion_tokens": words, "total_tokens": 7 + words}
         about = {"id": "1", "object": "chat.completion", "created": 1764000000, "model": body["model"]}
         return web.json_response({**about, "choices": [choice], "usage": usage})

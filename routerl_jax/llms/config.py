@@ -48,7 +48,7 @@ class PolicyModelConfig(EndpointConfig):
 
     max_length: Size = 32768  # most tokens of a conversation; an estimate by the usual vocabularies
     # how observations within the policy's turn are sent. turns: as a user's message; continue: as part of the model's own
-    # unfinished message, which the endpoint continues (`continue_final_message` of vLLM and SGLang)
+    # unfinished message, which the endpoint continues (`continue_final_message` of vLLM, SGLang and llama.cpp)
     form: Form = "turns"
     pictures: bool = True  # the model sees pictures
     min_pixels: Size = 56 * 56  # fewest pixels of a picture that is sent

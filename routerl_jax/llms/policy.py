@@ -22,7 +22,7 @@ from routerl_jax.llms.config import PolicyModelConfig
 from routerl_jax.llms.load import endpoint_model
 from routerl_jax.llms.metered import Budget, MeteredModel, Price
 from routerl_jax.llms.sent_pictures import SentPictures
-from routerl_jax.llms.stop_strings import continuation, ended, to_send
+from routerl_jax.llms.stop_strings import after_message, continuation, ended, to_send
 from routerl_jax.llms.transcript import PICTURE, ChatRequest, Transcript, chat_request
 from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.remote.cache import Cache
@@ -271,8 +271,11 @@ class ChatModel(Endpoint):
         )
         if reply.error is not None:
             return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
-        text = reply.text if request.what.continued else continuation(reply.text, request.what.begun)
-        if not text.strip():
+        if request.what.continued:
+            text = after_message(reply.text, request.what.messages[-1].content)
+        else:
+            text = continuation(reply.text, request.what.begun)
+        if not text.strip() and not request.what.continued:  # a continued message may end where it is
             message = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
             return TurnFailed(Failure(kind=faults.EMPTY, message=message))
         text, reason = ended(reply, replace_surrogates(text), request.stops, request.what.begun)

@@ -1,4 +1,4 @@
-"""Stop strings of endpoints: which are sent, and at which one a reply ended."""
+"""Where the policy's own text in an endpoint's reply begins, and at which stop string it ended."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from routerl_jax.core.types import StopReason
 from routerl_jax.llms.base import Completion
 
 MOST = 4  # the most that OpenAI takes
+_NO_THOUGHTS = re.compile(r"<think>\s*</think>")
 
 
 class Ended(NamedTuple):
@@ -71,3 +72,12 @@ def continuation(text: str, begun: str) -> str:
         if repeated and repeated in text:
             return text[text.index(repeated) + len(repeated) :]
     return text
+
+
+def after_message(text: str, message: str) -> str:
+    """A reply that continues an unfinished message, without that message.
+
+    llama.cpp's server repeats the message, after the empty thoughts of a template that has them; vLLM's does not.
+    """
+    before, repeated, after = text.partition(message if message in text else message.strip())
+    return after if repeated and not _NO_THOUGHTS.sub("", before).strip() else text

@@ -147,9 +147,10 @@ def test_an_answer_that_is_begun_is_asked_for_in_words(chats):
         assert episode.turns[1].forced == "<answer>"
 
 
-def test_a_server_that_goes_on_with_the_assistants_words(chats):
-    """vLLM's way: what was found and what was begun stand in the unfinished message."""
-    chats.refuse = lambda body: ""
+@pytest.mark.parametrize("echo", [None, "", "<think>\n\n</think>\n\n"], ids=["vllm", "llama.cpp", "llama.cpp-thinking"])
+def test_a_server_that_goes_on_with_the_assistants_words(chats, echo):
+    """What was found and what was begun stand in the unfinished message. vLLM gives what follows, llama.cpp all of it."""
+    chats.refuse, chats.echo = lambda body: "", echo
     chats.reply = lambda messages: "Accra</answer>" if messages[-1]["role"] == "assistant" else SEARCH
     episode = ask(chats, dataclasses.replace(AGENT, max_searches=1), form="continue")
     first, second = chats.bodies
@@ -161,6 +162,15 @@ def test_a_server_that_goes_on_with_the_assistants_words(chats):
     assert "".join(turn.forced + turn.text + turn.observation for turn in episode.turns) == (
         f"{SEARCH}{FOUND}<answer>Accra</answer>"
     )
+
+
+def test_an_unfinished_message_may_end_where_it_is(chats):
+    """That is an empty turn, as an engine's that ends at once, and no failure."""
+    chats.refuse, chats.echo = lambda body: "", ""
+    chats.reply = lambda messages: "" if messages[-1]["role"] == "assistant" else SEARCH
+    episode = ask(chats, form="continue")
+    assert (episode.failure, episode.answer) == (None, None)
+    assert [(turn.text, turn.stop_reason) for turn in episode.turns] == [(SEARCH, "stop"), ("", "eos")]
 
 
 def test_marks_in_what_anybody_says_are_text(chats):
