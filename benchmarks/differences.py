@@ -37,7 +37,7 @@ from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES, passages_of, records
-from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
+from routerl_jax.evaluation.figures import color_of, dots, new_figure, panels_of, save_figure
 from routerl_jax.evaluation.paired import compare_scores
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.rewards.metrics import ANSWER_METRICS
@@ -427,11 +427,10 @@ def picture(results: Mapping[str, Any], path: pathlib.Path) -> None:
     for axis, name in zip(panels_of(figure, 1, len(names)), names):
         part = results[name]
         if name == "released":
-            _draw(axis, list(_by_normalizer(part)), list(part["metrics"]))
+            dots(axis, list(_by_normalizer(part)), list(part["metrics"]))
             mean, low, high = (100 * value for value in part["judge"])
             axis.axvspan(low, high, color="0.9", zorder=0)
             axis.axvline(mean, color="0.4", linewidth=0.8, linestyle=":", label="published judge")
-            axis.legend(frameon=False, fontsize=8, loc="upper right")
             axis.set_title(f"The same {part['n']:,} published answers:\nmetric and normaliser")
         else:
             rows = [f"{row['group']}: {row['name']}" if row["group"] != "base" else BASE for row in part["settings"]]
@@ -439,33 +438,19 @@ def picture(results: Mapping[str, Any], path: pathlib.Path) -> None:
                 (metric.upper(), [(row[metric], *row[f"{metric}_interval"]) for row in part["settings"]])
                 for metric in _HEADLINE
             ]
-            _draw(axis, series, [row.replace("`", "") for row in rows])
+            dots(axis, series, [row.replace("`", "") for row in rows])
             for number, (_, values) in enumerate(series):
                 axis.axvline(100 * values[0][0], color=color_of(number), linewidth=0.8, linestyle=":")
             policy = "0.9M policy on Atlas" if name == "atlas" else "SmolLM2-135M on HotpotQA"
             axis.set_title(f"{policy}, {part['settings'][0]['n']} questions:\none setting changed at a time")
         axis.set_xlabel("% with 95 % interval")
+        axis.legend(frameon=False, fontsize=8, loc="upper right" if name == "released" else "best")
     save_figure(figure, path)
 
 
 def _by_normalizer(part: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[float, float, float]]]]:
     for normalizer in NORMALIZERS:
         yield normalizer, [tuple(by[normalizer]) for by in part["metrics"].values()]
-
-
-def _draw(axis: Any, series: Sequence[tuple[str, Sequence[tuple[float, ...]]]], rows: Sequence[str]) -> None:
-    """Dots with intervals, a row per setting, from above; the series lie a little apart."""
-    apart = 0.5 / len(series)
-    for number, (label, values) in enumerate(series):
-        heights = [at + (number - (len(series) - 1) / 2) * apart for at in range(len(rows))]
-        means, lows, highs = (np.asarray([100 * value[i] for value in values]) for i in range(3))
-        bars = [np.maximum(means - lows, 0), np.maximum(highs - means, 0)]
-        axis.errorbar(
-            means, heights, xerr=bars, fmt="o", color=color_of(number), label=label, markersize=4.5, elinewidth=1.2
-        )
-    axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    axis.invert_yaxis()
-    axis.legend(frameon=False, fontsize=8)
 
 
 def _slug(text: str) -> str:

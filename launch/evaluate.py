@@ -79,6 +79,9 @@ def define_flags() -> None:
         None,
         "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; help: those, and figures.",
     )
+    flags.DEFINE_bool(
+        "finished", False, "Of a comparison: ask nothing, and report what is finished; one may be running in --output."
+    )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     flags.DEFINE_integer(
         "limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.", lower_bound=0
@@ -146,7 +149,7 @@ def _help() -> None:
 
 def _compare() -> None:
     """Agents on benchmarks, as the configuration and the flags say."""
-    from routerl_jax.comparison.compare import compare
+    from routerl_jax.comparison.compare import compare, report_finished
     from routerl_jax.comparison.config import ComparisonConfig
     from routerl_jax.comparison.report import print_metrics
     from routerl_jax.core.config import naming
@@ -172,7 +175,7 @@ def _compare() -> None:
     output = pathlib.Path(FLAGS.output)
     check_writable("--output", output)
     split_cpu(config.mesh.cpu_devices)
-    results = compare(config, output)
+    results = report_finished(config, output) if FLAGS.finished else compare(config, output)
     if FLAGS.json:
         print(json.dumps(results))
     else:
@@ -220,9 +223,10 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.training.snapshots import check_snapshot
     from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
-    if FLAGS.benchmarks or FLAGS.report:
+    if FLAGS.benchmarks or FLAGS.report or FLAGS.finished:
         raise ValueError(
-            "--benchmarks and --report are for a comparison: give its --config (configs/eval), and name the run in --agents"
+            "--benchmarks, --report and --finished are for a comparison: give its --config (configs/eval), and name the run in "
+            "--agents"
         )
     chats = not FLAGS.workdir and FLAGS.config is not None and bool(read_config().chat_model.model)
     if bool(FLAGS.workdir) + bool(FLAGS.model) + chats != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -73,15 +74,28 @@ def attempt_all(
         journal.close()
 
 
+def attempted(path: pathlib.Path, examples: Sequence[Example]) -> int:
+    """Number of the examples with an episode in `path`. Another process may be adding to the file."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    known = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
+    return sum(example.id in known for example in examples)
+
+
 def finished_attempts(
-    path: pathlib.Path, examples: Sequence[Example], judge: Judge | None = None, judged_by: str = ""
+    path: pathlib.Path,
+    examples: Sequence[Example],
+    judge: Judge | None = None,
+    judged_by: str = "",
+    *,
+    rewrite: bool = True,
 ) -> tuple[list[Episode], list[Record]]:
-    """Episodes and records of all examples, in order. Rewrites the file in this order if it differs.
+    """Episodes and records of all examples, in order.
 
     With a `judge`, episodes without its verdict get one.
 
     Args:
       judged_by: identifies this judge. Verdicts of other judges do not count.
+      rewrite: rewrite the file if its order or verdicts differ from what is returned.
 
     Raises:
       ValueError: an example has no episode, or a row is no episode.
@@ -92,7 +106,7 @@ def finished_attempts(
     records = [rows[example.id] for example in examples]
     episodes = [_episode(record, example, path, i) for i, (record, example) in enumerate(zip(records, examples))]
     for episode, record in zip(episodes, records):
-        if judge is None or record.get("judge") != judged_by:
+        if record.get("judge") != judged_by:
             episode.verdict = None
     if judge is not None:
         unjudged = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
@@ -103,7 +117,7 @@ def finished_attempts(
             row | {"verdict": verdict_fields, "judge": judged_by}
             for row, verdict_fields in zip(records, verdicts, strict=True)
         ]
-    if list(read_records(path)) != records:
+    if rewrite and list(read_records(path)) != records:
         write_json_lines(path, records)
     return episodes, records
 

@@ -76,16 +76,18 @@ def metric_definitions(metrics: Sequence[str], normalizer: str) -> dict[str, str
     return definitions | {f"normalizer {normalizer}": _first_lines(NORMALIZERS.get(normalizer))}
 
 
-def versions() -> dict[str, str]:
-    """Versions of this package, Python and the main libraries, and the machine and its devices."""
+def versions(devices: bool = True) -> dict[str, str]:
+    """Versions of this package, Python and the main libraries, and the machine and, if asked for, its devices."""
     entries = {"routerl_jax": routerl_jax.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             entries[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    devices = jax.devices()
-    return entries | {"machine": platform.machine(), "devices": f"{len(devices)} x {devices[0].device_kind}"}
+    entries["machine"] = platform.machine()
+    if devices:
+        entries["devices"] = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    return entries
 
 
 def _first_lines(function: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import captions, card, policies
 from routerl_jax.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
-from routerl_jax.comparison.attempts import attempt_all, finished_attempts
+from routerl_jax.comparison.attempts import attempt_all, attempted, finished_attempts
 from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located, with_knowledge
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import captioned
@@ -77,18 +77,66 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
     """
     beside, fields = _beside(config.compare_with), prepared(config)
     with directory_lock(output):
-        results = _compared(fields, config, output, progress) | {"beside": beside}
-        write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
-        write_report(results, output)
+        results = _compared(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
+        _write(results, output)
     return results
+
+
+def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str, Any]:
+    """Writes the report of what `output` has, and asks no policy and no judge. A comparison may be running there.
+
+    The report has the agents with an episode of every question of a benchmark. It says how many questions the others have, and
+    leaves their places blank. Verdicts count if they were given before.
+
+    Returns:
+      The content of results.json, as `compare`, with the other agents in the card (`unfinished`).
+
+    Raises:
+      ValueError: no agent has finished a benchmark, or as `compare`.
+    """
+    beside = _beside(config.compare_with)
+    finished: list[PreparedBenchmark] = []
+    unfinished: dict[str, dict[str, int]] = {}
+    for field in _with_captions(prepared(config), config, False):
+        counts = {row.name: attempted(field.path(row, output), field.examples) for row in field.rows}
+        rows = [row for row in field.rows if counts[row.name] == len(field.examples)]
+        if rows:
+            finished.append(dataclasses.replace(field, rows=rows))
+        if lacking := {name: count for name, count in counts.items() if count < len(field.examples)}:
+            unfinished[field.name] = lacking
+    if not finished:
+        raise ValueError(f"no agent has an episode of every question in {output}; leave --finished out to run them")
+    _check_settings(finished, config, output)
+    known = {}
+    for run in dict.fromkeys(row.run for field in finished for row in field.rows):
+        saved = read_json(output / "policies" / f"{_policy(run)}.json", _REMEDY)
+        known[_policy(run)] = policies.names(run, config) | saved
+    results = {
+        "benchmarks": {field.name: _results(field, config, output, None, rewrite=False) for field in finished},
+        "card": _card(finished, config, known, unfinished),
+        "beside": beside,
+    }
+    _write(results, output)
+    return results
+
+
+def _write(results: dict[str, Any], output: pathlib.Path) -> None:
+    write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
+    write_report(results, output)
+
+
+def _with_captions(
+    fields: list[PreparedBenchmark], config: ComparisonConfig, progress: bool
+) -> list[PreparedBenchmark]:
+    if not config.captions.model:
+        return fields
+    with naming("config.captions"):
+        return [_captioned(field, config, progress) for field in fields]
 
 
 def _compared(
     fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
 ) -> dict[str, Any]:
-    if config.captions.model:
-        with naming("config.captions"):
-            fields = [_captioned(field, config, progress) for field in fields]
     _check_settings(fields, config, output)
     judge = _judge(config)
     known: dict[str, dict[str, Any]] = {}
@@ -260,12 +308,18 @@ def _check_settings(fields: list[PreparedBenchmark], config: ComparisonConfig, o
 
 
 def _results(
-    field: PreparedBenchmark, config: ComparisonConfig, output: pathlib.Path, judge: ModelJudge | None
+    field: PreparedBenchmark,
+    config: ComparisonConfig,
+    output: pathlib.Path,
+    judge: ModelJudge | None,
+    *,
+    rewrite: bool = True,
 ) -> dict[str, Any]:
     rows, scores = {}, {}
-    judged_by = card.digest(dict(settings_that_count(config.judge))) if judge else ""
+    judged_by = card.digest(dict(settings_that_count(config.judge))) if config.judge.model else ""
     for row in field.rows:
-        episodes, records = finished_attempts(field.path(row, output), field.examples, judge, judged_by)
+        path = field.path(row, output)
+        episodes, records = finished_attempts(path, field.examples, judge, judged_by, rewrite=rewrite)
         rows[row.name] = row_results(
             episodes, records, tuple(field.knowledge), config.normalizer, row.agent.search_budget
         ) | {"budget": row.agent.search_budget, "prompts": card.prompts_digest(records), "agent": row.about}
@@ -274,8 +328,18 @@ def _results(
     return {"n": len(field.examples), "rows": rows, "tests": paired_tests(scores, config.metrics, config.reference)}
 
 
-def _card(fields: list[PreparedBenchmark], config: ComparisonConfig, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that the numbers depend on."""
+def _card(
+    fields: list[PreparedBenchmark],
+    config: ComparisonConfig,
+    known: Mapping[str, Any],
+    unfinished: Mapping[str, Mapping[str, int]] | None = None,
+) -> dict[str, Any]:
+    """Everything that the numbers depend on.
+
+    Args:
+      unfinished: of a report of what is there: number of questions with an episode, by benchmark and by agent that is not
+        finished. The card is then without devices: the episodes may be from others, and these may be in use.
+    """
     return {
         "benchmarks": {
             field.name: {
@@ -299,8 +363,9 @@ def _card(fields: list[PreparedBenchmark], config: ComparisonConfig, known: Mapp
         "papers": list(config.papers),
         "rows": dict(config.rows),
         "left out": {field.name: dict(field.left_out) for field in fields if field.left_out},
+        "unfinished": {name: dict(counts) for name, counts in (unfinished or {}).items()},
         "definitions": card.metric_definitions(config.metrics, config.normalizer),
         **_captions_card(config),
         **({"judge": dict(settings_that_count(config.judge))} if config.judge.model else {}),
-        "versions": card.versions(),
+        "versions": card.versions(devices=unfinished is None),
     }

@@ -1,15 +1,47 @@
-"""A figure of quality against cost."""
+"""Figures of a comparison: the metrics of all agents, and quality against cost."""
 
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
+from routerl_jax.evaluation.figures import color_of, dots, new_figure, panels_of, save_figure
 from routerl_jax.evaluation.report import heading
 
 _MARKS = "osD^vP*X<>"
+
+
+def metric_figure(benchmarks: Mapping[str, Any], metrics: Sequence[str], path: pathlib.Path) -> None:
+    """Writes a PNG with a panel per benchmark: every metric of every agent, with its interval."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    agents = list(dict.fromkeys(name for results in benchmarks.values() for name in results["rows"]))
+    columns = min(len(benchmarks), 3)
+    lines = -(-len(benchmarks) // columns)
+    width = 1.2 + max(4.0, 10.8 / columns) * columns
+    figure = new_figure((min(width, 12.0), lines * (1.1 + 0.36 * len(agents))))
+    panels = panels_of(figure, lines, columns)
+    for axis, (name, results) in zip(panels, benchmarks.items()):
+        rows = [results["rows"].get(agent, {}) for agent in agents]
+        series = [
+            (heading(metric).removesuffix(" %"), [_measured(row, metric) for row in rows])
+            for metric in metrics
+            if any(metric in row for row in rows)
+        ]
+        dots(axis, series, agents)
+        axis.set(title=f"{name} (n={results['n']})", xlabel="%")
+    for i, axis in enumerate(panels):
+        if i >= len(benchmarks):
+            axis.remove()
+        elif i % columns:
+            axis.set_yticklabels([])
+    marks = {label: mark for axis in panels for mark, label in zip(*axis.get_legend_handles_labels())}
+    figure.legend(marks.values(), marks, loc="outside upper left", frameon=False, fontsize=8, ncols=len(marks))
+    save_figure(figure, path)
+
+
+def _measured(row: Mapping[str, Any], metric: str) -> tuple[float, float, float] | None:
+    return (row[metric], *row[f"{metric}_interval"]) if metric in row else None
 
 
 def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:

@@ -48,8 +48,14 @@ def open_policy(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, di
     else:
         trained = TrainConfig(kind="sft", model=config.model, mesh=config.mesh, engine=config.engine)
         model = build_policy(trained, mesh)
-    about = {"name": run, "model": trained.model.path} if run else {"name": config.model.path}
-    yield make_engine(trained, model), {**about, "weights digest": digest(nnx.state(model))}
+    yield make_engine(trained, model), {**names(run, config), "weights digest": digest(nnx.state(model))}
+
+
+def names(run: str, config: ComparisonConfig) -> dict[str, str]:
+    """The part of a policy's description that says what it is called, without opening it."""
+    if run:
+        return {"name": run, "model": load_config(pathlib.Path(run).expanduser()).model.path}
+    return {} if config.chat_model.model else {"name": config.model.path}
 
 
 def check(config: ComparisonConfig) -> None:

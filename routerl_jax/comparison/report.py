@@ -12,9 +12,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
-from routerl_jax.comparison.figure import cost_figure
+from routerl_jax.comparison.figure import cost_figure, metric_figure
 from routerl_jax.comparison.papers.known import PAPER_TABLES
-from routerl_jax.comparison.papers.layout import paper_blocks
+from routerl_jax.comparison.papers.layout import paper_blocks, policy_name
 from routerl_jax.core.console import open_console
 from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.report import heading
@@ -38,10 +38,11 @@ _BEHAVIOUR = (
 
 
 def write_report(results: Mapping[str, Any], output: pathlib.Path) -> None:
-    """Writes report.md, report.html and figures/quality_cost.png from the content of results.json."""
-    picture = output / "figures" / "quality_cost.png"
-    cost_figure(results["benchmarks"], results["card"]["metrics"][0], picture)
-    blocks = report(results, picture)
+    """Writes report.md, report.html and the pictures in figures/ from the content of results.json."""
+    figures, metrics = output / "figures", results["card"]["metrics"]
+    metric_figure(results["benchmarks"], metrics, figures / "metrics.png")
+    cost_figure(results["benchmarks"], metrics[0], figures / "quality_cost.png")
+    blocks = report(results, figures)
     write_atomic(output / "report.md", markdown(blocks, output))
     write_atomic(output / "report.html", page(blocks, TITLE))
 
@@ -50,7 +51,7 @@ def print_metrics(results: Mapping[str, Any]) -> None:
     """Prints the tables of metrics."""
     console = open_console()
     for metric in results["card"]["metrics"]:
-        table = metric_table(results["benchmarks"], metric)
+        table = metric_table(results["benchmarks"], metric, _unfinished_agents(results["card"]))
         printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
         for i, column_heading in enumerate(table.headings):
             printed.add_column(column_heading, justify="left" if i == 0 else "right")
@@ -59,22 +60,34 @@ def print_metrics(results: Mapping[str, Any]) -> None:
         console.print(printed)
     for benchmark, agents in results["card"]["left out"].items():
         console.print(Text(f"left out of {benchmark}: {', '.join(agents)} (the report says why)"))
+    if unfinished := results["card"]["unfinished"]:
+        said = ", ".join(f"{_counted(len(counts), 'agent')} on {name}" for name, counts in unfinished.items())
+        console.print(Text(f"not finished: {said} (the report says how far they are)"))
 
 
-def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
-    """The blocks of the whole report."""
+def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
+    """The blocks of the whole report.
+
+    Args:
+      figures: the directory of its pictures.
+    """
     benchmarks, card = results["benchmarks"], results["card"]
     blocks: list[Block] = [Heading(TITLE, 1), Paragraph(_introduction(benchmarks, card))]
+    blocks += [Picture(figures / "metrics.png", "Metrics of every agent, with 95 % intervals")]
     for metric in card["metrics"]:
-        blocks += [Heading(_title(metric)), Paragraph(_means(metric)), metric_table(benchmarks, metric)]
+        table = metric_table(benchmarks, metric, _unfinished_agents(card))
+        blocks += [Heading(_title(metric)), Paragraph(_means(metric)), table]
     for name in card["papers"]:
         blocks += paper_blocks(PAPER_TABLES.get(name), results)
-    blocks += [Heading("Quality and cost"), Picture(picture, "Quality against searches and tokens of a question")]
+    costs = Picture(figures / "quality_cost.png", "Quality against searches and tokens of a question")
+    blocks += [Heading("Quality and cost"), costs]
     for name, result in benchmarks.items():
         blocks += [Heading(f"Cost of a question, {name}", 3), cost_table(result["rows"])]
     blocks += [Paragraph(_COST)]
     blocks += [Heading("Which is better"), Paragraph(_tests_about(card))]
     for name, result in benchmarks.items():
+        if card["reference"] and card["reference"] not in result["rows"]:
+            blocks += [Paragraph(f"{name}: no tests, because {card['reference']} has no results there.")]
         for metric in card["metrics"]:
             blocks += _tests(name, metric, [test for test in result["tests"] if test["metric"] == metric])
     blocks += [
@@ -83,16 +96,17 @@ def report(results: Mapping[str, Any], picture: pathlib.Path) -> list[Block]:
     ]
     for name, result in benchmarks.items():
         blocks += [Heading(name, 3), behaviour_table(result["rows"])]
-    blocks += _left_out(card) + _trouble(benchmarks)
+    blocks += _left_out(card) + _unfinished(card) + _trouble(benchmarks)
     return [*blocks, *_card(results)]
 
 
-def metric_table(benchmarks: Mapping[str, Any], metric: str) -> Table:
+def metric_table(benchmarks: Mapping[str, Any], metric: str, unfinished: Sequence[str] = ()) -> Table:
     """A metric of every row on every benchmark, in percent with its 95 % interval. The best of each benchmark is bold.
 
-    With several benchmarks there is a column with the mean over them, for rows that are on all of them.
+    With several benchmarks there is a column with the mean over them, for rows that are on all of them. Agents that are
+    `unfinished` on all benchmarks have empty rows.
     """
-    agents = list(dict.fromkeys(name for result in benchmarks.values() for name in result["rows"]))
+    agents = list(dict.fromkeys([*(name for result in benchmarks.values() for name in result["rows"]), *unfinished]))
     several = len(benchmarks) > 1
     headings = [
         "agent",
@@ -172,12 +186,37 @@ _COST = (
 def _introduction(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> str:
     agents = list(dict.fromkeys(name for values in benchmarks.values() for name in values["rows"]))
     temperature = card["decoding"]["temperature"]
+    named = list(dict.fromkeys(map(policy_name, card["policies"].values())))
+    policies = f"{'The policy is' if len(named) == 1 else 'Policies are'} {' and '.join(named)}."
     decoding = f"at temperature {temperature:g}, seed {card['decoding']['seed']}" if temperature else "greedily"
-    return (
-        f"{len(agents)} agents on {len(benchmarks)} benchmarks ({', '.join(benchmarks)}). All show {card['k']} documents of a "
-        f"search, search in {card['searches']} rounds at most, decode {decoding}, and are scored with the normaliser "
-        f"{card['normalizer']}. The card at the end has what else the numbers depend on."
+    compared = (
+        f"{_counted(len(agents), 'agent')} on {_counted(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})."
     )
+    unfinished = " Not all is finished: what is missing is listed under Not finished." if card["unfinished"] else ""
+    return (
+        f"{compared} {policies} All show {card['k']} documents of a search, search in {card['searches']} rounds at most, "
+        f"decode {decoding}, and are scored with the normaliser {card['normalizer']}. The card at the end has what else the "
+        f"numbers depend on.{unfinished}"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
+def _unfinished_agents(card: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(name for counts in card["unfinished"].values() for name in counts))
+
+
+def _unfinished(card: Mapping[str, Any]) -> list[Block]:
+    counts = card["unfinished"]
+    lines = [[agent, *(str(counts[name].get(agent, "")) for name in counts)] for agent in _unfinished_agents(card)]
+    about = (
+        "Numbers of questions that these agents have answered so far, where they have not answered all. Their places are empty "
+        "above. The same command without --finished goes on with them."
+    )
+    table = Table(["agent", *counts], lines)
+    return [Heading("Not finished"), Paragraph(about), table] if lines else []
 
 
 def _title(metric: str) -> str:
@@ -217,8 +256,8 @@ def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[B
         return []
     significant = [test for test in tests if test["holm"] < _LEVEL]
     title = Heading(f"{_title(metric)}, {name}", 3)
-    count = f"{len(significant)} of {len(tests)}" if significant else f"None of {len(tests)}"
-    summary = Paragraph(f"{count} pairs of agents can be told apart (corrected p below {_LEVEL:g}).")
+    count = f"{len(significant) or 'none'} of {_counted(len(tests), 'pair')} of agents"
+    summary = Paragraph(f"Told apart (corrected p below {_LEVEL:g}): {count}.")
     if len(tests) <= _MOST_TESTS:
         return [title, summary, tests_table(tests)]
     return [

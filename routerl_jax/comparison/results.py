@@ -49,7 +49,8 @@ def row_results(
 
 
 def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: str = "") -> list[dict[str, Any]]:
-    """Paired tests between rows of a benchmark, for each metric: between every two rows, or each row and the `reference`.
+    """Paired tests between rows of a benchmark, for each metric: between every two rows, or each row and the `reference`
+    (none if that is not among the rows).
 
     Returns:
       One entry per `metric`, `first` and `second`, in the order of the rows. It has `difference`, `interval` and `p`
@@ -57,8 +58,8 @@ def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: 
       tests of this metric.
     """
     pairs = list(itertools.combinations(rows, 2))
-    if reference in rows:
-        pairs = [(name, reference) for name in rows if name != reference]
+    if reference:
+        pairs = [(name, reference) for name in rows if name != reference and reference in rows]
     tests: list[dict[str, Any]] = []
     for metric in metrics:
         of_metric = []

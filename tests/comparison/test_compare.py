@@ -13,6 +13,7 @@ import pytest
 
 from routerl_jax.comparison.captions import CaptionConfig
 from routerl_jax.data.atlas import flags
+from routerl_jax.parallel.workdir import directory_lock
 from tests.comparison.world import QUESTIONS, config, reply, write_world
 from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.web_servers import Chats, http_error, refused_by_openai, serving
@@ -75,7 +76,7 @@ def test_numbers_by_hand(chats: Any, tmp_path: pathlib.Path, capsys: pytest.Capt
     assert "| vanilla_rag | **83.3 (50.0-100.0)** |" in report
     assert '<td class="text">vanilla_rag</td><td><strong>83.3 (50.0-100.0)</strong></td>' in page
     assert "| vanilla_rag | cot | +66.7 (" in report
-    assert "None of 3 pairs of agents can be told apart" in report
+    assert "Told apart (corrected p below 0.05): none of 3 pairs of agents." in report
     assert "| vanilla_rag | 1.00 | 1.00 | 1 | 7 | 1 | " in report
     assert "Every question was answered, and no search failed." in report
     assert 'src="data:image/png;base64,iVBOR' in page
@@ -125,6 +126,34 @@ def test_killed_it_goes_on_and_asks_nothing_twice(
     monkeypatch.setenv("ROUTERL_CACHE", str(tmp_path / "third cache"))
     whole = without_seconds(compared(wanted, f"--output={tmp_path / 'whole'}"))
     assert whole["benchmarks"] == resumed["benchmarks"]
+
+
+def test_what_is_finished_is_reported_while_it_runs(chats: Any, tmp_path: pathlib.Path) -> None:
+    output = tmp_path / "out"
+    wanted = (given(chats, tmp_path, reference="vanilla_rag"), f"--output={output}")
+    whole = without_seconds(compared(*wanted))
+    path = output / "episodes" / "things" / "vanilla_rag.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:20])  # the third is being written
+    before = {file: file.read_bytes() for file in output.glob("episodes/*/*")}
+    chats.bodies.clear()
+    with directory_lock(output):
+        found = without_seconds(compared(*wanted, "--finished"))
+    assert not chats.bodies
+    assert {file: file.read_bytes() for file in output.glob("episodes/*/*")} == before
+    things = found["benchmarks"]["things"]
+    assert things["rows"] == {name: whole["benchmarks"]["things"]["rows"][name] for name in ("direct", "cot")}
+    assert things["tests"] == []
+    assert found["card"]["unfinished"] == {"things": {"vanilla_rag": 2}}
+    assert found["card"]["policies"] == whole["card"]["policies"]
+    report = (output / "report.md").read_text()
+    assert "Not all is finished" in report
+    assert "things: no tests, because vanilla_rag has no results there." in report
+    assert "| agent | things |\n| --- | ---: |\n| vanilla_rag | 2 |" in report
+    assert "| vanilla_rag | - |" in report
+    said = refusal("evaluate", *wanted[:1], f"--output={tmp_path / 'none'}", "--finished")
+    assert f"no agent has an episode of every question in {tmp_path / 'none'}" in said
+    assert without_seconds(compared(*wanted)) == whole
 
 
 def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path) -> None:

@@ -150,6 +150,7 @@ def test_a_reference_takes_part_in_all_tests() -> None:
     found = paired_tests(scores, ("em",), "b")
     assert [(test["first"], test["second"], test["n"]) for test in found] == [("a", "b", 2), ("c", "b", 1)]
     assert len(paired_tests(scores, ("em",))) == 3
+    assert paired_tests(scores, ("em",), "d") == []
 
 
 def test_verdicts_are_asked_once(tmp_path: pathlib.Path) -> None:

@@ -106,12 +106,13 @@ def _cell(value: float | None, column: Column) -> str:
 
 
 def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
-    """Names of the policies of rows. A run is shown with the model that it started from."""
+    """Names of the policies of rows."""
     known = results["card"]["policies"]
-    return list(dict.fromkeys(_policy(known[row["policy"]]) for row in rows))
+    return list(dict.fromkeys(policy_name(known[row["policy"]]) for row in rows))
 
 
-def _policy(about: Mapping[str, Any]) -> str:
+def policy_name(about: Mapping[str, Any]) -> str:
+    """What a policy of the card is called. A run is shown with the model that it started from."""
     if "chat model" in about:
         return about["chat model"]["model"]
     return f"{about['name']} ({about['model']})" if about.get("model") else about["name"]
@@ -125,7 +126,7 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
     corpora = [f"{base['source']} ({base.get('passages', '?')} passages)" for base in bases if base["source"]]
     retrievers = [base.get("encoder", base["kind"]) for base in bases if base["kind"] != "hybrid"]
     # for a run, the model that it started from
-    models = [about.get("model") or _policy(about) for about in card["policies"].values()]
+    models = [about.get("model") or policy_name(about) for about in card["policies"].values()]
     any_of = [setting.matches for setting in table.policies]
     lines = [
         _line(
