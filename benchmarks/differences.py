@@ -22,6 +22,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ from routerl_jax.data.atlas.world import KNOWLEDGE_BASES, passages_of, records
 from routerl_jax.evaluation.figures import color_of, dots, new_figure, panels_of, save_figure
 from routerl_jax.evaluation.paired import compare_scores
 from routerl_jax.evaluation.records import read_records
+from routerl_jax.evaluation.report import heading
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.retrieval import gold_passages_of
@@ -49,7 +51,7 @@ from routerl_jax.training.knowledge import open_knowledge_bases
 
 BASE = "the base setting"
 _NORMALIZER = "search_r1"
-_HEADLINE = ("em", "f1")
+_HEADLINE = ("em", "f1", "cover_em")
 _TRACES = "r1searcher_traces/traces_dev.jsonl.gz"
 _INVENTED = 300  # countries whose passages enlarge Atlas's corpora
 
@@ -246,11 +248,8 @@ def _run(config: ComparisonConfig, directory: pathlib.Path) -> tuple[dict[str, A
     """Numbers and answers of the only agent on the only benchmark."""
     (benchmark,) = compare(config, directory, progress=False)["benchmarks"].values()
     (row,) = benchmark["rows"].values()
-    kept = (
-        "em",
-        "f1",
-        "em_interval",
-        "f1_interval",
+    kept = tuple(key for metric in _HEADLINE for key in (metric, f"{metric}_interval"))
+    kept += (
         "n",
         "tokens_per_question",
         "answered_rate",
@@ -358,9 +357,11 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def _settings_table(name: str, part: Mapping[str, Any]) -> str:
+    titles = [heading(metric) for metric in _HEADLINE]
+    columns = [column for title in titles for column in (title, f"{title.removesuffix(' %')}, difference")]
     lines = [
-        f"| {name}, n={part['settings'][0]['n']} | | EM % | EM, difference | F1 % | F1, difference | gold found % | searches |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        f"| {name}, n={part['settings'][0]['n']} | | {' | '.join(columns)} | gold found % | searches |",
+        "|---|---" + "|---:" * (len(columns) + 2) + "|",
     ]
     for row in part["settings"]:
         gold = f"{100 * row['recall']:.1f}" if "recall" in row else "-"
@@ -431,20 +432,25 @@ def picture(results: Mapping[str, Any], path: pathlib.Path) -> None:
             mean, low, high = (100 * value for value in part["judge"])
             axis.axvspan(low, high, color="0.9", zorder=0)
             axis.axvline(mean, color="0.4", linewidth=0.8, linestyle=":", label="published judge")
-            axis.set_title(f"The same {part['n']:,} published answers:\nmetric and normaliser")
+            axis.set_title(f"The same {part['n']:,} published answers:\nmetric and normaliser", fontsize=10)
         else:
             rows = [f"{row['group']}: {row['name']}" if row["group"] != "base" else BASE for row in part["settings"]]
             series = [
-                (metric.upper(), [(row[metric], *row[f"{metric}_interval"]) for row in part["settings"]])
+                (
+                    heading(metric).removesuffix(" %"),
+                    [(row[metric], *row[f"{metric}_interval"]) for row in part["settings"]],
+                )
                 for metric in _HEADLINE
             ]
-            dots(axis, series, [row.replace("`", "") for row in rows])
+            dots(axis, series, [textwrap.fill(row.replace("`", ""), 32) for row in rows])
             for number, (_, values) in enumerate(series):
                 axis.axvline(100 * values[0][0], color=color_of(number), linewidth=0.8, linestyle=":")
             policy = "0.9M policy on Atlas" if name == "atlas" else "SmolLM2-135M on HotpotQA"
-            axis.set_title(f"{policy}, {part['settings'][0]['n']} questions:\none setting changed at a time")
+            axis.set_title(
+                f"{policy}, {part['settings'][0]['n']} questions:\none setting changed at a time", fontsize=10
+            )
         axis.set_xlabel("% with 95 % interval")
-        axis.legend(frameon=False, fontsize=8, loc="upper right" if name == "released" else "best")
+        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
     save_figure(figure, path)
 
 
@@ -465,7 +471,7 @@ def main() -> None:
     known = "atlas,hotpotqa,retrieval,released"
     parser.add_argument("--only", default=known, help=f"parts to run, of {known}")
     parser.add_argument("--atlas-questions", type=int, default=256)
-    parser.add_argument("--questions", type=int, default=40, help="of HotpotQA, for SmolLM2")
+    parser.add_argument("--questions", type=int, default=100, help="of HotpotQA, for SmolLM2")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file")
     given = parser.parse_args()
     only = given.only.split(",")

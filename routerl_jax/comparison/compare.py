@@ -23,13 +23,15 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.journal import check_same
 from routerl_jax.core.types import Example
+from routerl_jax.data.readers import rows_left_out
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.llms.judge import ModelJudge, open_judge, settings_that_count
+from routerl_jax.llms.judge_checks import check_judge
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
-from routerl_jax.training.setup import take_examples
+from routerl_jax.training.setup import open_examples
 
 _SEEING = ("text_image", "reverse_image", "pages")  # kinds whose encoders read pictures
 _REMEDY = "go on with the same ones, or give another --output"
@@ -43,6 +45,7 @@ class PreparedBenchmark:
       benchmark: the benchmark with files instead of patterns.
       rows: the agents that are run on it.
       left_out: agents that can't be run on it, with the reason.
+      file: number of questions in its file, and of rows that are none, by what they lack.
     """
 
     name: str
@@ -50,6 +53,7 @@ class PreparedBenchmark:
     examples: list[Example]
     rows: list[AgentRow]
     left_out: Mapping[str, str]
+    file: Mapping[str, int]
 
     @property
     def knowledge(self) -> Mapping[str, KnowledgeConfig]:
@@ -217,7 +221,8 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
         knowledge = {kb: _changed(spec, config) for kb, spec in benchmark.knowledge.items()}
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
-            examples = take_examples(benchmark.questions[0], (), "test", config.questions)
+            source = open_examples(benchmark.questions[0], (), "test")
+        examples = [source[i] for i in range(min(config.questions or len(source), len(source)))]
         if any(golden_step(example) is not None for example in examples):
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"
@@ -228,7 +233,14 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
             raise ValueError(f"benchmark {name!r}: two agents would be called {duplicate!r}; leave one of them out")
         benchmark = dataclasses.replace(benchmark, knowledge=knowledge)
         fields.append(
-            PreparedBenchmark(name=name, benchmark=benchmark, examples=examples, rows=rows, left_out=left_out)
+            PreparedBenchmark(
+                name=name,
+                benchmark=benchmark,
+                examples=examples,
+                rows=rows,
+                left_out=left_out,
+                file={"questions": len(source), **rows_left_out(source)},
+            )
         )
     row_names = {row.name for field in fields for row in field.rows}
     if config.reference and config.reference not in row_names:
@@ -324,6 +336,8 @@ def _results(
             episodes, records, tuple(field.knowledge), config.normalizer, row.agent.search_budget
         ) | {"budget": row.agent.search_budget, "prompts": card.prompts_digest(records), "agent": row.about}
         rows[row.name]["policy"] = _policy(row.run)
+        if judge is not None and config.judge_checks:
+            rows[row.name]["judge_checks"] = check_judge(judge, episodes, config.judge_checks)
         scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
     return {"n": len(field.examples), "rows": rows, "tests": paired_tests(scores, config.metrics, config.reference)}
 
@@ -345,6 +359,7 @@ def _card(
             field.name: {
                 "questions": field.benchmark.questions[0],
                 "n": len(field.examples),
+                "in the file": dict(field.file),
                 "questions digest": card.questions_digest(field.examples),
                 "licence": field.benchmark.licence,
                 "paper": field.benchmark.paper,

@@ -73,6 +73,8 @@ class ComparisonConfig:
     # with a `model`, captions replace the pictures of questions, for policies that see no pictures
     captions: CaptionConfig = CaptionConfig()
     judge: JudgeConfig = JudgeConfig()  # with a `model`, the judge is asked about every answer
+    # judged answers of each agent and benchmark on which the judge is checked for bias (llms.judge_checks); 0: none
+    judge_checks: Count = 0
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -139,6 +141,10 @@ class ComparisonConfig:
                 raise ValueError(f"config.metrics: {metric!r} is none of {', '.join((*ANSWER, JUDGE))}")
         if JUDGE in self.metrics and not self.judge.model:
             raise ValueError("config.metrics: 'judge' is never measured: name the language model, config.judge.model")
+        if self.judge_checks and not self.judge.model:
+            raise ValueError(
+                f"config.judge_checks={self.judge_checks}: there is no judge; name one, config.judge.model"
+            )
         if self.model.path and self.chat_model.model:
             raise ValueError(
                 "config.model.path and config.chat_model.model are both set: there is one policy; clear one"

@@ -26,14 +26,44 @@ _LEVEL = 0.05
 # (key of a row, heading) of the shares that describe an agent's behaviour
 _BEHAVIOUR = (
     ("answered_rate", "answered"),
+    ("finish_rate", "by itself"),
     ("forced_rate", "answer begun for it"),
     ("searched_rate", "searched"),
+    ("search_ratio", "searches of those allowed"),
     ("invalid_action_rate", "invalid turns"),
     ("truncated_rate", "cut short"),
     ("tool_error_rate", "failed searches"),
     ("policy_failed_rate", "no reply"),
     ("routing_accuracy", "routed rightly"),
     ("recall", "gold passages found"),
+    ("ndcg", "NDCG"),
+)
+
+# (key, heading) of the shares of right and wrong answers
+_BREAKDOWN = (
+    ("correct_with_search", "right, searched"),
+    ("correct_without_search", "right, not searched"),
+    ("wrong_with_search", "wrong, searched"),
+    ("wrong_without_search", "wrong, not searched"),
+)
+
+# (check of a judge, what it is called)
+_CHECKS = (
+    ("longer", "the answer in a longer sentence"),
+    ("swapped", "the answer and the accepted answer swapped"),
+    ("reversed", "the accepted answers in reverse order"),
+)
+
+# (key of a row, heading) of what is told of a judge
+_VERDICTS = (
+    ("judge", "counts as right"),
+    ("judge/asked", "asked"),
+    ("judge/right", "right"),
+    ("judge/unreadable", "can't be read"),
+    ("judge/failed", "failed"),
+    ("judge/from_cache", "kept from before"),
+    ("judge/em_agreement", "EM agrees"),
+    ("judge/cover_em_agreement", "CEM agrees"),
 )
 
 
@@ -96,7 +126,12 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
     ]
     for name, result in benchmarks.items():
         blocks += [Heading(name, 3), behaviour_table(result["rows"])]
-    blocks += _left_out(card) + _unfinished(card) + _trouble(benchmarks)
+    blocks += [
+        Heading("Right and wrong", 3),
+        Paragraph("Percent of questions, by EM, with and without a search."),
+        _shares(benchmarks, "breakdown", _BREAKDOWN),
+    ]
+    blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _trouble(benchmarks, card)
     return [*blocks, *_card(results)]
 
 
@@ -136,6 +171,7 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
         *(f"searches of {name}" for name in bases),
         "searches",
         "at most",
+        "turns",
         "tokens read",
         "tokens written",
     ]
@@ -148,6 +184,7 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
                 agent,
                 *(f"{count:.2f}" for count in (*searches, sum(searches))),
                 "-" if budget is None else str(budget),
+                f"{row['turns_per_question']:.2f}",
                 *(f"{cost[key]:.0f}" for key in ("read", "written")),
                 f"{cost['seconds']:.3f}",
                 *([f"{cost.get('money', 0.0):.5f}"] if priced else []),
@@ -267,15 +304,56 @@ def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[B
     ]
 
 
+def _shares(benchmarks: Mapping[str, Any], part: str, columns: Sequence[tuple[str, str]]) -> Table:
+    """Shares of all rows, in percent. They are in `part` of a row, or in the row itself if that is ""."""
+    lines = []
+    for name, result in benchmarks.items():
+        for agent, row in result["rows"].items():
+            shares = row[part] if part else row
+            lines.append([name, agent, *(_percent(shares.get(key)) for key, _ in columns)])
+    return Table(["benchmark", "agent", *(title for _, title in columns)], lines, texts=2)
+
+
+def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
+    if "judge" not in card:
+        return []
+    about = (
+        "Percent of questions. A string metric agrees where it finds right or wrong what the judge finds so; percent of the "
+        "answers with such a verdict."
+    )
+    blocks = [Heading("Judge"), Paragraph(about), _shares(benchmarks, "", _VERDICTS)]
+    lines = [
+        [
+            name,
+            agent,
+            said,
+            str(found["n"]),
+            *(_percent(found[key]) for key in ("kept", "wrong_to_right", "right_to_wrong")),
+        ]
+        for name, result in benchmarks.items()
+        for agent, row in result["rows"].items()
+        for check, said in _CHECKS
+        if (found := row.get("judge_checks", {}).get(check))
+    ]
+    if lines:
+        headings = ["benchmark", "agent", "asked again with", "n", "same verdict", "wrong to right", "right to wrong"]
+        asked = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
+        blocks += [Paragraph(asked), Table(headings, lines, texts=3)]
+    return blocks
+
+
 def _left_out(card: Mapping[str, Any]) -> list[Block]:
     lines = [[benchmark, agent, why] for benchmark, agents in card["left out"].items() for agent, why in agents.items()]
     return [Heading("Left out"), Table(["benchmark", "agent", "why"], lines, texts=3)] if lines else []
 
 
-def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
-    """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here."""
+def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
+    """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here, and so are the rows of
+    files that were left out."""
     lines = []
     for name, values in benchmarks.items():
+        file = card["benchmarks"][name]["in the file"]
+        lines += [[name, "", f"rows without {lack}, left out", str(file[lack])] for lack in file if lack != "questions"]
         for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
             counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
@@ -284,8 +362,9 @@ def _trouble(benchmarks: Mapping[str, Any]) -> list[Block]:
             counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
             numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
             lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
-    if not lines:
-        return [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+    if not any(agent for _, agent, _, _ in lines):
+        fine = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+        return [*fine, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else fine
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
     return [
         Heading("What went wrong"),

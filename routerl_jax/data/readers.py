@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,12 +45,16 @@ class FileExamples:
     (MuSiQue-Full, test sets); in other data sets they are an error. A repeated answer is kept once. With `pictures`, rows
     without a readable picture are left out.
 
+    Attributes:
+      left_out: number of rows that are left out, by what they lack (`answer`, `picture`).
+
     Raises:
       ValueError: a row cannot be used; names the file and the line or item, and says why.
     """
 
     def __init__(self, path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> None:
-        self._examples = list(distinct_examples(path, form, pictures=pictures))
+        self.left_out = collections.Counter[str]()
+        self._examples = list(distinct_examples(path, form, pictures=pictures, left_out=self.left_out))
 
     def __len__(self) -> int:
         return len(self._examples)
@@ -67,6 +72,7 @@ class Subset:
         if not 0 <= start < stop <= length:
             raise ValueError(f"items {start}:{stop} were asked for, but the source has {length}")
         self._source, self._start, self._stop = source, start, stop
+        self.left_out = rows_left_out(source)
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -86,6 +92,7 @@ class WithPictures:
 
     def __init__(self, source: ExampleSource) -> None:
         self._source = source
+        self.left_out = rows_left_out(source)
         self._items = [i for i in range(len(source)) if source[i].images]
         if not self._items:
             raise ValueError(f"none of the {len(source)} examples has a picture")
@@ -117,6 +124,9 @@ class Joined:
                 f"two of the joined data sets are called {repeated!r}; rename a file, or join them in one file"
             )
         self._sources = list(sources)
+        self.left_out = sum(
+            (collections.Counter(rows_left_out(source)) for _, source in sources), collections.Counter()
+        )
         self._turns = in_turns([len(source) for _, source in sources])
 
     def __len__(self) -> int:
@@ -129,6 +139,11 @@ class Joined:
         name, source = self._sources[number]
         example = source[item]
         return dataclasses.replace(example, id=f"{name}/{example.id}", metadata={**example.metadata, "dataset": name})
+
+
+def rows_left_out(source: ExampleSource) -> Mapping[str, int]:
+    """Number of rows that the file of a data set has more than the data set, by what they lack; {} if it keeps no count."""
+    return getattr(source, "left_out", {})
 
 
 def in_turns(sizes: Sequence[int]) -> Int[np.ndarray, "N 2"]:

@@ -19,7 +19,15 @@ from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-ANSWER = ("em", "f1", "cover_em", "f1_recall", "anls")  # those of rewards.metrics.ANSWER_METRICS that are reported
+ANSWER = (
+    "em",
+    "f1",
+    "cover_em",
+    "substring_em",
+    "f1_recall",
+    "anls",
+)  # those of rewards.metrics.ANSWER_METRICS that are reported
+_AGREEMENT = ("em", "cover_em")  # those that are compared with the judge's verdicts
 JUDGE = "judge"  # mean of the judge's verdicts, if there are any
 RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # metrics of gold passages (rewards.retrieval), if some are known
 _BEHAVIOUR = (
@@ -98,7 +106,7 @@ def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float
 
 def _of_group(
     episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N 5"],
+    scores: Float[np.ndarray, "N M"],
     tools: Collection[str] | None,
     budget: int | None,
 ) -> dict[str, Any]:
@@ -117,7 +125,7 @@ def averages(
     Returns:
       Metrics by name. Rates are shares of episodes unless another unit is given.
 
-      - Answers: `em`, `f1`, `cover_em`, `f1_recall`, `anls`, in [0, 1].
+      - Answers: `em`, `f1`, `cover_em`, `substring_em`, `f1_recall`, `anls`, in [0, 1].
       - Searches: `searches_per_question`; `searched_rate` (at least one search); `search_ratio` (searches divided by those
         allowed, if `summarize` knows their number); `valid_search_share` (at least one search that follows the protocol to the
         letter and succeeded); `repeated_search_rate` (the same query to the same knowledge base twice); `tool_error_rate` (of
@@ -125,7 +133,7 @@ def averages(
         `routing_accuracy`.
       - Turns: `invalid_action_rate` (of turns), `answered_rate`, `forced_rate` (the answer was begun for the policy),
         `finish_rate` (the policy answered by itself within its turns; VRAG-RL, arXiv 2505.22019, table 3), `refusal_rate` (the
-        policy said that it can't answer), `truncated_rate`, `tokens_per_question` (sampled).
+        policy said that it can't answer), `truncated_rate`, `turns_per_question`, `tokens_per_question` (sampled).
       - If there are pictures: `unusable_picture_rate` (of pictures in observations), `crops_per_question` (closer looks), and
         `image_tokens_per_question` (of all pictures in the sequences).
       - If gold boxes are known (metadata["boxes"]): `box_iou`, the intersection over union of the last closer look with the
@@ -139,7 +147,7 @@ def averages(
         `policy_seconds_per_question` and `money_per_question`.
       - If a judge was asked: `judge` (mean of the verdicts that count; absent if none does); the shares `judge/asked` (there is
         an answer), `judge/right`, `judge/unreadable`, `judge/failed` and `judge/from_cache`; and among answers found right or
-        wrong, `judge/em_agreement`, the share for which exact match agrees.
+        wrong, `judge/em_agreement` and `judge/cover_em_agreement`, the shares for which these metrics agree.
 
     Raises:
       ValueError: there are no episodes.
@@ -147,7 +155,7 @@ def averages(
     return _averages(episodes, answer_scores(episodes, normalizer), tools)
 
 
-def answer_scores(episodes: Sequence[Episode], normalizer: str = "search_r1") -> Float[np.ndarray, "N 5"]:
+def answer_scores(episodes: Sequence[Episode], normalizer: str = "search_r1") -> Float[np.ndarray, "N M"]:
     """The metrics of `ANSWER`, in its order, of every episode. Raises ValueError without episodes."""
     if not episodes:
         raise ValueError("there are no episodes to summarise")
@@ -169,7 +177,7 @@ def knowledge_base_shares(episodes: Sequence[Episode]) -> dict[str, float]:
 
 def _averages(
     episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N 5"],
+    scores: Float[np.ndarray, "N M"],
     tools: Collection[str] | None,
     budget: int | None = None,
 ) -> dict[str, float]:
@@ -189,11 +197,12 @@ def _averages(
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         **_seen_rates(episodes),
+        "turns_per_question": sum(len(e.turns) for e in episodes) / len(episodes),
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
     result |= _endpoint(episodes)
-    result |= _judged(episodes, scores[:, 0]) | _retrieved(episodes)
+    result |= _judged(episodes, scores) | _retrieved(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
@@ -258,20 +267,22 @@ def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:
     return dict(zip(RETRIEVAL, np.mean(values, axis=0).tolist())) if values else {}
 
 
-def _judged(episodes: Sequence[Episode], em: Float[np.ndarray, " N"]) -> dict[str, float]:
+def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> dict[str, float]:
     """Metrics of the verdicts; {} if there are none."""
-    judged = [(episode.verdict, exact) for episode, exact in zip(episodes, em) if episode.verdict is not None]
+    judged = [(episode.verdict, row) for episode, row in zip(episodes, scores) if episode.verdict is not None]
     if not judged:
         return {}
     kinds = [verdict.kind for verdict, _ in judged]
     shares = {name: float(np.mean([kind == name for kind in kinds])) for name in ("right", "unreadable", "failed")}
     shares["asked"] = float(np.mean([kind != "unasked" for kind in kinds]))
     shares["from_cache"] = float(np.mean([verdict.kept for verdict, _ in judged]))
-    agreed = [
-        (verdict.kind == "right") == (exact == 1) for verdict, exact in judged if verdict.kind in ("right", "wrong")
-    ]
-    if agreed:
-        shares["em_agreement"] = float(np.mean(agreed))
+    for name in _AGREEMENT:
+        agreed = [
+            (verdict.kind == "right") == (row[ANSWER.index(name)] == 1)
+            for verdict, row in judged
+            if verdict.kind in ("right", "wrong")
+        ]
+        shares |= {f"{name}_agreement": float(np.mean(agreed))} if agreed else {}
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}

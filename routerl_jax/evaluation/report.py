@@ -18,6 +18,7 @@ _COLUMNS = (
     ("em", "EM %", 100, 1),
     ("f1", "F1 %", 100, 1),
     ("cover_em", "CEM %", 100, 1),
+    ("substring_em", "SubEM %", 100, 1),
     ("f1_recall", "F1-recall %", 100, 1),
     ("anls", "ANLS %", 100, 1),
     ("judge", "judge %", 100, 1),
@@ -28,7 +29,7 @@ _COLUMNS = (
     ("policy_failed_rate", "no reply %", 100, 1),
     ("money_per_question", "money", 1, 5),
 )
-_HEADLINE_ONLY = ("f1_recall", "anls")
+_HEADLINE_ONLY = ("substring_em", "f1_recall", "anls")
 _TITLES = {
     "warm_start": "before RL",
     "trained": "after RL",
@@ -52,8 +53,8 @@ def heading(metric: str) -> str:
 
 
 def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells. The headline metrics come first, with their 95 % intervals. F1-Recall and ANLS are shown only if they
-    are among these."""
+    """Headings and cells. The headline metrics come first, with their 95 % intervals. Substring EM, F1-Recall and ANLS
+    are shown only if they are among these."""
     named = {column[0]: column for column in _COLUMNS}
     ordered = [
         *(named[metric] for metric in headline),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 
 from routerl_jax.comparison.captions import CaptionConfig
 from routerl_jax.data.atlas import flags
+from routerl_jax.llms.config import JudgeConfig
 from routerl_jax.parallel.workdir import directory_lock
 from tests.comparison.world import QUESTIONS, config, reply, write_world
+from tests.data import original_rows
 from tests.programs import finish, launch_here, refusal, start, write_config
 from tests.web_servers import Chats, http_error, refused_by_openai, serving
 
@@ -77,10 +80,13 @@ def test_numbers_by_hand(chats: Any, tmp_path: pathlib.Path, capsys: pytest.Capt
     assert '<td class="text">vanilla_rag</td><td><strong>83.3 (50.0-100.0)</strong></td>' in page
     assert "| vanilla_rag | cot | +66.7 (" in report
     assert "Told apart (corrected p below 0.05): none of 3 pairs of agents." in report
-    assert "| vanilla_rag | 1.00 | 1.00 | 1 | 7 | 1 | " in report
+    assert "| vanilla_rag | 1.00 | 1.00 | 1 | 1.00 | 7 | 1 | " in report
+    assert "| things | vanilla_rag | 83.3 | 0.0 | 16.7 | 0.0 |" in report
+    assert "| things | direct | 0.0 | 33.3 | 0.0 | 66.7 |" in report
     assert "Every question was answered, and no search failed." in report
     assert 'src="data:image/png;base64,iVBOR' in page
     assert 'src="figures' not in page
+    assert "![Metrics of every agent, with 95 % intervals](figures/metrics.png)" in report
     assert "![Quality against searches and tokens of a question](figures/quality_cost.png)" in report
     card = results["card"]
     knowledge = card["benchmarks"]["things"]["knowledge"]["text"]
@@ -169,6 +175,48 @@ def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path)
     assert len(chats.bodies) == 1
     assert again["benchmarks"]["things"]["rows"]["direct"]["em"] == 2 / 6
     assert "Every question was answered, and no search failed." in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_rows_without_an_answer_are_counted(chats: Any, tmp_path: pathlib.Path) -> None:
+    row = {**original_rows.MUSIQUE, "question": "What colour has thing1?", "answer": "colour1", "answer_aliases": []}
+    rows = [row, {**row, "id": "no answer", "answerable": False}, {**row, "id": "another"}]
+    (tmp_path / "data" / "questions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    changes = {"agents": ("direct",), "metrics": ("em",), "questions": 1}
+    results = compared(given(chats, tmp_path, **changes), f"--output={tmp_path / 'out'}")
+    assert results["card"]["benchmarks"]["things"]["in the file"] == {"questions": 2, "answer": 1}
+    assert results["benchmarks"]["things"]["rows"]["direct"]["em"] == 1.0
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "Every question was answered, and no search failed." in report
+    assert "| things |  | rows without answer, left out | 1 |" in report
+
+
+def test_a_judge_and_its_bias(chats: Any, tmp_path: pathlib.Path) -> None:
+    """The judge takes the accepted answer for right, unless it is told at length. `direct` knows two of six answers."""
+
+    def judging(messages: list[dict[str, Any]]) -> str:
+        asked = messages[-1]["content"]
+        if "Answer to grade" not in asked:
+            return reply(messages)
+        accepted, answer = re.findall(r"(?:Accepted answers|Answer to grade): (.*)", asked)
+        return "right" if json.loads(accepted) == [json.loads(answer)] else "wrong"
+
+    chats.reply = judging
+    judge = JudgeConfig(model="j", base_url=chats.url)
+    changes = {"agents": ("direct",), "metrics": ("judge", "em"), "judge": judge, "judge_checks": 5}
+    results = compared(given(chats, tmp_path, **changes), f"--output={tmp_path / 'out'}")
+    row = results["benchmarks"]["things"]["rows"]["direct"]
+    assert (row["judge"], row["judge/em_agreement"], row["judge/cover_em_agreement"]) == (2 / 6, 1.0, 1.0)
+    assert row["judge_checks"] == {  # of the first five, two are right
+        "longer": {"n": 5, "kept": 0.6, "wrong_to_right": 0.0, "right_to_wrong": 0.4},
+        "swapped": {"n": 5, "kept": 1.0, "wrong_to_right": 0.0, "right_to_wrong": 0.0},
+    }
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| things | direct | 33.3 | 100.0 | 33.3 | 0.0 | 0.0 | 0.0 | 100.0 | 100.0 |" in report
+    assert "| things | direct | the answer in a longer sentence | 5 | 60.0 | 0.0 | 40.0 |" in report
+    chats.bodies.clear()
+    found = compared(given(chats, tmp_path, **changes), f"--output={tmp_path / 'out'}", "--finished")
+    assert found["benchmarks"]["things"]["rows"]["direct"]["judge"] == 2 / 6
+    assert not chats.bodies
 
 
 def test_captions(chats: Any, tmp_path: pathlib.Path) -> None:

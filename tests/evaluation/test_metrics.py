@@ -91,6 +91,7 @@ def test_groups() -> None:
             "em": 0.5,
             "f1": (1 + 2 / 3) / 2,
             "cover_em": 0.5,
+            "substring_em": 0.5,
             "f1_recall": wiki["f1_recall"],
             "anls": 0.5,
             "routing_accuracy": 2 / 3,

@@ -159,6 +159,7 @@ def test_metrics_by_hand() -> None:
             "judge/asked": 7 / 8,
             "judge/from_cache": 2 / 8,
             "judge/em_agreement": 3 / 5,  # 0, 3 and 5 of 0, 1, 2, 3 and 5
+            "judge/cover_em_agreement": 3 / 5,  # the same ones
         }
     )
     low, high = summarize(episodes)["judge_interval"]

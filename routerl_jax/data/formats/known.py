@@ -113,14 +113,23 @@ def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Pl
         yield place, (named or format_of(row)).passages(row, place)
 
 
-def distinct_examples(path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> Iterator[Example]:
+def distinct_examples(
+    path: str | pathlib.Path,
+    form: str = "",
+    *,
+    pictures: bool = False,
+    left_out: collections.Counter[str] | None = None,
+) -> Iterator[Example]:
     """The questions of a file that have answers; with `pictures` only those with a picture. Logs how many are left out.
+
+    Args:
+      left_out: gets the number of rows that are left out, by what they lack (`answer`, `picture`).
 
     Raises:
       ValueError: while reading: a row cannot be used, an id repeats, or no question has an answer.
     """
     numbers: dict[str, int] = {}
-    left_out = collections.Counter[str]()
+    left_out = collections.Counter() if left_out is None else left_out
     for place, example in read_examples(path, form):
         if example is None:
             left_out["answer"] += 1
