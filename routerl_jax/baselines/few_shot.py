@@ -5,13 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.config import AgentConfig
+from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.agents.observation import Reply
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, WorkedExample
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
+from routerl_jax.data.trajectories import document_of
 from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.mmsearch_r1 import protocol
+from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
+from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +27,7 @@ class FewShot(SearchAgent):
     """A search agent whose prompt has worked questions before the real one, with their searches and documents.
 
     They are turns of a chat, or plain text in the same form, one after the other. R1-Router's prompt-only rows have eight
-    examples per kind of question; these are ours, the same for every protocol. R1-Router's agent works in separate chats and
-    has other worked examples (`curation/shots.py`).
+    examples per kind of question; these are ours, the same for every protocol.
 
     Attributes:
       shots: number of worked questions, at most 8.
@@ -53,30 +60,141 @@ class FewShot(SearchAgent):
         return self.prompt_suffix + "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-def demonstration(one: WorkedExample, tool: str) -> Demonstration:
-    """A worked question as a demonstration with a search for each of its steps."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShotProtocol(StepProtocol):
+    """R1-Router's protocol with worked chats before every chat: routes before a route, answers before an answer.
+
+    The worked routes are the first, the second and the last of their questions in turn. The last one asks for nothing more.
+
+    Attributes:
+      shots: number of worked chats of a kind, at most 8.
+      searched: knowledge base that they search; "" for the first.
+    """
+
+    shots: int = 8
+    searched: str = ""
+
+    def opening(self, said: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+        user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
+        worked = [
+            (request.user, written)
+            for number, one in enumerate(WORKED[: self.shots])
+            for request, written in [self.worked(one, said.asked, number)]
+        ]
+        if instruct and tokenizer.has_chat_template:
+            chat = [Message(role="system", content=said.system)]
+            for request, written in worked:
+                chat += [
+                    Message(role="user", content=request.rstrip("\n")),
+                    Message(role="assistant", content=written),
+                ]
+            return tokenizer.chat([*chat, Message(role="user", content=user.rstrip("\n"))])
+        if instruct:
+            text = "".join(f"User: {request}Assistant: {written}\n\n" for request, written in worked)
+            return tokenizer.encode_prompt(f"{said.system}\n\n{text}User: {user}Assistant: ")
+        return tokenizer.encode_prompt("".join(f"{request}{written}\n\n" for request, written in worked) + user)
+
+    def worked(self, one: WorkedExample, kind: str, number: int) -> tuple[StepPrompt, str]:
+        """A worked chat of a kind (route, answer, final): the request and what is written. `number` chooses its step."""
+        tool = self.searched or self.tools[0]
+        facts = [(hop.question, hop.fact) for hop in one.hops]
+        if kind == "final":
+            return self.final(one.question, facts), self.write_answer(one.hops[-1].fact, one.answer)
+        if kind == "answer":
+            hop = one.hops[number % len(one.hops)]
+            page = document_of(tool, Passage(id=hop.title, title=hop.title, text=hop.text))
+            return self.answer(hop.question, [page]), self.write_answer("The document says it.", hop.fact)
+        done = number % (len(one.hops) + 1)
+        request = self.route(one.question, facts[:done])
+        if done == len(one.hops):
+            return request, self.write_route("All that is needed is known.", NO_TOOL, NO_TOOL)
+        return request, self.write_route(_thought(one, done), one.hops[done].question, tool)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShotMMSearch(MMSearchAgent):
+    """MMSearch-R1's agent after worked chats. Their questions show no picture, so all of them search by text.
+
+    Attributes:
+      shots: number of worked chats, at most 8.
+    """
+
+    shots: int = 8
+
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        chat = [message for one in WORKED[: self.shots] for message in self.worked(one)]
+        asked = image_marker * len(example.images) + tokenizer.plain(example.question)
+        chat.append(Message(role="user", content=protocol.first(asked, self.limits, self.instruct)))
+        if self.instruct and tokenizer.has_chat_template:
+            return tokenizer.chat(chat)
+        if self.instruct:
+            names = {"user": "User", "assistant": "Assistant"}
+            text = "".join(f"{names[message.role]}: {message.content}\n" for message in chat)
+            return tokenizer.encode_prompt(f"{text}Assistant: ")
+        return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in chat[:-1]) + chat[-1].content)
+
+    def worked(self, one: WorkedExample) -> list[Message]:
+        """A worked question as messages, with as many searches as are allowed."""
+        limits = self.limits
+        steps = demonstration(one, self.text_tool, min(limits.searches, limits.text_searches))
+        first = protocol.first(one.question, limits, self.instruct)
+        chat = [Message(role="user", content=first)]
+        for piece, written in self.pieces(steps):
+            if written:
+                assert isinstance(piece, str)
+                chat.append(Message(role="assistant", content=piece))
+            else:
+                observation = piece.observation if isinstance(piece, Reply) else piece
+                chat.append(
+                    Message(role="user", content="".join(part for part in observation if isinstance(part, str)))
+                )
+        return chat
+
+
+def demonstration(one: WorkedExample, tool: str, most: int = 0) -> Demonstration:
+    """A worked question as a demonstration with a search for each of its steps, or for the last `most` of them."""
     steps = []
-    for number, hop in enumerate(one.hops):
+    for number, hop in list(enumerate(one.hops))[-most:]:
         page = Passage(id=f"{one.question}/{number}", title=hop.title, text=hop.text)
-        thought = (
-            "This must be looked up first." if number == 0 else f"{one.hops[number - 1].fact} One fact is missing."
-        )
-        steps.append(DemonstrationStep(thought=thought, query=hop.question, tool=tool, passages=(page,)))
+        step = DemonstrationStep(thought=_thought(one, number), query=hop.question, tool=tool, passages=(page,))
+        steps.append(step)
     example = Example(id=one.question, question=one.question, answers=(one.answer,))
     return Demonstration(example=example, steps=tuple(steps), thought=one.hops[-1].fact, answer=one.answer)
 
 
+def _thought(one: WorkedExample, number: int) -> str:
+    """The thought before a step of a worked question."""
+    return "This must be looked up first." if number == 0 else f"{one.hops[number - 1].fact} One fact is missing."
+
+
 @baseline("few_shot", paper="", about="a recipe's agent after eight worked chats (settings: recipe)", searches="chosen")
-def few_shot(tools: Sequence[str], recipe: str = "search") -> FewShot:
-    """The agent of a recipe with worked questions. It must be a SearchAgent (search_r1, r1_searcher, routerag, search).
+def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searched: str = "") -> Agent:
+    """The agent of a recipe with worked questions.
+
+    Args:
+      shots: number of worked questions, at most 8.
+      searched: knowledge base that they search; "" for the first. MMSearch-R1's search its text.
 
     Raises:
-      ValueError: the recipe's agent is no SearchAgent, so worked questions can't be put before its prompt.
+      ValueError: worked questions in words can't be in the recipe's form (VRAG-RL's agent reads pages).
     """
     agent = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1").agent
-    if not isinstance(agent, SearchAgent):
-        raise ValueError(
-            f"recipe {recipe!r} has a {type(agent).__name__}, which works in chats of its own: few_shot is of recipes with a "
-            "SearchAgent (search_r1, r1_searcher, routerag, search)"
+    fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
+    if isinstance(agent, StepwiseAgent):
+        given = agent.protocol
+        named = FewShotProtocol(tools=given.tools, holds=given.holds, shots=shots, searched=searched)
+        return dataclasses.replace(agent, protocol=named)
+    if isinstance(agent, MMSearchAgent):
+        return FewShotMMSearch(**fields, shots=shots)
+    if isinstance(agent, SearchAgent):
+        return FewShot(
+            **{field.name: fields[field.name] for field in dataclasses.fields(SearchAgent)},
+            shots=shots,
+            searched=searched,
         )
-    return FewShot(**{field.name: getattr(agent, field.name) for field in dataclasses.fields(SearchAgent)})
+    raise ValueError(
+        f"recipe {recipe!r} has a {type(agent).__name__}, and the worked questions are words: few_shot is of search, "
+        "search_r1, r1_searcher, routerag, r1_router and mmsearch_r1"
+    )

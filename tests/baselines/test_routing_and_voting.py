@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.baselines.cogplanner import CogPlanner
-from routerl_jax.baselines.few_shot import demonstration, few_shot
+from routerl_jax.baselines.few_shot import FewShot, demonstration, few_shot
 from routerl_jax.baselines.hipporag_reader import HippoRAGReader
 from routerl_jax.baselines.omnisearch import OmniSearch
 from routerl_jax.baselines.registry import baseline_agents
@@ -13,6 +13,9 @@ from routerl_jax.baselines.skr import SKR
 from routerl_jax.baselines.sure import SuRe, listed
 from routerl_jax.baselines.universal_rag import UniversalRAG, chosen
 from routerl_jax.baselines.worked import WORKED
+from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
+from routerl_jax.recipes.r1_router.steps import well_formed_answer, well_formed_route
+from tests import tiny
 from tests.baselines.playing import EXAMPLE, played, with_template
 
 Q = EXAMPLE.question
@@ -186,7 +189,7 @@ def test_sure_with_one_candidate_and_with_none():
 
 
 def test_few_shot_shows_eight_worked_chats_in_the_recipes_form():
-    agent = few_shot(tools=("text",), recipe="search_r1")
+    agent: Any = few_shot(tools=("text",), recipe="search_r1")
     chat = agent.opening(EXAMPLE, with_template())
     text = with_template().decode(chat)
     assert text.count("[user] ") == text.count("[assistant] ") == 9
@@ -213,7 +216,51 @@ def test_few_shot_runs_as_the_recipes_agent():
     assert found.chats[0].count("<answer>") == 2 + 1 + agent.grammar.instructions().count("<answer>")
 
 
-def test_few_shot_is_of_recipes_with_a_search_agent():
-    with pytest.raises(ValueError, match="recipe 'r1_router' has a StepwiseAgent, which works in chats of its own"):
-        few_shot(tools=("text",), recipe="r1_router")
-    assert few_shot(tools=BOTH).grammar.tools == BOTH  # recipe "search": any number of knowledge bases
+def test_few_shot_of_r1_router_shows_chats_of_the_kind_that_is_asked():
+    """Every worked route and answer is one that the protocol takes; the third of a question asks for nothing more."""
+    agent: Any = few_shot(tools=BOTH, recipe="r1_router")
+    route = "<think>a</think>\n<sub-question>who</sub-question>\n<ret>table retriever</ret>"
+    stop = "<think>b</think>\n<sub-question>none</sub-question>\n<ret>none</ret>"
+    answer = "<think>c</think>\n<answer>Mary</answer>"
+    found = played(agent, route, answer, stop, answer, tools=BOTH, chats=True)
+    assert (found.asked, found.episode.answer) == ([("table", "who", agent.k)], "Mary")
+    assert [chat.count("[assistant] ") for chat in found.chats] == [9] * 4
+    first, second, _, last = found.chats
+    assert first.count("<sub-question>") == 8 + 1 + 2  # worked, the policy's own, and two in the instructions
+    assert "Sub-question 1: Who designed the Sydney Opera House?" in first
+    assert "<ret>none</ret>" in first
+    assert "text retriever 1] Frankenstein" in second
+    assert last.endswith(f"Sub-question 1: who\nAnswer 1: Mary\nFinal answer:\n[assistant] {answer}")
+    protocol = agent.protocol
+    for number, one in enumerate(WORKED):
+        for kind, reads in (
+            ("route", well_formed_route),
+            ("answer", well_formed_answer),
+            ("final", well_formed_answer),
+        ):
+            request, written = protocol.worked(one, kind, number)
+            assert request.asked == kind
+            assert reads(written)
+    plain = protocol.opening(protocol.final("Why?", ()), tiny.tokenizer(), instruct=False)
+    assert tiny.tokenizer().decode(plain).endswith("\n\nQuestion: Why?\nFinal answer:\n")
+
+
+def test_few_shot_of_mmsearch_r1_searches_in_words():
+    agent: Any = few_shot(tools=("image", "text"), recipe="mmsearch_r1", shots=2)
+    text = with_template().decode(agent.opening(EXAMPLE, with_template()))
+    assert text.count("[user] ") == 2 * 2 + 1
+    assert text.count("[assistant] ") == 2 * 2 + 1
+    for one in WORKED:
+        roles = [(message.role, message.content) for message in agent.worked(one)]
+        assert [role for role, _ in roles] == ["user", "assistant", "user", "assistant"]
+        assert f"<text_search>{one.hops[-1].question}</text_search>" in roles[1][1]
+        assert one.hops[-1].text in roles[2][1]
+        assert all(mmsearch.well_formed(said) for role, said in roles if role == "assistant")
+
+
+def test_few_shot_is_of_recipes_that_read_words():
+    with pytest.raises(ValueError, match="recipe 'vrag_rl' has a VRAGAgent, and the worked questions are words"):
+        few_shot(tools=("pages",), recipe="vrag_rl")
+    agent = few_shot(tools=BOTH)  # recipe "search": any number of knowledge bases
+    assert isinstance(agent, FewShot)
+    assert agent.grammar.tools == BOTH
