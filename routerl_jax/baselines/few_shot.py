@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.config import AgentConfig
@@ -142,14 +143,9 @@ class FewShotMMSearch(MMSearchAgent):
         first = protocol.first(one.question, limits, self.instruct)
         chat = [Message(role="user", content=first)]
         for piece, written in self.pieces(steps):
-            if written:
-                assert isinstance(piece, str)
-                chat.append(Message(role="assistant", content=piece))
-            else:
-                observation = piece.observation if isinstance(piece, Reply) else piece
-                chat.append(
-                    Message(role="user", content="".join(part for part in observation if isinstance(part, str)))
-                )
+            said: Any = piece.observation if isinstance(piece, Reply) else piece
+            text = said if isinstance(said, str) else "".join(part for part in said if isinstance(part, str))
+            chat.append(Message(role="assistant" if written else "user", content=text))
         return chat
 
 
@@ -180,7 +176,8 @@ def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searc
     Raises:
       ValueError: worked questions in words can't be in the recipe's form (VRAG-RL's agent reads pages).
     """
-    agent = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1").agent
+    made = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1")
+    agent: Any = made.agent
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     if isinstance(agent, StepwiseAgent):
         given = agent.protocol
