@@ -127,7 +127,7 @@ def _help() -> None:
     from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
     from routerl_jax.core.console import open_console
 
-    benchmark_headings = ("name", "paper", "knowledge bases", "", "where the data are had")
+    benchmark_headings = ("name", "paper", "knowledge bases", "", "licence", "where the data are had")
     table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
     figure_headings = ("name", "paper", "shows", "command", "it is in")
     listings = [

@@ -326,6 +326,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for said in (
         "ircot",
         "2212.10509",
+        "CC BY-SA 4.0",
         "a knowledge base, an engine",
         "r1_searcher",
         "hotpotqa",

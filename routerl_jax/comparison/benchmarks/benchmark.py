@@ -117,11 +117,12 @@ def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, Know
     return dataclasses.replace(benchmark, knowledge=replaced, get=get)
 
 
-def listing() -> list[tuple[str, str, str, str, str]]:
-    """(name, paper, names of the knowledge bases, description, where to get the data) of every benchmark, sorted by name."""
+def listing() -> list[tuple[str, str, str, str, str, str]]:
+    """(name, paper, names of the knowledge bases, description, licence, where to get the data) of every benchmark, sorted by
+    name."""
     entries = [(name, BENCHMARKS.get(name)) for name in BENCHMARKS]
     return [
-        (name, benchmark.paper, ", ".join(benchmark.knowledge), benchmark.about, benchmark.get)
+        (name, benchmark.paper, ", ".join(benchmark.knowledge), benchmark.about, benchmark.licence, benchmark.get)
         for name, benchmark in entries
     ]
 
@@ -178,6 +179,7 @@ def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tu
     if not data:
         where += " (config.data is empty: name the directory with the files of benchmarks)"
     advice = f". {benchmark.get}" if benchmark.get else ""
+    advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
     return ValueError(
         f"benchmark {name!r}: its {what} is not there; {where}{advice}".replace("questions is", "questions are")
     )
