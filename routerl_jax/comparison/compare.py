@@ -17,6 +17,7 @@ from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located, with
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import captioned
 from routerl_jax.comparison.config import ComparisonConfig
+from routerl_jax.comparison.gold import without_gold
 from routerl_jax.comparison.report import write_report
 from routerl_jax.comparison.results import paired_tests, row_results, row_scores
 from routerl_jax.core.config import naming
@@ -339,7 +340,12 @@ def _results(
         if judge is not None and config.judge_checks:
             rows[row.name]["judge_checks"] = check_judge(judge, episodes, config.judge_checks)
         scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
-    return {"n": len(field.examples), "rows": rows, "tests": paired_tests(scores, config.metrics, config.reference)}
+    return {
+        "n": len(field.examples),
+        "without_gold": without_gold(field.examples, field.knowledge),
+        "rows": rows,
+        "tests": paired_tests(scores, config.metrics, config.reference),
+    }
 
 
 def _card(

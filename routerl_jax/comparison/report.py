@@ -353,6 +353,9 @@ def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Blo
     lines = []
     for name, values in benchmarks.items():
         file = card["benchmarks"][name]["in the file"]
+        if values.get("without_gold"):
+            what = "questions with a gold passage that no knowledge base holds"
+            lines.append([name, "", what, str(values["without_gold"])])
         lines += [[name, "", f"rows without {lack}, left out", str(file[lack])] for lack in file if lack != "questions"]
         for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}

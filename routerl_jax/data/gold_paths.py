@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Example, Passage
@@ -30,6 +30,17 @@ class GoldHop:
     title: str = ""
     needs: tuple[int, ...] = ()
 
+    def named_in(self, names: Collection[str], titles: Collection[str], bare_titles: Collection[str]) -> bool:
+        """Whether its passage is among those with these ids (of a table's rows also the table's) and titles, as `found_in` has
+        it. True if neither its id nor its title is known.
+
+        Args:
+          bare_titles: the titles, without what stands in brackets at their end (`bare_title`).
+        """
+        if not self.passage_id:
+            return not self.title or bare_title(self.title) in bare_titles
+        return self.passage_id in names or bool(self.title and self.title in titles)
+
     def found_in(self, passages: tuple[Passage, ...]) -> bool:
         """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`; a page, `DOCUMENT.pdf#3`, may
         have another name, `page_ids`) or title or, where neither is known, a passage that states the value. A title without an
@@ -37,7 +48,7 @@ class GoldHop:
         if not (self.passage_id or self.title):
             return bool(self.value) and any(self.value.lower() in passage.text.lower() for passage in passages)
         if not self.passage_id:
-            return any(_bare(passage.title) == _bare(self.title) for passage in passages)
+            return any(bare_title(passage.title) == bare_title(self.title) for passage in passages)
         names = {name for passage in passages for name in (passage.id, passage.id.partition("#")[0])}
         if self.passage_id in names or any(self.title == passage.title for passage in passages if self.title):
             return True
@@ -136,15 +147,15 @@ def without_aside(title: str) -> str:
     return _ASIDE.sub("", title)
 
 
-def _bare(title: str) -> str:
+def bare_title(title: str) -> str:
     return without_aside(title).casefold()
 
 
 def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -> tuple[GoldHop, ...]:
-    objects = [_bare(str(triple[2])) for triple in triples]
+    objects = [bare_title(str(triple[2])) for triple in triples]
     hops = []
     for i, triple in enumerate(triples):
-        needs = tuple(j for j in range(i) if objects[j] == _bare(str(triple[0])))
+        needs = tuple(j for j in range(i) if objects[j] == bare_title(str(triple[0])))
         hops.append(dataclasses.replace(_of_triple(triple, passages), needs=needs))
     return tuple(hops)
 
@@ -153,7 +164,7 @@ def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:
     """The hop of a triple. Its passage is the gold passage whose title is the subject. If there is none, the hop has no title,
     and a passage is recognised by the value that it states."""
     subject, relation, value = map(str, triple)
-    alike = [name for name, title in passages.items() if _bare(title) == _bare(subject)]
+    alike = [name for name, title in passages.items() if bare_title(title) == bare_title(subject)]
     name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
     title = passages[name] if name else "" if passages else subject
     return GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title)

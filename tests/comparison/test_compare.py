@@ -188,6 +188,8 @@ def test_rows_without_an_answer_are_counted(chats: Any, tmp_path: pathlib.Path) 
     report = (tmp_path / "out" / "report.md").read_text()
     assert "Every question was answered, and no search failed." in report
     assert "| things |  | rows without answer, left out | 1 |" in report
+    assert results["benchmarks"]["things"]["without_gold"] == 1  # no paragraph of the row is in the corpus
+    assert "| things |  | questions with a gold passage that no knowledge base holds | 1 |" in report
 
 
 def test_a_judge_and_its_bias(chats: Any, tmp_path: pathlib.Path) -> None:
