@@ -4,9 +4,9 @@ python -m benchmarks.retrieval_alone --data=DATA --keep=benchmarks/results/retri
     [--questions=0]
 
 Prints a table of docs/comparisons.md. Each knowledge base of a benchmark is searched by itself, with the question as the query
-and BM25 for its passages or its tables' rows, whatever the benchmark's own retriever is. Benchmarks without files in DATA,
-without gold passages, or whose knowledge bases are pictures are left out, and named. Without --data it prints what the file
-has.
+and BM25 for its passages or its tables' rows, whatever the benchmark's own retriever is. Only gold passages that it holds
+count. Benchmarks without files in DATA, without gold passages, or whose knowledge bases are pictures are left out, and named.
+Without --data it prints what the file has.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import numpy as np
 
 from routerl_jax.comparison.benchmarks.benchmark import located
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.comparison.gold import Names
 from routerl_jax.core.files import write_atomic
-from routerl_jax.core.types import Example, Passage
+from routerl_jax.core.types import Passage
+from routerl_jax.data.gold_paths import GoldHop
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.knowledge.store import MANIFEST, Manifest
+from routerl_jax.knowledge.store import Manifest
 from routerl_jax.rewards.retrieval import Retrieval, gold_passages_of
 from routerl_jax.rewards.scoring import bootstrap_intervals
 from routerl_jax.training.config import KnowledgeConfig
@@ -35,16 +37,18 @@ _READABLE = ("dense_text", "dense_table", "ocr")  # kinds whose sources BM25 can
 
 
 def measured(name: str, data: str, questions: int) -> dict[str, Any]:
-    """Recall at every k of `K`, and NDCG at the largest, by knowledge base, each as [mean, low, high]; with `n` and `passages`.
+    """Recall at every k of `K`, and NDCG at the largest, by knowledge base, each as [mean, low, high].
+
+    With `n`, the questions with a gold passage in the knowledge base, and `passages`.
 
     Raises:
       ValueError: the benchmark has no files in `data`, no gold passages or no knowledge base of words.
     """
     benchmark = located(name, BENCHMARKS.get(name), data)
     source = open_dataset(benchmark.questions[0])
-    known = [example for i in range(len(source)) if gold_passages_of(example := source[i])]
-    examples = known[: questions or None]
-    if not examples:
+    known = [(source[i], gold) for i in range(len(source)) if (gold := gold_passages_of(source[i]))]
+    known = known[: questions or None]
+    if not known:
         raise ValueError("its questions name no gold passages")
     specs = {kb: spec for kb, spec in benchmark.knowledge.items() if spec.kind in _READABLE and spec.source}
     if not specs:
@@ -53,15 +57,20 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
     for kb, spec in specs.items():
         words = KnowledgeConfig(source=spec.source, kind="bm25") if spec.kind != "ocr" else spec
         tool: Any = open_knowledge_bases({kb: words}, progress=False)[kb]
-        found = tool.search([example.question for example in examples], K[-1])
-        results[kb] = {"n": len(examples), "passages": _passages(kb, words), **_scores(examples, found)}
+        names = Names()
+        names.add(kb_place(kb, words))
+        held = [(example, own) for example, gold in known if (own := tuple(filter(names.hold, gold)))]
+        if not held:
+            continue
+        found = tool.search([example.question for example, _ in held], K[-1])
+        passages = Manifest.read(kb_place(kb, words)).count
+        results[kb] = {"n": len(held), "passages": passages, **_scores([gold for _, gold in held], found)}
     return results
 
 
-def _scores(examples: Sequence[Example], found: Sequence[Sequence[Passage]]) -> dict[str, list[float]]:
+def _scores(golds: Sequence[tuple[GoldHop, ...]], found: Sequence[Sequence[Passage]]) -> dict[str, list[float]]:
     rows = []
-    for example, passages in zip(examples, found, strict=True):
-        gold = gold_passages_of(example)
+    for gold, passages in zip(golds, found, strict=True):
         shown = [Retrieval(searches=(tuple(passages[:k]),), gold=gold) for k in K]
         rows.append([*(one.recall() for one in shown), shown[-1].ndcg()])
     scores = np.asarray(rows)
@@ -70,11 +79,6 @@ def _scores(examples: Sequence[Example], found: Sequence[Sequence[Passage]]) -> 
     return {
         name: [round(float(scores[:, i].mean()), 5), *spans[:, i].round(5).tolist()] for i, name in enumerate(names)
     }
-
-
-def _passages(kb: str, spec: KnowledgeConfig) -> int:
-    directory = kb_place(kb, spec)
-    return Manifest.read(directory).count if (directory / MANIFEST).is_file() else 0
 
 
 def table(results: Mapping[str, Mapping[str, Any]]) -> str:
