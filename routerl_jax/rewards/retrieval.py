@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 from routerl_jax.core.types import Episode, Example, Passage
@@ -56,23 +57,31 @@ class Retrieval:
 def retrieval(episode: Episode) -> Retrieval | None:
     """The passages that the searches of an episode showed; None if no gold passage of its question is known.
 
-    Crops, and pictures that could not be shown, are not counted. If the episode has no observations at all, all passages that
-    were found are assumed to be in the prompt.
+    Crops, and pictures that could not be shown, are not counted. All passages of a search are taken to be in a prompt if it was
+    made before its turn, if the next turn is of another chat, or if the episode has no observations at all.
     """
     gold = gold_passages_of(episode.example)
     if not gold:
         return None
     passages = {passage.id: passage for call in episode.calls for passage in call.passages}
-    in_prompt = not any(turn.observation for turn in episode.turns)
+    observed = any(turn.observation for turn in episode.turns)
     searches = []
-    for turn in episode.turns:
+    for turn, after in itertools.zip_longest(episode.turns, episode.turns[1:]):
         if not turn.calls or (turn.action is not None and turn.action.kind == "region"):
             continue
-        if in_prompt:
-            searches.append(tuple(passage for call in turn.calls for passage in call.passages))
-            continue
+        before = turn.action is not None and turn.action.kind != "search"
+        elsewhere = after is not None and after.sequence != turn.sequence
+        found = tuple(passage for call in turn.calls for passage in call.passages)
         shown = [item for item in turn.shown if item.passage and not (item.parent or item.box or item.error)]
-        searches.append(tuple(passages.get(one.passage, Passage(id=one.passage, title="", text="")) for one in shown))
+        if before or elsewhere or not observed:
+            searches.append(found)
+        elif turn.shown:
+            searches.append(
+                tuple(passages.get(one.passage, Passage(id=one.passage, title="", text="")) for one in shown)
+            )
+        else:  # agents that don't name what their observations show
+            text = " ".join(turn.observation.split())
+            searches.append(tuple(one for one in found if one.text.strip() and " ".join(one.text.split()) in text))
     return Retrieval(searches=tuple(searches), gold=gold)
 
 

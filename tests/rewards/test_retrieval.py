@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from routerl_jax.core.types import Episode, Passage, Shown
+from routerl_jax.core.types import Action, Episode, Passage, Shown
 from routerl_jax.rewards.retrieval import Retrieval, retrieval
 from tests.evaluation.episodes import call, episode, looked
 
@@ -91,6 +91,35 @@ def test_what_stands_in_the_prompt_is_what_was_found() -> None:
     seen = episode(call("text", "z1", "t1"))
     assert of(seen).searches == (tuple(seen.calls[0].passages),)
     assert of(seen).recall_at_first() == 0.5
+
+
+def test_a_search_before_its_turn_is_in_the_prompt_whatever_follows() -> None:
+    """A reader that is asked again for its answer: its observation is no result of the search."""
+    seen = episode(call("text", "z1", "t1"))
+    seen.turns[0].observation = "Now write the answer alone."
+    for kind, recall in (("invalid", 0.5), ("answer", 0.5), ("search", 0.0)):
+        seen.turns[0].action = Action(kind=kind)
+        assert of(seen).recall() == recall
+
+
+def test_a_search_whose_results_are_read_in_another_chat() -> None:
+    seen = episode(call("text", "z1", "t1"), call("text", "x1"))
+    for turn in seen.turns:
+        turn.action, turn.observation = Action(kind="search"), "What helps: .."
+    assert of(seen).recall() == 0.0
+    for number, turn in enumerate(seen.turns):
+        turn.sequence = number
+    assert of(seen).recall() == 1.0
+
+
+def test_passages_that_an_observation_shows_without_naming_them() -> None:
+    seen = episode(call("text", "z1", "t1"), call("text", "x1"))
+    for turn in seen.turns[:2]:
+        turn.action = Action(kind="search")
+    shown = seen.turns[0].calls[0].passages[1]
+    seen.turns[0].observation = f"(1) {shown.title}:  {shown.text}\n"
+    seen.turns[1].observation = "Nothing fits."
+    assert of(seen).searches == ((shown,), ())
 
 
 def test_unknown_gold_passages() -> None:
