@@ -79,5 +79,7 @@ def after_message(text: str, message: str) -> str:
 
     llama.cpp's server repeats the message, after the empty thoughts of a template that has them; vLLM's does not.
     """
+    if not message.strip():
+        return text
     before, repeated, after = text.partition(message if message in text else message.strip())
     return after if repeated and not _NO_THOUGHTS.sub("", before).strip() else text
