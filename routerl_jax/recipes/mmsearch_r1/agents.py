@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
@@ -55,6 +55,8 @@ class MMSearchAgent(Agent):
         trained for the protocol knows no other form.
       instruct: explain the task (for pretrained models).
     """
+
+    searches_field: ClassVar[str] = "searches"
 
     image_tool: str
     text_tool: str

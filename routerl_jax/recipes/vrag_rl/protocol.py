@@ -27,6 +27,7 @@ _QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
 _BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
+NO_SEARCHES = "no search is left; answer from what was found"
 NO_REGIONS = "there are no closer looks here; search, or answer"
 UNSEARCHED = "the answer came before anything was searched for"
 
