@@ -165,6 +165,7 @@ def test_filter_and_open(page: Any, url: str) -> None:
 def test_keys_tokens_and_groups(page: Any, url: str) -> None:
     page.goto(f"{url}#/episodes?question=a")
     total(page, 3)
+    page.locator(".pane .walk", has_text="lion | lives in | savannah").wait_for()
     chosen = "document.querySelector('.row.chosen')?.dataset.key"
     first = page.evaluate(chosen)
     page.keyboard.press("j")
