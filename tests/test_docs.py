@@ -74,6 +74,18 @@ def test_messages_of_the_troubleshooting_page_are_raised():
     assert [(message, part) for message in messages for part in parts[message] if part not in texts] == []
 
 
+def test_public_functions_and_classes_have_docstrings():
+    """Of modules. Methods that override another may leave the docstring to it."""
+    missing = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for file in sorted((ROOT / "routerl_jax").rglob("*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not node.name.startswith("_") and not ast.get_docstring(node)
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("name", rj.__all__)
 def test_names_of_the_library_are_defined_where_it_finds_them(name):
     """The site's page of the library links there."""
