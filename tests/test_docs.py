@@ -74,6 +74,23 @@ def test_messages_of_the_troubleshooting_page_are_raised():
     assert [(message, part) for message in messages for part in parts[message] if part not in texts] == []
 
 
+@pytest.mark.parametrize(
+    "page", ["search_r1", "r1_searcher", "routerag", "r1_router", "mmsearch_r1", "vrag_rl"], ids=str
+)
+def test_equations_lead_to_code(page):
+    """In the tables of the recipes' pages: a file, then names that are in it."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    (table,) = re.findall(r"^\| equation \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for row in table.splitlines():
+        for places in row.rstrip(" |").split(" | ")[-1].split(";"):
+            file, *names = re.findall(r"`([^`]+)`", places) or [""]
+            if not file.endswith(".py"):
+                continue
+            source = (ROOT / "routerl_jax" / file).read_text()
+            named = names if f"`{file}`: " in places else []
+            assert [name for name in named if not re.search(rf"\b{name}\b", source)] == [], row
+
+
 def test_public_functions_and_classes_have_docstrings():
     """Of modules. Methods that override another may leave the docstring to it."""
     missing = [
