@@ -49,6 +49,14 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set((ROOT / "docs").glob("*.md")) <= reached
 
 
+def test_the_site_has_every_page():
+    """The pages of mkdocs.yml's nav are those of docs/, and those that docs/site/hooks.py brings in."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    brought = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}
+    named = re.findall(r"[\w/]+\.md", nav)
+    assert sorted(named) == sorted({page.name for page in (ROOT / "docs").glob("*.md")} | brought)
+
+
 def test_messages_of_the_troubleshooting_page_are_raised():
     """Each quoted message, word for word between its `..`, is a text of the code."""
     files = [file for folder in ("routerl_jax", "launch") for file in (ROOT / folder).rglob("*.py")]
