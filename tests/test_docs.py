@@ -111,6 +111,23 @@ def test_public_functions_and_classes_have_docstrings():
     assert missing == []
 
 
+def test_docstrings_are_read_as_the_site_reads_them(caplog):
+    """`mkdocs build --strict` ends at a docstring in another form; the build itself is a slow test (test_docs_site.py)."""
+    griffe = pytest.importorskip("griffe", reason='no griffe: pip install -e ".[docs]"')
+
+    def parse(part):
+        for member in part.members.values():
+            if member.is_alias:
+                continue
+            if member.docstring:
+                member.docstring.parse("google", warn_unknown_params=False, warn_missing_types=False)
+            if member.is_module or member.is_class:
+                parse(member)
+
+    parse(griffe.load("routerl_jax", search_paths=[str(ROOT)], allow_inspection=False))
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("name", rj.__all__)
 def test_names_of_the_library_are_defined_where_it_finds_them(name):
     """The site's page of the library links there."""
