@@ -3,16 +3,19 @@
 import asyncio
 import dataclasses
 import gzip
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from routerl_jax.agents.calls import search_calls
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.evaluation.records import episode_of, write_records
+from routerl_jax.evaluation.trajectory import render
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
@@ -120,6 +123,9 @@ def test_where_a_walk_began_is_recorded_with_the_call(kb: GraphKB, tmp_path: pat
     write_records(tmp_path / "records.jsonl", [episode])
     ((place, record),) = read_rows(tmp_path / "records.jsonl", lines=True)
     assert episode_of(record, place).calls == calls
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(render(record))
+    assert "; ".join(calls[0].facts) in console.export_text()
 
 
 def test_phrase_weights_as_released(kb: GraphKB) -> None:
