@@ -67,6 +67,8 @@ def test_recipes_with_turns_or_limits_keep_the_common_budget() -> None:
     assert (looks.agent.search_budget, looks.agent.max_turns) == (1, 3)  # type: ignore[attr-defined]
     (both,) = entered("mmsearch_r1", ("image", "text"), given)
     assert both.agent.search_budget == 1
+    (workflow,) = entered("mmsearch_r1:rag_workflow", ("image", "text"), given)  # made for two searches
+    assert workflow.agent.search_budget == 2
     own = dataclasses.replace(given, settings={"vrag_rl": {"max_searches": 2}})
     (turns,) = entered("vrag_rl", ("pages",), own)
     assert (turns.agent.search_budget, turns.agent.max_turns) == (2, 2)  # type: ignore[attr-defined]

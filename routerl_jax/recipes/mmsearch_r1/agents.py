@@ -117,7 +117,8 @@ class MMSearchAgent(Agent):
         return {"direct": DirectAnswer(**{**self._fields, "searches": 0}), **self.vanilla_rag(tools)}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        return {"rag_workflow": RagWorkflow(**{**self._fields, "force_answer": True})}
+        both = max(2, self.searches)  # whatever the bound is: the workflow is made for two searches
+        return {"rag_workflow": RagWorkflow(**{**self._fields, "searches": both, "force_answer": True})}
 
     @property
     def _fields(self) -> dict[str, Any]:
