@@ -16,7 +16,7 @@ def get_config(machine: str = "gpu") -> ml_collections.ConfigDict:
     """For one GPU; `cpu`, smaller, for two CPU cores.
 
     python -m launch.construct_data --config=configs/r1_router_data.py:text+table --workdir=golden \
-        --config.teacher=annotations --config.homes=2wiki=text,wikitable=table \
+        --config.teacher=annotations --config.default_kb=2wiki=text,wikitable=table \
         --config.data="2wiki.jsonl[:400],wikitable.jsonl[:1500]" \
         --config.knowledge.text.source=corpus.jsonl --config.knowledge.table.source=tables.jsonl ..
     python -m launch.train --config=configs/smollm2_router.py --workdir=runs/smollm2_router \

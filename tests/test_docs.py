@@ -49,6 +49,14 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set((ROOT / "docs").glob("*.md")) <= reached
 
 
+def test_the_site_has_every_page():
+    """The pages of mkdocs.yml's nav are those of docs/, and those that docs/site/hooks.py brings in."""
+    nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    brought = {"index.md", "changelog.md", "contributing.md", "benchmarks.md"}
+    named = re.findall(r"[\w/]+\.md", nav)
+    assert sorted(named) == sorted({page.name for page in (ROOT / "docs").glob("*.md")} | brought)
+
+
 def test_messages_of_the_troubleshooting_page_are_raised():
     """Each quoted message, word for word between its `..`, is a text of the code."""
     files = [file for folder in ("routerl_jax", "launch") for file in (ROOT / folder).rglob("*.py")]
@@ -72,6 +80,52 @@ def test_messages_of_the_troubleshooting_page_are_raised():
     parts = {message: [part for part in message.split("..") if len(part.strip()) > 3] for message in messages}
     assert [message for message in messages if not parts[message]] == []
     assert [(message, part) for message in messages for part in parts[message] if part not in texts] == []
+
+
+@pytest.mark.parametrize(
+    "page", ["search_r1", "r1_searcher", "routerag", "r1_router", "mmsearch_r1", "vrag_rl"], ids=str
+)
+def test_equations_lead_to_code(page):
+    """In the tables of the recipes' pages: a file, then names that are in it."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    (table,) = re.findall(r"^\| equation \|.*\n\|.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for row in table.splitlines():
+        for places in row.rstrip(" |").split(" | ")[-1].split(";"):
+            file, *names = re.findall(r"`([^`]+)`", places) or [""]
+            if not file.endswith(".py"):
+                continue
+            source = (ROOT / "routerl_jax" / file).read_text()
+            named = names if f"`{file}`: " in places else []
+            assert [name for name in named if not re.search(rf"\b{name}\b", source)] == [], row
+
+
+def test_public_functions_and_classes_have_docstrings():
+    """Of modules. Methods that override another may leave the docstring to it."""
+    missing = [
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for file in sorted((ROOT / "routerl_jax").rglob("*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if not node.name.startswith("_") and not ast.get_docstring(node)
+    ]
+    assert missing == []
+
+
+def test_docstrings_are_read_as_the_site_reads_them(caplog):
+    """`mkdocs build --strict` ends at a docstring in another form; the build itself is a slow test (test_docs_site.py)."""
+    griffe = pytest.importorskip("griffe", reason='no griffe: pip install -e ".[docs]"')
+
+    def parse(part):
+        for member in part.members.values():
+            if member.is_alias:
+                continue
+            if member.docstring:
+                member.docstring.parse("google", warn_unknown_params=False, warn_missing_types=False)
+            if member.is_module or member.is_class:
+                parse(member)
+
+    parse(griffe.load("routerl_jax", search_paths=[str(ROOT)], allow_inspection=False))
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("name", rj.__all__)

@@ -7,7 +7,7 @@ import dataclasses
 import numbers
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 from absl import logging
@@ -19,7 +19,7 @@ from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.query import as_read, query_image, query_text
-from routerl_jax.knowledge.timing import timed_search
+from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.knowledge.together import search_together
 from routerl_jax.parallel import multihost
 from routerl_jax.remote.background import in_thread
@@ -69,7 +69,8 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
 
 def _call_from_json(fields: dict[str, Any]) -> Call:
     passages: Iterable[dict[str, Any]] = fields.pop("passages")
-    return Call(passages=tuple(Passage(**passage) for passage in passages), **fields)
+    facts = tuple(fields.pop("facts"))
+    return Call(passages=tuple(Passage(**passage) for passage in passages), facts=facts, **fields)
 
 
 async def search_calls(
@@ -95,7 +96,7 @@ async def search_calls(
       TypeError: a query's cost is no number.
     """
     cost, clock = _cost(tools, tool), _Clock(timeout)
-    known: dict[int, _Timed] = {}
+    known: dict[int, _Reply] = {}
     async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
@@ -104,16 +105,16 @@ async def search_calls(
     ):
         if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):
             raise outcome
-        known[i] = (_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+        known[i] = _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
     reason = (
         f"TimeoutError: the batch failed, and {len(queries) - len(known)} of its {len(queries)} queries could not be tried by "
         f"themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    results = [known.get(i, (_Failure(reason), 0.0)) for i in range(len(queries))]
-    failures = [result.message for result, _ in results if isinstance(result, _Failure)]
+    replies = [known.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
+    failures = [reply.result.message for reply in replies if isinstance(reply.result, _Failure)]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
-    return [_call(tool, query, result, seconds, cost) for query, (result, seconds) in zip(queries, results)]
+    return [_call(tool, query, reply, cost) for query, reply in zip(queries, replies)]
 
 
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
@@ -135,7 +136,14 @@ _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
 _TOLD = 0.95  # share of the time limit that a tool is told, so that it can give up by itself and say why
 _Result = tuple[Passage, ...] | _Failure
-_Timed = tuple[_Result, float]  # a result and its seconds
+
+
+class _Reply(NamedTuple):
+    """What a tool gave for one query."""
+
+    result: _Result
+    seconds: float
+    facts: tuple[str, ...] = ()
 
 
 class _Failed(Exception):
@@ -171,14 +179,14 @@ class _Clock:
 
 async def _search(
     tools: Mapping[str, SearchTool], tool: str, queries: Sequence[Query], k: int, want: Want, clock: _Clock
-) -> list[_Timed]:
+) -> list[_Reply]:
     """Searches a batch; per query its passages, or the reason why this query alone has none.
 
     Raises:
       _Failed: the tool raised, or did not return a list with one result per query.
     """
     if tool not in tools:
-        return [(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
+        return [_Reply(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
     started, limit = time.perf_counter(), clock.left
     reads = getattr(tools[tool], "reads", ())
     read = list(queries) if want == "pictures" else [as_read(query, reads) for query in queries]
@@ -186,11 +194,13 @@ async def _search(
     def part() -> float:
         return (time.perf_counter() - started) / len(queries)
 
-    def work() -> list[_Timed]:
+    def work() -> list[_Reply]:
         with time_limit(_TOLD * limit):
             try:
                 reply, seconds = timed_search(_asked(tools[tool], want), read, k)
-                return list(zip(_checked(tool, reply, len(queries)), seconds))
+                results = _checked(tool, reply, len(queries))
+                facts = reply.facts if isinstance(reply, TimedResults) else [()] * len(results)
+                return list(map(_Reply, results, seconds, facts))
             except Exception as error:
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
@@ -218,12 +228,13 @@ def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
     ]
 
 
-def _call(tool: str, query: Query, result: _Result, seconds: float, cost: float) -> Call:
+def _call(tool: str, query: Query, reply: _Reply, cost: float) -> Call:
     try:
         image = query_image(query)
     except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
-    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost)
+    result, seconds, facts = reply
+    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost, facts=facts)
     if isinstance(result, _Failure):
         error = replace_surrogates(result.message)
         if len(error) > _LONGEST_ERROR:

@@ -191,7 +191,7 @@ class Attempts:
           Episodes of the complete groups, the oldest first, and of no more than `groups`.
 
         Raises:
-          see the function `run`. Nothing is under way then.
+          ValueError, RuntimeError: as in the function `run`. Nothing is under way then.
         """
         ids = [*self.under_way, *(example.id for example in examples)]
         if len(set(ids)) != len(ids):

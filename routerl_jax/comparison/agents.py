@@ -166,7 +166,8 @@ def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) ->
       ValueError: the number of documents of this agent can't be set.
     """
     agent = agent if "k" in own else agent.with_passages(config.k)
-    agent = agent if agent.searches_field in own else agent.with_searches(config.searches)
+    if not {agent.searches_field, "max_searches"} & own.keys():  # a recipe's section calls it max_searches
+        agent = agent.with_searches(config.searches)
     if config.turn_tokens and "max_turn_tokens" in _fields(agent) - own.keys():
         agent = override(agent, {"max_turn_tokens": config.turn_tokens}, "config")
     return agent

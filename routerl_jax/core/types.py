@@ -106,6 +106,8 @@ class Call:
       image: digest of the picture that was searched for; "" if none.
       seconds: time that this query took, without the other queries of its batch (`knowledge.timing`).
       cost: the tool's price of the query (`KnowledgeBase.cost`), the same in every run.
+      facts: the facts from which a walk over a graph began, best first, as "subject | predicate | object"; () where there is
+        no walk, or where it is not known.
     """
 
     tool: str
@@ -115,6 +117,7 @@ class Call:
     error: str | None = None
     seconds: float = 0.0
     cost: float = 0.0
+    facts: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,19 +23,19 @@ class Annotations:
     """Replaces `attempts.Teacher` for questions whose data sets say how they are answered.
 
     The sub-questions are those of the gold path (data.gold_paths), the answers are its values, and the documents are what the
-    knowledge base returns. Some data sets give no path, or only the passage of a path of one hop. Then, if `homes` has the data
-    set, the question itself is searched for, and the documents must state an accepted answer. Nothing is guessed: if a search
-    misses its passage, the attempt is rejected.
+    knowledge base returns. Some data sets give no path, or only the passage of a path of one hop. Then, if `default_kbs` has
+    the data set, the question itself is searched for, and the documents must state an accepted answer. Nothing is guessed: if a
+    search misses its passage, the attempt is rejected.
 
     Attributes:
       protocol: writes the prompts.
-      homes: by data set, the knowledge base that answers its questions if the gold path names none.
+      default_kbs: by data set, the knowledge base that answers its questions if the gold path names none.
     """
 
     protocol: StepProtocol
     config: AttemptConfig
     services: Services
-    homes: Mapping[str, str]
+    default_kbs: Mapping[str, str]
 
     async def attempt(self, example: Example, number: int) -> Attempt:
         """The gold path of a question as an attempt. `number` makes no difference."""
@@ -80,11 +80,11 @@ class Annotations:
 
     def _path(self, example: Example) -> list[GoldHop]:
         """The hops of a question, each with its knowledge base and sub-question."""
-        home = self.homes.get(str(example.metadata.get("dataset", "")), "")
+        default = self.default_kbs.get(str(example.metadata.get("dataset", "")), "")
         path = gold_path(example)
-        if home and (path is None or (len(path) == 1 and not path[0].query)):  # at most the passage is known
-            return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=home)]
-        hops = [dataclasses.replace(hop, kb=hop.kb or home) for hop in path or ()]
+        if default and (path is None or (len(path) == 1 and not path[0].query)):  # at most the passage is known
+            return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=default)]
+        hops = [dataclasses.replace(hop, kb=hop.kb or default) for hop in path or ()]
         if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
             raise AttemptFailed("no gold path", "its data set does not say what to ask, or of which knowledge base")
         return hops

@@ -47,6 +47,7 @@ def planner_task(max_turns: int) -> str:
 
 
 def planner_question(question: str) -> str:
+    """The planner's first message after its task."""
     return f"Question: {question}"
 
 

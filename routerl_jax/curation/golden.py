@@ -90,7 +90,11 @@ def construct(
                 model, tools = open_services()
                 services = Services(model, tools, config.amount.search_timeout)
                 parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
-                teacher = Teacher(**parts) if config.teacher == "model" else Annotations(**parts, homes=config.home_of)
+                teacher = (
+                    Teacher(**parts)
+                    if config.teacher == "model"
+                    else Annotations(**parts, default_kbs=config.default_kbs)
+                )
                 shared_loop().run(job.run(teacher, progress))
         finally:
             journal.close()

@@ -85,7 +85,7 @@ class ConstructConfig:
     teacher: Literal["model", "annotations"] = "model"
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the language model
     # annotations: the knowledge base that answers a data set's questions if gold paths name none: DATASET=NAME,DATASET=NAME
-    homes: str = ""
+    default_kb: str = ""
     # the knowledge bases, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempt: AttemptConfig = AttemptConfig()
@@ -97,18 +97,18 @@ class ConstructConfig:
             raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
         if not self.knowledge:
             raise ValueError("config.knowledge is empty: name at least one knowledge base")
-        for dataset, home in self.home_of.items():
-            if home not in self.knowledge:
+        for dataset, name in self.default_kbs.items():
+            if name not in self.knowledge:
                 raise ValueError(
-                    f"config.homes={self.homes!r}: {home!r} (of {dataset!r}) is no knowledge base of the job: "
+                    f"config.default_kb={self.default_kb!r}: {name!r} (of {dataset!r}) is no knowledge base of the job: "
                     f"{', '.join(self.knowledge)}"
                 )
 
     @property
-    def home_of(self) -> dict[str, str]:
-        """`homes` by data set."""
-        parts = [part.strip().partition("=") for part in self.homes.split(",") if part.strip()]
-        return {dataset.strip(): home.strip() for dataset, _, home in parts}
+    def default_kbs(self) -> dict[str, str]:
+        """`default_kb` by data set."""
+        parts = [part.strip().partition("=") for part in self.default_kb.split(",") if part.strip()]
+        return {dataset.strip(): name.strip() for dataset, _, name in parts}
 
     def decisive(self) -> dict[str, Any]:
         """The settings that attempts depend on, besides the questions. Other values make another job."""
@@ -116,7 +116,7 @@ class ConstructConfig:
         by_model = {"llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}}
         return {
             "seed": self.seed,
-            **(by_model if self.teacher == "model" else {"homes": self.homes}),
+            **(by_model if self.teacher == "model" else {"default_kb": self.default_kb}),
             "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
             "attempt": dataclasses.asdict(self.attempt),
         }

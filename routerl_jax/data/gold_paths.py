@@ -148,6 +148,7 @@ def without_aside(title: str) -> str:
 
 
 def bare_title(title: str) -> str:
+    """A title for comparisons: without the brackets at its end, and without case."""
     return without_aside(title).casefold()
 
 

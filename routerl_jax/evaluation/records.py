@@ -155,7 +155,7 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
 def _turn(fields: Mapping[str, Any], place: Place) -> Turn:
     action = None if fields["action"] is None else Action(**_tuples(fields["action"]))
     calls = [
-        Call(**{**call, "passages": tuple(_passage(passage, place) for passage in call["passages"])})
+        Call(**{**_tuples(call), "passages": tuple(_passage(passage, place) for passage in call["passages"])})
         for call in fields["calls"]
     ]
     shown = [

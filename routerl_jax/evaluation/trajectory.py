@@ -56,7 +56,7 @@ def turn_parts(
         parts.append(searching(action["tool"], action["query"]))
     if branch:
         odds = f"a fork: {branch['tool']} was chosen for the policy, which gives it {math.exp(branch['logprob']):.2f}"
-        parts.append(Text.assemble(("  way     ", "bold magenta"), (odds, "magenta")))
+        parts.append(Text.assemble(("  branch  ", "bold magenta"), (odds, "magenta")))
     if action["kind"] == "invalid":
         parts.append(Text.assemble(("invalid   ", "bold red"), action["error"], ("  " + turn["text"].strip(), "dim")))
     elif action["kind"] == "answer" and not last:  # the answer to a sub-question
@@ -68,7 +68,10 @@ def turn_parts(
     if action["kind"] != "invalid" and action.get("error"):
         parts.append(Text.assemble(("  though  ", "bold red"), action["error"]))
     pictured = {item["passage"] for item in turn.get("shown", ())}
-    parts += [findings(call, pictured) for call in turn["calls"]]
+    for call in turn["calls"]:
+        if call.get("facts"):
+            parts.append(Text.assemble(("  from    ", "dim"), ("; ".join(call["facts"]), "dim")))
+        parts.append(findings(call, pictured))
     parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
     if turn.get("rewards"):
         parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))

@@ -84,6 +84,7 @@ class KnowledgeBase(abc.ABC):
         filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
         times = [0.0] * len(results)
+        facts: list[tuple[str, ...]] = [()] * len(results)
         if filled:
             answers, seconds = timed_search(self._search, [read[i] for i in filled], k)
             if len(answers) != len(filled):
@@ -93,7 +94,10 @@ class KnowledgeBase(abc.ABC):
                 )
             for i, passages, elapsed in zip(filled, answers, seconds):
                 results[i], times[i] = passages, elapsed
-        return TimedResults(results, times)
+            if isinstance(answers, TimedResults):
+                for i, known in zip(filled, answers.facts):
+                    facts[i] = known
+        return TimedResults(results, times, facts)
 
 
 class Opener(Protocol):

@@ -156,7 +156,7 @@ class TrainConfig:
     snapshot: WebSnapshotConfig = WebSnapshotConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()
-    # stretches of training, in the order of their starts; one is enough
+    # parts of training, in the order of their starts; one is enough
     stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=lambda: {"main": StageConfig()})
     # comparison runs after the main one, in workdir/controls/NAME; their scores are listed beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)

@@ -61,6 +61,19 @@ def test_all_have_the_same_k_and_budget(name: str) -> None:
         assert json.loads(json.dumps(row.about)) == row.about
 
 
+def test_recipes_with_turns_or_limits_keep_the_common_budget() -> None:
+    given = dataclasses.replace(LOCAL, searches=1)
+    (looks,) = entered("vrag_rl", ("pages",), given)
+    assert (looks.agent.search_budget, looks.agent.max_turns) == (1, 3)  # type: ignore[attr-defined]
+    (both,) = entered("mmsearch_r1", ("image", "text"), given)
+    assert both.agent.search_budget == 1
+    (workflow,) = entered("mmsearch_r1:rag_workflow", ("image", "text"), given)  # made for two searches
+    assert workflow.agent.search_budget == 2
+    own = dataclasses.replace(given, settings={"vrag_rl": {"max_searches": 2}})
+    (turns,) = entered("vrag_rl", ("pages",), own)
+    assert (turns.agent.search_budget, turns.agent.max_turns) == (2, 2)  # type: ignore[attr-defined]
+
+
 def test_an_agents_own_settings_stay() -> None:
     given = dataclasses.replace(LOCAL, settings={"ircot": {"k": 7, "max_steps": 5}, "search": {"grammar": "search_r1"}})
     (row,) = entered("ircot", ("text",), given)

@@ -34,7 +34,7 @@ class Found:
 
 
 def made(
-    tmp_path: pathlib.Path, rows: dict[str, list[dict]], homes: str = "hops=text, cells=table", **options
+    tmp_path: pathlib.Path, rows: dict[str, list[dict]], default_kb: str = "hops=text, cells=table", **options
 ) -> tuple[dict[str, Trajectory], dict[str, str]]:
     """Trajectories by id, and the outcome of every question."""
     tmp_path.mkdir(exist_ok=True)
@@ -45,7 +45,7 @@ def made(
         teacher="annotations",
         knowledge={"text": KnowledgeConfig(), "table": KnowledgeConfig()},
         attempt=AttemptConfig(k=2, **options),
-        homes=homes,
+        default_kb=default_kb,
     )
     tools = {"text": Found(TEXT), "table": Found({"How long is the Volta?": ROW, "Is it in Ghana?": VOTES})}
     construct(config, tmp_path / "job", lambda: (None, tools), progress=False)
@@ -102,7 +102,7 @@ def test_a_question_whose_passage_alone_is_known_is_asked_itself(tmp_path: pathl
         question("two", "How long is the Volta?", "1,500 km", supporting=["t1:3", "t2"]),
     ]
     claim = [question("claim", "Is it in Ghana?", "yes", supporting=["t9"])]
-    found, outcomes = made(tmp_path, {"cells": cells, "more": claim}, homes="cells=table, more=table")
+    found, outcomes = made(tmp_path, {"cells": cells, "more": claim}, default_kb="cells=table, more=table")
     assert outcomes == {
         "volta": "accepted",
         "another": "gold passage not found",
@@ -142,6 +142,6 @@ def test_a_question_that_nothing_is_known_of_is_rejected(tmp_path: pathlib.Path)
 
 def test_a_home_must_be_a_knowledge_base() -> None:
     with pytest.raises(
-        ValueError, match=r"homes='cells=tables': 'tables' \(of 'cells'\) is no knowledge base of the job: table"
+        ValueError, match=r"default_kb='cells=tables': 'tables' \(of 'cells'\) is no knowledge base of the job: table"
     ):
-        ConstructConfig(data="x", knowledge={"table": KnowledgeConfig()}, homes="cells=tables")
+        ConstructConfig(data="x", knowledge={"table": KnowledgeConfig()}, default_kb="cells=tables")

@@ -120,6 +120,18 @@ def test_one_page_a_search_the_best_not_shown_yet(play) -> None:
     assert pages_of(two) == [["p0", "p1"], ["p2"], []]
 
 
+def test_searches_are_bounded_apart_from_turns(play) -> None:
+    """As a comparison does that gives all agents as many searches: looks and the answer need turns of their own."""
+    agent = AGENT.with_searches(1)
+    assert (agent.max_turns, agent.search_budget) == (4, 1)
+    episode = play(SEARCH, LOOK, SEARCH, ANSWER, agent=agent)
+    assert (pages_of(episode), len(episode.calls)) == ([["p0"], ["p0"], [], []], 1)
+    assert protocol.NO_SEARCHES in episode.turns[2].observation
+    assert (episode.answer, episode.invalid_actions) == ("32.6M", 1)
+    assert AGENT.with_searches(9).search_budget == AGENT.max_turns
+    assert pages_of(play("32.6M</answer>", agent=agent.vanilla_rag(["pages"])["vanilla_rag"])) == [["p0"], []]
+
+
 def test_a_look_is_at_the_latest_page(play) -> None:
     episode = play(SEARCH, LOOK, SEARCH, LOOK, "32.6M</answer>")
     assert pages_of(episode) == [["p0"], ["p0"], ["p1"], ["p1"], []]

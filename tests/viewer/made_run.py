@@ -65,6 +65,12 @@ def seen(name: str, page: pathlib.Path) -> Episode:
     return made
 
 
+def _walked(made: Episode) -> Episode:
+    """The same, where the search walked over a graph."""
+    made.turns[0].calls = [dataclasses.replace(call, facts=("lion | lives in | savannah",)) for call in made.calls]
+    return made
+
+
 def tokens(text: str) -> list[dict[str, Any]]:
     """As `training.episode_log` writes them: what was fed, then a sampled token per word."""
     words = [f"{word} " for word in text.split()]
@@ -93,7 +99,7 @@ def make_run(path: pathlib.Path) -> pathlib.Path:
         for tool, p in (("text", 0.75), ("table", 0.25))
     ]
     step0 = [
-        episode("a", sample=0),
+        _walked(episode("a", sample=0)),
         episode("a", "table", "cat", sample=1),
         episode("forked", "text", branches=(ways[0],)),
         episode("forked", "table", None, branches=(ways[1],), truncated=True),

@@ -119,6 +119,16 @@ def test_charts_of_several_runs_can_be_read(page: Any, tmp_path: pathlib.Path) -
         total(page, 14)
 
 
+def test_the_share_of_a_single_knowledge_base_is_no_chart(page: Any, tmp_path: pathlib.Path) -> None:
+    run = make_run(tmp_path / "run")
+    row = {"step": 0, "stage": "main", "rollout/kb/pages": 1.0, "rollout/searches_per_question": 1.4}
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    with served(run) as url:
+        page.goto(url)
+        page.get_by_role("figure", name="Searches per question").wait_for()
+        assert "Use of knowledge bases" not in page.locator("figcaption").all_inner_texts()
+
+
 def test_filter_and_open(page: Any, url: str) -> None:
     page.goto(f"{url}#/episodes")
     total(page, 7)
@@ -155,6 +165,7 @@ def test_filter_and_open(page: Any, url: str) -> None:
 def test_keys_tokens_and_groups(page: Any, url: str) -> None:
     page.goto(f"{url}#/episodes?question=a")
     total(page, 3)
+    page.locator(".pane .walk", has_text="lion | lives in | savannah").wait_for()
     chosen = "document.querySelector('.row.chosen')?.dataset.key"
     first = page.evaluate(chosen)
     page.keyboard.press("j")

@@ -171,4 +171,5 @@ def _set(row: Row, settings: Mapping[str, Any]) -> bool:
 def _pages(row: Row) -> int:
     """Pages that vanilla RAG shows at once."""
     fields = row["agent"]["fields"]
-    return min(fields["k"], fields["pages"] * fields["max_turns"])
+    searches = min(fields["max_turns"], fields.get("searches") or fields["max_turns"])
+    return min(fields["k"], fields["pages"] * searches)

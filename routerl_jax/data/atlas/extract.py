@@ -59,6 +59,7 @@ _LONGEST_DESCRIPTION = 20  # words of the description of a flag
 
 
 def main() -> None:
+    """Downloads the packages, and writes Atlas's facts and flags into this checkout."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = pathlib.Path(scratch)
         countries = read_countries(_npm(FACTBOOK, directory))

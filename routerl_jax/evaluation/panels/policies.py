@@ -66,6 +66,7 @@ def four_ways(rows: Rows, heading: str) -> Panel:
 
 
 def turns(axis: Any, policies: Rows) -> None:
+    """Turns and searches per question of each policy, as bars."""
     names = [title(name) for name in policies]
     axis.barh(names, [row["turns"] for row in policies.values()], color=COLORS[0], height=0.6, label="turns")
     axis.barh(names, [row["searches"] for row in policies.values()], color=COLORS[2], height=0.3, label="searches")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -13,7 +14,6 @@ from jaxtyping import Float32
 
 from routerl_jax.core.checked import BelowOne, Size, checked
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder
 from routerl_jax.knowledge.encoders import TextEncoder
@@ -30,6 +30,7 @@ from routerl_jax.knowledge.graph.linking import (
 from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, PageRank
 from routerl_jax.knowledge.graph.triples import Triple
 from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.load import chat_model
 
@@ -160,19 +161,25 @@ class GraphKB(KnowledgeBase):
         kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
         return [[facts[index] for index in indices] for facts, indices in zip(linked, kept)]
 
-    def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
+    def _search(self, queries: list[str], k: int) -> TimedResults:
+        started = time.perf_counter()
         ranked: list[tuple[np.ndarray, np.ndarray]] = []
+        linked: list[list[int]] = []
         for start in range(0, len(queries), _QUERIES):
-            ranked += self._ranked(queries[start : start + _QUERIES], k)
+            best, facts = self._ranked(queries[start : start + _QUERIES], k)
+            ranked += best
+            linked += facts
         rows = np.unique(np.concatenate([ids for ids, _ in ranked]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
-        return [
+        results = [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
             for ids, scores in ranked
         ]
+        facts = [tuple(" | ".join(triple) for triple in self.triples(rows)) if rows else () for rows in linked]
+        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), facts)
 
-    def _ranked(self, queries: list[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Rows and scores of the k best passages of each query."""
+    def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[list[int]]]:
+        """Rows and scores of the k best passages of each query, and the rows of the facts from which it walked."""
         vectors = self._vectors(queries)
         same = self.fact_prefix == self._vectors.prefix  # then a query is embedded once
         linked = self._linked(queries, vectors if same else self._vectors(queries, self.fact_prefix))
@@ -196,7 +203,7 @@ class GraphKB(KnowledgeBase):
             scores = scores.astype(np.float64)
             scores[walking] = self._walk(reset)[entities:].T
         best = [largest_of(row, min(k, len(row))) for row in scores]
-        return [(rows, row[rows]) for rows, row in zip(best, scores)]
+        return [(rows, row[rows]) for rows, row in zip(best, scores)], [[row for row, _ in facts] for facts in linked]
 
     def _dense(self, vectors: Float32[np.ndarray, "Q D"]) -> Float32[np.ndarray, "Q P"]:
         """Inner products with all passages, scaled to 0..1."""

@@ -34,7 +34,8 @@ def _greeting(served: Sequence[Served], config: ServeConfig, url: str) -> str:
     for entry in served:
         description = entry.describe()
         size = "" if description["size"] is None else f", {description['size']:,} passages"
-        lines.append(f"  {entry.name}: {'|'.join(entry.modes)}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
+        modes = f" (modes {', '.join(entry.modes)})" if len(entry.modes) > 1 else ""
+        lines.append(f"  {entry.name}{modes}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
     token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
     body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
     lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
@@ -55,6 +55,8 @@ class MMSearchAgent(Agent):
         trained for the protocol knows no other form.
       instruct: explain the task (for pretrained models).
     """
+
+    searches_field: ClassVar[str] = "searches"
 
     image_tool: str
     text_tool: str
@@ -115,7 +117,8 @@ class MMSearchAgent(Agent):
         return {"direct": DirectAnswer(**{**self._fields, "searches": 0}), **self.vanilla_rag(tools)}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        return {"rag_workflow": RagWorkflow(**{**self._fields, "force_answer": True})}
+        both = max(2, self.searches)  # whatever the bound is: the workflow is made for two searches
+        return {"rag_workflow": RagWorkflow(**{**self._fields, "searches": both, "force_answer": True})}
 
     @property
     def _fields(self) -> dict[str, Any]:

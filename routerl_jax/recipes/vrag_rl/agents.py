@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class VRAGAgent(Agent):
     Attributes:
       tool: name of the knowledge base.
       max_turns: turns in which the policy may search, look or answer. The paper gives no number; the released code has 4.
+      searches: most searches among these turns; 0: every turn may search. A further search is an invalid action.
       k: pages that a search finds, of which `pages` are shown.
       pages: pages shown per search.
       shows: show pages as pictures, or as their text (the paper's OCR form).
@@ -67,8 +68,11 @@ class VRAGAgent(Agent):
       instruct: explain the task (for pretrained models). Observations then come as a user's messages.
     """
 
+    searches_field: ClassVar[str] = "searches"
+
     tool: str
     max_turns: int = 4
+    searches: int = 0
     k: int = 10
     pages: int = 1
     shows: Shows = "picture"
@@ -92,17 +96,17 @@ class VRAGAgent(Agent):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
         known: set[str] = set()
-        searched = False
+        searches = 0
         for _ in range(self.max_turns):
             room = chat.room - self._reserve(chat)
             if room < 1:
                 return await self._end(chat, truncated=True)
             turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
-            action = self.read(turn, searched)
+            action = self.read(turn, searches)
             if action.kind == "answer":
                 return chat.episode(answer=action.answer)
             if action.kind == "search":
-                searched = True
+                searches += 1
                 shown = await self._search(action.query, chat, tools, known)
             else:
                 crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
@@ -113,8 +117,8 @@ class VRAGAgent(Agent):
 
     @property
     def search_budget(self) -> int:
-        """`max_turns`, because every turn may search."""
-        return self.max_turns
+        """`max_turns`, because every turn may search; or `searches`, if that is less."""
+        return min(self.max_turns, self.searches or self.max_turns)
 
     @property
     def choices(self) -> RouteChoices:
@@ -143,18 +147,18 @@ class VRAGAgent(Agent):
         """The rounds up to the first answer, each read as in a rollout. An answer after the last turn counts as begun for the
         policy, because the released code asks once more then."""
         turns: list[Turn] = []
-        searched = False
+        searches = 0
         for number, item in enumerate(recorded.rounds):
             late = number >= self.max_turns
             opening, begun, rest = item.text.rpartition(protocol.ANSWER_OPENING) if late else ("", "", item.text)
             forced = opening + begun
             turn = Turn(text=rest, forced=forced, stop_reason="stop", tokens=0, observation=item.observation)
-            action = self.read(turn, searched)
+            action = self.read(turn, searches)
             turns.append(turn)
             if action.kind == "answer" or late:
                 break
             if action.kind == "search":
-                searched = True
+                searches += 1
                 passages = tuple(Passage(id=id, title="", text="") for id in item.passages)
                 turn.calls = [Call(tool=self.tool, query=action.query, passages=passages, error=item.error)]
                 turn.shown = [Shown(passage=id) for id in item.passages]
@@ -258,12 +262,14 @@ class VRAGAgent(Agent):
     def _begin(self, example: Example, llm: LLM) -> Conversation:
         return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
 
-    def read(self, turn: Turn, searched: bool) -> Action:
-        """The turn's action. An answer before any search has `error` set."""
+    def read(self, turn: Turn, searches: int) -> Action:
+        """The turn's action, after so many searches. An answer before any search has `error` set."""
         action = self._parse(turn.forced + turn.text)
         if action.kind == "region" and not self.looks:
             action = dataclasses.replace(action, kind="invalid", error=protocol.NO_REGIONS)
-        elif action.kind == "answer" and not searched:
+        elif action.kind == "search" and 0 < self.searches <= searches:
+            action = dataclasses.replace(action, kind="invalid", error=protocol.NO_SEARCHES)
+        elif action.kind == "answer" and not searches:
             action = dataclasses.replace(action, error=protocol.UNSEARCHED)
         turn.action = action
         turn.well_formed = action.kind != "invalid" and protocol.well_formed(turn.text)
@@ -347,7 +353,7 @@ class VRAGAgent(Agent):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VanillaRAG(VRAGAgent):
-    """Gets as many pages for its question as its turns could have shown, then answers (figure 11).
+    """Gets as many pages for its question as its searches could have shown, then answers (figure 11).
 
     The agent writes the search in place of the policy.
     """
@@ -361,7 +367,7 @@ class VanillaRAG(VRAGAgent):
         return await self._end(chat)
 
     def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
-        return list(found[: self.pages * self.max_turns])
+        return list(found[: self.pages * self.search_budget])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

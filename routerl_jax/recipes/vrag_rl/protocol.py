@@ -27,6 +27,7 @@ _QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
 _BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
+NO_SEARCHES = "no search is left; answer from what was found"
 NO_REGIONS = "there are no closer looks here; search, or answer"
 UNSEARCHED = "the answer came before anything was searched for"
 
@@ -84,10 +85,12 @@ def well_formed(text: str) -> bool:
 
 
 def search(thought: str, query: str) -> str:
+    """A turn that searches."""
     return f"<think>{thought}</think>\n<search>{query}</search>"
 
 
 def look(thought: str, box: Sequence[float]) -> str:
+    """A turn that looks closer at a box: left, top, right, bottom, as the model writes boxes (`RegionRule`)."""
     return f"<think>{thought}</think>\n<bbox>{_listed(box)}</bbox>"
 
 
@@ -96,6 +99,7 @@ def _listed(box: Sequence[float]) -> str:
 
 
 def answer(thought: str, answer: str) -> str:
+    """A turn that answers."""
     return f"<think>{thought}</think>\n<answer>{answer}</answer>"
 
 

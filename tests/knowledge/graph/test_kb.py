@@ -1,13 +1,21 @@
 """Graph knowledge bases from end to end, against a walk worked out step by step; real MuSiQue questions."""
 
+import asyncio
 import dataclasses
 import gzip
+import io
 import json
 import pathlib
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from routerl_jax.agents.calls import search_calls
+from routerl_jax.core.rows import read_rows
+from routerl_jax.core.types import Episode, Example, Turn
+from routerl_jax.evaluation.records import episode_of, write_records
+from routerl_jax.evaluation.trajectory import render
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
@@ -100,6 +108,24 @@ def test_batches(kb: GraphKB) -> None:
     alone = [kb.search([query], 99)[0] for query in QUERIES]
     assert found == alone * 30
     assert [p[:2] for p in alone] == kb.search(QUERIES, 2)
+
+
+def test_where_a_walk_began_is_recorded_with_the_call(kb: GraphKB, tmp_path: pathlib.Path) -> None:
+    calls = asyncio.run(search_calls({"graph": kb}, "graph", QUERIES, 2, 60.0))
+    for query, call in zip(QUERIES, calls):
+        expected = kb.triples(row for row, _ in kb.link([query])[0]) if query.strip() else []
+        assert call.facts == tuple(" | ".join(triple) for triple in expected)
+        assert len(call.facts) == (5 if query.strip() else 0)
+    turn = Turn(text="", stop_reason="stop", tokens=0, calls=calls)
+    episode = Episode(
+        example=Example(id="1", question="?", answers=()), sample=0, answer=None, turns=[turn], sequences=[]
+    )
+    write_records(tmp_path / "records.jsonl", [episode])
+    ((place, record),) = read_rows(tmp_path / "records.jsonl", lines=True)
+    assert episode_of(record, place).calls == calls
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(render(record))
+    assert "; ".join(calls[0].facts) in console.export_text()
 
 
 def test_phrase_weights_as_released(kb: GraphKB) -> None:

@@ -60,6 +60,7 @@ export class Charts {
     for (const chart of wanted) {
       const metrics = chart.metrics.flatMap((name) => (name.endsWith("/") ? known.filter((one) => one.startsWith(name)) : known.filter((one) => one === name)))
         .filter((name) => !chart.not?.includes(name));
+      if (chart.shares && metrics.length < 2) continue; // the share of a single knowledge base is always 1
       const crowded = runs.length > 1 && metrics.length > STROKES.length;
       for (const some of crowded ? metrics.map((name) => [name]) : [metrics]) {
         if (!some.length) continue;

@@ -57,7 +57,14 @@ function found(told, call, short, shown) {
   const head = h("div", { class: "from faint" }, kbLabel(call.tool), call.query && h("span", {}, `“${call.query}”`),
     h("span", { class: "num" }, call.seconds ? ` ${number(call.seconds * 1000, 2)} ms` : "", call.cost ? ` · cost ${number(call.cost)}` : ""));
   if (call.error !== null) return h("div", { class: "call" }, head, h("p", { class: "bad" }, call.error));
-  return h("div", { class: "call" }, head, call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short, shown.size > 0 && !shown.has(passage.id))) : h("p", { class: "faint" }, "nothing found"));
+  return h("div", { class: "call" }, head, walk(call), call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short, shown.size > 0 && !shown.has(passage.id))) : h("p", { class: "faint" }, "nothing found"));
+}
+
+// Where a walk over a graph began.
+function walk(call) {
+  if (!call.facts?.length) return null;
+  return h("p", { class: "walk faint", title: "facts nearest to the query, best first: from their phrases the walk over the graph began" },
+    "walks from ", call.facts.map((fact) => h("span", {}, fact)));
 }
 
 function passageOf(told, passage, short, unseen) {

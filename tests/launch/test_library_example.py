@@ -1,4 +1,4 @@
-"""README's example of the library runs as it stands there and answers."""
+"""The example of the library in docs/quickstart.md runs as it stands there and answers."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from tests.programs import ROOT
 def test_the_example_answers() -> None:
     """A line per attempt: its answer, and which knowledge bases it asked. Other CPUs round otherwise and may sample others."""
     ((code, shown),) = re.findall(
-        r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S
+        r"```python\n(.*?)```\n\n```text\n(.*?)```", (ROOT / "docs/quickstart.md").read_text("utf-8"), re.S
     )
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
