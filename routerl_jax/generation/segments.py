@@ -73,7 +73,19 @@ class SegmentCache:
         return _Segment(self, rows, starts, steps, span)
 
 
-class _Chunks:
+class _PaddedAtTheEnd:
+    """The layout of `attend`'s tokens in both kinds of extension: entries flattened, with their padding behind their tokens."""
+
+    _rows: Int[Array, "D A"]
+
+    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
+        return x.reshape(-1, *x.shape[2:])
+
+    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
+        return x.reshape(*self._rows.shape, *x.shape[1:])
+
+
+class _Chunks(_PaddedAtTheEnd):
     """For CPUs: new tokens are written to their rows first, in place, and all chunks of a row may be in one call."""
 
     shared, unroll = False, True
@@ -82,12 +94,6 @@ class _Chunks:
         self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
         self._where = _places(cache, starts, counts, steps)
         self.caches = list(zip(cache.k, cache.v))
-
-    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
-        return x.reshape(-1, *x.shape[2:])
-
-    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
-        return x.reshape(*self._rows.shape, *x.shape[1:])
 
     def attend(self, q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
         layer = tuple(_write(old, self._rows, self._where, self._cache.held(x)) for old, x in zip(layer, (k, v)))
@@ -112,7 +118,7 @@ class _Chunks:
         return dataclasses.replace(self._cache, k=k, v=v)
 
 
-class _Extension:
+class _Extension(_PaddedAtTheEnd):
     """New tokens are padded at their end, where the causal mask hides them. A call has one chunk of a row at most."""
 
     shared = unroll = False
@@ -130,12 +136,6 @@ class _Extension:
             read = [[_read(layer, rows, span) for layer in layers] for layers in (cache.k, cache.v)]
             cached = tuple(jax.tree.map(lambda *layers: jnp.stack(layers), *layers) for layers in read)
         self.caches = cached
-
-    def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
-        return x.reshape(-1, *x.shape[2:])
-
-    def restore(self, x: Int[Array, "B S ..."]) -> Int[Array, "D A S ..."]:
-        return x.reshape(*self._rows.shape, *x.shape[1:])
 
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         seen_new, seen_cached = self._causal, self._seen_cached

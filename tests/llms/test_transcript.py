@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Message
 from routerl_jax.llms.base import Completion
-from routerl_jax.llms.stop_strings import continuation, ended, opening_of, to_send
+from routerl_jax.llms.stop_strings import after_message, continuation, ended, opening_of, to_send
 from routerl_jax.llms.transcript import ChatRequest, Transcript, chat_request
 
 TEXTS = (
@@ -201,3 +201,12 @@ def test_a_beginning_that_is_repeated() -> None:
     assert continuation("</think>\n<answer>Accra", "</think>\n<answer>") == "Accra"
     assert continuation("the words go on", "say the words") == "the words go on"
     assert continuation("anything", "") == "anything"
+
+
+def test_a_repeated_message_is_taken_off_a_reply():
+    """As llama.cpp's server repeats it, with the empty thoughts of a template before it; a message of spaces is none."""
+    assert after_message("<think>\n</think>\nSo the answer is 4.", "So the answer is") == " 4."
+    assert after_message(" 4.", "So the answer is") == " 4."
+    assert after_message("I said: So the answer is 4.", "So the answer is") == "I said: So the answer is 4."
+    for nothing in ("", "\n"):
+        assert after_message("4.", nothing) == "4."
