@@ -7,8 +7,8 @@ Random weights in the shapes of published models. Every part runs in a process o
 numbers to FILE as soon as it has them: one that fails or runs out of memory (its last lines are printed) loses nothing else.
 
 A part is NAME; NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and what is recomputed (`none`,
-`dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE`, with a setting of the engine. `traces` and
-`peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
+`dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE` (and `traces:..`), with a setting of the engine.
+`traces` and `peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
 
 Shares are of limits that are measured first: bytes that a decode step must move (every matrix, keys and values of every row)
 over the rate of a copy, FLOPs over the best rate of a product.
@@ -103,7 +103,7 @@ def _measure(arguments: argparse.Namespace) -> None:
     shapes = ours.TINY if arguments.tiny else ours.Shapes()
     if arguments.tiny:
         config = dataclasses.replace(
-            config, vocab_size=512, embed=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=64
+            config, vocab_size=512, embed=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=64
         )
     given = {"rows": tuple(arguments.rows or ()), "micro_tokens": arguments.micro_tokens}
     given |= {"sequences": arguments.sequences, "repeats": arguments.repeats}
@@ -140,11 +140,13 @@ def _measure(arguments: argparse.Namespace) -> None:
     elif name == "update":
         dtype, remat = options
         ours.update(report, config, shapes, dtype, remat)  # type: ignore[arg-type]
-    elif name == "generation":
+    elif name in ("generation", "traces"):
         settings = dict(option.split("=") for option in options)
-        ours.generation(report, config, shapes, **{k: int(v) if v.isdigit() else v for k, v in settings.items()})
-    elif name == "traces":
-        ours.traces(report, config, work, shapes.repeats)
+        engine = {key: int(value) if value.isdigit() else value for key, value in settings.items()}
+        if name == "generation":
+            ours.generation(report, config, shapes, **engine)
+        else:
+            ours.traces(report, config, work, shapes.repeats, **engine)
     else:
         ours.rollout(report, config, shapes)
     report("memory peak", gib=peak_gib())

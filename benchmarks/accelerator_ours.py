@@ -362,11 +362,14 @@ def report_rollout(report: Report, side: str, shapes: Shapes, seconds: Sequence[
     )
 
 
-def traces(report: Report, config: DecoderConfig, work: Sequence[Trajectory], repeats: int) -> None:
-    """Attempts of recorded lengths with their tools' waits, by the driver, a scripted agent and the engine (agentic_work)."""
+def traces(report: Report, config: DecoderConfig, work: Sequence[Trajectory], repeats: int, **options: Any) -> None:
+    """Attempts of recorded lengths with their tools' waits, by the driver, a scripted agent and the engine (agentic_work).
+
+    The engine gets the `options`.
+    """
     from benchmarks.agentic_ours import Rollout as Traces
 
-    rollout = Traces(random_policy(config, jnp.bfloat16), work)
+    rollout = Traces(random_policy(config, jnp.bfloat16), work, **options)
     started = time.perf_counter()
     warmed = rollout.run()
     first, seconds, counted = time.perf_counter() - started, [], {}
@@ -378,9 +381,8 @@ def traces(report: Report, config: DecoderConfig, work: Sequence[Trajectory], re
         seconds.append(time.perf_counter() - started)
         idle.append(1 - clock.busy / seconds[-1])
     more = {"first_s": first, "compilations": warmed["compilations"], "compiled_later": counted["compilations"]}
-    report_traces(
-        report, "ours", work, seconds, counted, idle_share=statistics.median(idle), peak_gib=peak_gib(), **more
-    )
+    more |= {"idle_share": statistics.median(idle), "peak_gib": peak_gib(), **options}
+    report_traces(report, "ours", work, seconds, counted, **more)
 
 
 def report_traces(

@@ -133,14 +133,20 @@ class Sleeping:
 
 
 class Rollout:
-    """The rollout of some work. `deterministic` is config.rollout's."""
+    """The rollout of some work. `deterministic` is config.rollout's; the others go to the engine."""
 
     def __init__(
-        self, model: Decoder, work: Sequence[Trajectory], *, deterministic: bool = False, rows: int = 0
+        self,
+        model: Decoder,
+        work: Sequence[Trajectory],
+        *,
+        deterministic: bool = False,
+        rows: int = 0,
+        **engine: Any,
     ) -> None:
         assert model.tokenizer is not None
         self.work, self._deterministic = work, deterministic
-        self.engine = Engine(model, rows=rows or len(work), max_length=max(map(len, work)) + 1)
+        self.engine = Engine(model, rows=rows or len(work), max_length=max(map(len, work)) + 1, **engine)
         self.agent = Scripted(work, model.tokenizer)
         self.tool = Sleeping(self.agent)
 

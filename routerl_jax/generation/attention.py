@@ -16,7 +16,7 @@ Held = Float[Array, "B K T H"] | Codes  # keys or values
 Block = tuple[Held, Held, Bool[Array, "#B #S T"]]
 
 _KEYS = 128  # of a block in `chunked_attention`
-_LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
+LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
 
 
 def blockwise_attention(q: Float[Array, "B S N H"], blocks: Sequence[Block]) -> Float[Array, "B S N H"]:
@@ -110,7 +110,7 @@ def chunked_attention(
             return higher, total, mixed * kept + new
 
         columns = jnp.zeros((1, kv_heads, group * steps, 1), jnp.float32)
-        carry = (columns + _LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))
+        carry = (columns + LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))
         first = 0 if window is None else jnp.maximum(start - window + 1, 0) // size
         _, total, mixed = jax.lax.fori_loop(first, (start + counts[i] + size - 1) // size, of_block, carry)
         # the largest weight of a query that sees anything is 1

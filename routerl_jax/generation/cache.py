@@ -1,8 +1,8 @@
 """The interface of the KV cache for the engine's programs. There is one implementation per kind of device.
 
-Both keep a row's layer as one contiguous block, [..., R rows per shard, T positions, ...]. `SegmentCache` (segments.py) is
-plain XLA: it reads rows once per call and collects new keys and values in a small buffer. `PagedCache` (pages.py) writes them
-in place and attends with a Pallas kernel.
+All keep a row's layer as one contiguous block, [..., R rows per shard, T positions, ...]. `SegmentCache` (segments.py) is
+plain XLA, for CPUs: a decode call reads rows once and collects new keys and values in a small buffer. `FusedCache` (fused.py,
+for GPUs) and `PagedCache` (pages.py, for TPUs) write them in place and attend with a Pallas kernel.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Callable
 from typing import Any, Literal, Protocol, Self
 
 import jax
+import jax.numpy as jnp
 from absl import logging
-from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Int, Shaped
 
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
+from routerl_jax.parallel.mesh import BATCH_AXES
 
-CacheKind = Literal["auto", "segment", "paged"]
+CacheKind = Literal["auto", "segment", "fused", "paged"]
 
 
 class Extension(Protocol):
@@ -91,6 +93,11 @@ class KVCache(Protocol):
         """Whether one extension may have several entries of a row, one chunk of its tokens after the other."""
         ...
 
+    @staticmethod
+    def reads_any_span() -> bool:
+        """Whether rows are read as far as they are filled, so that `span` does not matter."""
+        ...
+
     @property
     def rows(self) -> int:
         """Rows per shard."""
@@ -117,7 +124,7 @@ class KVCache(Protocol):
 def allocator(abstract: Any) -> Callable[[], Any]:
     """A function that makes a cache of zeros with the shapes and shardings of an abstract one. It is compiled once."""
     return jax.jit(
-        lambda: jax.tree.map(lambda leaf: jax.numpy.zeros(leaf.shape, leaf.dtype), abstract),
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, abstract),
     )
 
@@ -129,3 +136,37 @@ def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
         logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, shards)
         return None
     return "tensor"
+
+
+def copy_rows(
+    x: Shaped[Array, "D L R T ..."],
+    sources: Int[Array, "D A"],
+    targets: Int[Array, "D A"],
+    *,
+    span: int,
+    mesh: Mesh,
+    stored: PartitionSpec,
+) -> Shaped[Array, "D L R T ..."]:
+    """Copies the first `span` positions of source rows to target rows of the same shard, in all L layers. In place, row by row:
+    copying all at once would need their memory a second time.
+
+    Args:
+      stored: the sharding of `x`.
+    """
+
+    def on_shard(x: Array, sources: Array, targets: Array) -> Array:
+        _, layers, rows, _, *rest = x.shape
+        sources = jnp.minimum(sources[0], rows - 1)
+        targets = jnp.where(targets[0] < rows, targets[0], sources)  # padding writes what is there
+        origin = (0,) * len(rest)
+
+        def one(i: Array, x: Array) -> Array:
+            part = jax.lax.dynamic_slice(x, (0, 0, sources[i], 0, *origin), (1, layers, 1, span, *rest))
+            return jax.lax.dynamic_update_slice(x, part, (0, 0, targets[i], 0, *origin))
+
+        return jax.lax.fori_loop(0, sources.size, one, x)
+
+    per_row = PartitionSpec(BATCH_AXES)
+    return jax.shard_map(on_shard, mesh=mesh, in_specs=(stored, per_row, per_row), out_specs=stored)(
+        x, sources, targets
+    )

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from routerl_jax.generation.cache import CacheKind, KVCache, allocator
 from routerl_jax.generation.images import EncodedImages, gather, in_batches, pending_images
 from routerl_jax.generation.kinds import cache_kind
-from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.programs import DecodeInputs, DecodeOutputs, jit_programs
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import (
@@ -104,8 +103,7 @@ class DeviceCalls:
         self._fork_rows = prefill_rows(rows, mesh)
         self._prefill = PrefillShapes.of(rows, longest, mesh, chunked=self._kind.takes_chunks(mesh))
         self._fork_spans = ladder(min(256, longest), longest, 2)
-        any_span = self._kind is PagedCache  # reads rows as far as they are filled, whatever the span
-        self._decode_spans = (longest,) if any_span else self._fork_spans
+        self._decode_spans = (longest,) if self._kind.reads_any_span() else self._fork_spans
         # drafts are written before it is known how many of them are kept
         abstract = self._kind.abstract(
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype

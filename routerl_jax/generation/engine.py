@@ -56,9 +56,9 @@ class Engine:
       routes: record the experts that the routers choose for every token (`core.types.Sequence.routes`).
       drafts: tokens that a decode step copies from the conversation as a guess of the next ones. It keeps those that the policy
         samples (drafts.py).
-      cache: `paged` (pages.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
+      cache: `paged` (pages.py), `fused` (fused.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
       weight_qtype: int8 quantises the copy's matrices (weights.py); it needs a layout. Empty: no weight is quantised.
-      cache_qtype: int8 quantises keys and values (quantized.py), in a `segment` cache. Empty: in the compute dtype.
+      cache_qtype: int8 quantises keys and values (quantized.py), not in a `paged` cache. Empty: in the compute dtype.
 
     Raises:
       ValueError: nothing could be generated with these sizes, `drafts` are too many, max_length exceeds the model's context,

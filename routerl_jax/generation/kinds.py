@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from absl import logging
 from jax.sharding import Mesh
 
 from routerl_jax.generation.cache import CacheKind
+from routerl_jax.generation.fused import FusedCache
 from routerl_jax.generation.pages import PagedCache
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.segments import SegmentCache
 from routerl_jax.models.config import DecoderConfig
+from routerl_jax.parallel.mesh import on_gpu, on_tpu
 
 
 def cache_kind(
     config: DecoderConfig, mesh: Mesh, dtype: Any, wanted: CacheKind = "auto", qtype: Qtype = ""
-) -> type[PagedCache] | type[SegmentCache]:
+) -> type[PagedCache] | type[FusedCache] | type[SegmentCache]:
     """The cache of an engine.
 
     Args:
       dtype: dtype of keys and values.
-      wanted: `auto` means pages on TPUs if the kernel supports the model, else segments.
-      qtype: type of quantised keys and values. The kernel knows one constant scale for all tokens alone, so these are in
-        segments.
+      wanted: `auto` means pages on TPUs and the fused kernel on GPUs, if the kernel supports the model, else segments.
+      qtype: type of quantised keys and values. The paged kernel knows one constant scale for all tokens alone, so on TPUs these
+        are in segments.
 
     Raises:
-      ValueError: the cache is unknown, or pages are wanted and the kernel does not support the model or the type.
+      ValueError: the cache is unknown, or a kernel is wanted that does not support the model, the type or the devices.
     """
-    if wanted not in ("auto", "segment", "paged"):
-        raise ValueError(f"cache={wanted!r} is unknown; choose auto, segment or paged")
-    if wanted == "segment" or (wanted == "auto" and mesh.devices.flat[0].platform != "tpu"):
+    if wanted not in get_args(CacheKind):
+        raise ValueError(f"cache={wanted!r} is unknown; choose auto, segment, fused or paged")
+    own = "paged" if on_tpu(mesh) else "fused" if on_gpu(mesh) else "segment"
+    kind = own if wanted == "auto" else wanted
+    if kind == "segment":
         return SegmentCache
-    reason = PagedCache.unsupported(config, mesh, dtype, qtype)
+    if kind == "paged":
+        cache, reason = PagedCache, PagedCache.unsupported(config, mesh, dtype, qtype)
+    else:
+        cache, reason = FusedCache, FusedCache.unsupported(config, mesh)
     if reason is None:
-        return PagedCache
-    if wanted == "paged":
-        raise ValueError(f"the paged kernel can't serve this model ({reason}); set cache='segment'")
-    logging.warning("the paged kernel can't serve this model (%s): attention is plain XLA, which is slower", reason)
+        return cache
+    if wanted == kind:
+        raise ValueError(f"the {kind} kernel can't serve this model ({reason}); set cache='segment'")
+    logging.warning("the %s kernel can't serve this model (%s): attention is plain XLA, which is slower", kind, reason)
     return SegmentCache

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from routerl_jax.generation import programs
+from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.images import MOST_PATCHES
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.quantized import Qtype
@@ -25,14 +26,21 @@ FED_TOKENS = 512  # of a row in one call of the prefill that is lowered
 
 
 def fed_at_once(
-    model: Decoder, mesh: Mesh, rows: int, max_length: int, *, prompt_tokens: int = FED_TOKENS, cache_qtype: Qtype = ""
+    model: Decoder,
+    mesh: Mesh,
+    rows: int,
+    max_length: int,
+    *,
+    prompt_tokens: int = FED_TOKENS,
+    cache: CacheKind = "auto",
+    cache_qtype: Qtype = "",
 ) -> tuple[int, int]:
     """The entries of a shard, and the tokens of an entry, in the largest prefill call of an engine with `rows` rows.
 
     Args:
       prompt_tokens: tokens of the rows that are fed, if an entry may have as many.
     """
-    kind = cache_kind(model.config, mesh, model.compute_dtype, qtype=cache_qtype)
+    kind = cache_kind(model.config, mesh, model.compute_dtype, cache, cache_qtype)
     per_shard = -(-rows // batch_shards(mesh))
     shapes = PrefillShapes.of(per_shard, max_length, mesh, chunked=kind.takes_chunks(mesh))
     steps = min(prompt_tokens, shapes.steps[-1])
@@ -51,6 +59,7 @@ def lower_programs(
     prompt_tokens: int = FED_TOKENS,
     truncate: bool = False,
     drafts: int = 0,
+    cache: CacheKind = "auto",
     weight_qtype: Qtype = "",
     cache_qtype: Qtype = "",
 ) -> dict[str, jax.stages.Lowered]:
@@ -59,8 +68,8 @@ def lower_programs(
     Args:
       model: the policy; shapes are enough: `nnx.eval_shape(lambda: Decoder(config, jax.random.key(0), ...))`.
       mesh: may consist of the devices of a topology (jax.experimental.topologies), which need not exist.
-      rows, max_length, segment, layout, drafts, weight_qtype, cache_qtype: see Engine. Without a layout, the model's shapes
-        must have shardings.
+      rows, max_length, segment, layout, drafts, cache, weight_qtype, cache_qtype: see Engine. Without a layout, the model's
+        shapes must have shardings.
       prompt_rows: entries of a shard in the prefill call, at most one of each row; None: as many as the engine's largest has.
       prompt_tokens: tokens of an entry, at most max_length, and a chunk if the engine feeds chunks.
       truncate: whether some rows sample with top-p or top-k.
@@ -75,7 +84,7 @@ def lower_programs(
         params = copier.abstract(params)
     shards = batch_shards(mesh)
     per_shard = -(-rows // shards)
-    kind = cache_kind(config, mesh, dtype, qtype=cache_qtype)
+    kind = cache_kind(config, mesh, dtype, cache, cache_qtype)
     stored = kind.abstract(config, mesh, shards, per_shard, max_length + drafts, dtype, cache_qtype)
     unsplit = replicated(mesh)
 
@@ -83,7 +92,8 @@ def lower_programs(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     jitted = programs.jit_programs(copier.graph, mesh, stored)
-    entries, steps = fed_at_once(model, mesh, rows, max_length, prompt_tokens=prompt_tokens, cache_qtype=cache_qtype)
+    options = {"prompt_tokens": prompt_tokens, "cache": cache, "cache_qtype": cache_qtype}
+    entries, steps = fed_at_once(model, mesh, rows, max_length, **options)
     some = (shards, entries if prompt_rows is None else min(prompt_rows, per_shard))
     fed = (*some, steps)
     image_inputs: dict[str, Any] = {}

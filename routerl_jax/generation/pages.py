@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_mi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.generation.cache import heads_axis
+from routerl_jax.generation.cache import copy_rows, heads_axis
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
@@ -78,6 +78,10 @@ class PagedCache:
     def takes_chunks(mesh: Mesh) -> bool:
         return True  # all new keys are in their places before any query attends
 
+    @staticmethod
+    def reads_any_span() -> bool:
+        return True
+
     @property
     def rows(self) -> int:
         return self.pages.shape[2]
@@ -90,14 +94,10 @@ class PagedCache:
         return _Extension(self, rows, starts, counts, steps)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        stored, per_row = _stored(self.config, self.mesh), PartitionSpec(BATCH_AXES)
-        copy = jax.shard_map(
-            functools.partial(_fork_on_shard, span=span),
-            mesh=self.mesh,
-            in_specs=(stored, per_row, per_row),
-            out_specs=stored,
+        stored = _stored(self.config, self.mesh)
+        return dataclasses.replace(
+            self, pages=copy_rows(self.pages, sources, targets, span=span, mesh=self.mesh, stored=stored)
         )
-        return dataclasses.replace(self, pages=copy(self.pages, sources, targets))
 
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
         return _Segment(self, rows, starts)
@@ -248,19 +248,6 @@ def _on_shard(
         vmem_limit_bytes=_VMEM,
     )
     return out.reshape(q.shape), pages
-
-
-def _fork_on_shard(pages: Array, sources: Array, targets: Array, *, span: int) -> Array:
-    """Copies row by row in place. Copying all rows of all layers at once would need their memory a second time."""
-    _, layers, rows, _, combined, width = pages.shape
-    sources = jnp.minimum(sources[0], rows - 1)
-    targets = jnp.where(targets[0] < rows, targets[0], sources)  # padding writes what is there
-
-    def one(i: Array, pages: Array) -> Array:
-        stretch = jax.lax.dynamic_slice(pages, (0, 0, sources[i], 0, 0, 0), (1, layers, 1, span, combined, width))
-        return jax.lax.dynamic_update_slice(pages, stretch, (0, 0, targets[i], 0, 0, 0))
-
-    return jax.lax.fori_loop(0, sources.size, one, pages)
 
 
 def _queries_per_block(rows: int, steps: int, heads: int) -> int:

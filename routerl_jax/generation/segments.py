@@ -1,4 +1,7 @@
-"""The KV cache for CPUs and GPUs, in plain XLA. Cached keys are read-only during a call, and new ones go to a buffer."""
+"""The KV cache in plain XLA: for CPUs, and for models and devices that the kernels don't support.
+
+While rows decode, their cached keys are read-only, and new ones go to a buffer.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,10 @@ class SegmentCache:
     def takes_chunks(mesh: Mesh) -> bool:
         return on_cpu(mesh)
 
+    @staticmethod
+    def reads_any_span() -> bool:
+        return False
+
     @property
     def rows(self) -> int:
         return jax.tree.leaves(self.k)[0].shape[1]
@@ -73,8 +80,8 @@ class SegmentCache:
         return _Segment(self, rows, starts, steps, span)
 
 
-class _PaddedAtTheEnd:
-    """The layout of `attend`'s tokens in both kinds of extension: entries flattened, with their padding behind their tokens."""
+class PaddedAtTheEnd:
+    """The layout of an extension's tokens: entries flattened, with their padding behind their tokens."""
 
     _rows: Int[Array, "D A"]
 
@@ -85,7 +92,7 @@ class _PaddedAtTheEnd:
         return x.reshape(*self._rows.shape, *x.shape[1:])
 
 
-class _Chunks(_PaddedAtTheEnd):
+class _Chunks(PaddedAtTheEnd):
     """For CPUs: new tokens are written to their rows first, in place, and all chunks of a row may be in one call."""
 
     shared, unroll = False, True
@@ -118,7 +125,7 @@ class _Chunks(_PaddedAtTheEnd):
         return dataclasses.replace(self._cache, k=k, v=v)
 
 
-class _Extension(_PaddedAtTheEnd):
+class _Extension(PaddedAtTheEnd):
     """New tokens are padded at their end, where the causal mask hides them. A call has one chunk of a row at most."""
 
     shared = unroll = False

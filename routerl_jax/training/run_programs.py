@@ -208,6 +208,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
         segment=engine.segment,
         layout=layout,
         drafts=engine.drafts,
+        cache=engine.cache,
         truncate=any(stage.rollout.top_p < 1 or stage.rollout.top_k > 0 for stage in learner.stages),
         weight_qtype=engine.weight_qtype,
         cache_qtype=engine.cache_qtype,
@@ -215,7 +216,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     own = copy is not None or merge is not None
     shards = batch_shards(mesh)
     per_shard = -(-engine.rows // shards)
-    kind = cache_kind(model.config, mesh, model.compute_dtype, qtype=engine.cache_qtype)
+    kind = cache_kind(model.config, mesh, model.compute_dtype, engine.cache, engine.cache_qtype)
     cache = held(
         kind.abstract(
             model.config,
@@ -230,7 +231,9 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     # weights that the engine shares are its arguments
     beside = 0 if apart else learner.holds - (0 if own else held(params))
     work = Work(config=model.config)
-    entries, steps = fed_at_once(model, mesh, engine.rows, engine.max_length, cache_qtype=engine.cache_qtype)
+    entries, steps = fed_at_once(
+        model, mesh, engine.rows, engine.max_length, cache=engine.cache, cache_qtype=engine.cache_qtype
+    )
     fed = shards * entries
     useful = {
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,

@@ -21,6 +21,7 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
+from routerl_jax.generation.cache import CacheKind
 from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -84,6 +85,8 @@ class EngineConfig:
     layout: Layout | Literal[""] = ""
     # with an adapter: merge it into the weights after every update, or apply it beside them
     lora: Literal["merged", "adapter"] = "merged"
+    # the KV cache: `fused` is a kernel for GPUs, `paged` one for TPUs, `segment` plain XLA; auto: by the devices and the model
+    cache: CacheKind = "auto"
     # int8: the matrices of the engine's copy of the weights are quantised; training needs learner.importance_cap with it
     weight_qtype: Qtype = ""
     # int8: keys and values are quantised, with a scale per token and head; the same holds

@@ -333,6 +333,7 @@ def make_engine(config: TrainConfig, model: Decoder, rows: int | None = None, *,
         layout=engine_layout(config) if mesh is not None or config.engine.weight_qtype else config.engine.layout,
         routes=config.learner.replay_routing,
         drafts=config.engine.drafts,
+        cache=config.engine.cache,
         weight_qtype=config.engine.weight_qtype,
         cache_qtype=config.engine.cache_qtype,
     )

@@ -8,6 +8,7 @@ from flax import nnx
 from routerl_jax.generation import programs
 from routerl_jax.generation.cache import allocator
 from routerl_jax.generation.engine import Engine
+from routerl_jax.generation.fused import FusedCache
 from routerl_jax.generation.kinds import cache_kind
 from routerl_jax.generation.pages import PagedCache, page_length
 from routerl_jax.generation.sampling import Sampling
@@ -21,7 +22,7 @@ from tests.generation import reference
 ATOL = 1e-4
 
 
-@pytest.fixture(params=["segment, as on CPUs", "segment, as on GPUs", "paged, as on TPUs"])
+@pytest.fixture(params=["segment, as on CPUs", "segment, as on old GPUs", "fused, as on GPUs", "paged, as on TPUs"])
 def kind(request, interpreted, monkeypatch):
     if request.param != "segment, as on CPUs":
         for module in ("rows", "segments"):
@@ -39,11 +40,18 @@ def run_turn(engine, streams, tokens):
 def test_multi_turn_conversations_equal_whole_forward_passes(kind):
     """With a windowed layer and a full one, rows and heads over four devices, a prompt that two share, a row that fills more
     than a page (128), turns over several segments, and conversations that lose their rows."""
-    windows = {"model_type": "qwen2", "qkv_bias": True, "window": 5, "windowed": (True, False)}
+    windows = {
+        "model_type": "qwen2",
+        "qkv_bias": True,
+        "window": 5,
+        "windowed": (True, False),
+        "head_dim": 16,
+        "seed": 3,
+    }
     grid = make_mesh({"data": 1, "fsdp": 2, "tensor": 2}, jax.devices()[:4])
     model = tiny.model(mesh=grid, layout="tensor", **windows)
     engine = Engine(model, rows=4, max_length=200, segment=4, cache=kind)
-    assert isinstance(engine._calls.cache, PagedCache if kind == "paged" else SegmentCache)
+    assert type(engine._calls.cache) is {"segment": SegmentCache, "fused": FusedCache, "paged": PagedCache}[kind]
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, tiny.VOCABULARY, n).tolist() for n in (125, 17, 17, 3, 30)]
     prompts[2] = prompts[1]
@@ -66,7 +74,7 @@ def test_multi_turn_conversations_equal_whole_forward_passes(kind):
 
 def test_rotary_positions_are_apart_from_places_in_the_cache(kind):
     """As for images: several tokens share a position, and what follows goes on from another one than its index."""
-    model = tiny.model(layers=1)
+    model = tiny.model(layers=1, head_dim=16)
     mesh = make_mesh(devices=jax.devices()[:1])
     graph, params = nnx.split(model)
     abstract = cache_kind(model.config, mesh, np.float32, kind).abstract(model.config, mesh, 1, 3, 64, np.float32)
@@ -142,9 +150,10 @@ def test_pages_hold_what_was_fed_and_nothing_else(interpreted):
         assert written[row, places, :, :width].all()
 
 
-def test_pages_compile_once_per_number_of_rows_whatever_the_lengths(interpreted, monkeypatch):
+@pytest.mark.parametrize("cache", ["fused", "paged"])
+def test_kernels_compile_once_per_number_of_rows_whatever_the_lengths(cache, interpreted, monkeypatch):
     monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)  # chunks of 64 tokens, up to eight
-    engine = Engine(tiny.model(layers=1), rows=2, max_length=256, segment=4, cache="paged")
+    engine = Engine(tiny.model(layers=1, head_dim=16), rows=2, max_length=256, segment=4, cache=cache)
     for length in (3, 200):
         stream = engine.open([1] * length)
         engine.request(stream, max_tokens=5)
@@ -163,8 +172,11 @@ def test_which_cache_a_model_gets():
     config = tiny.config()
     assert cache_kind(config, mesh, "float32") is SegmentCache  # a CPU
     assert cache_kind(config, mesh, "float32", "paged") is PagedCache
+    with pytest.raises(ValueError, match=r"the fused kernel can't serve this model \(heads of 8 channels"):
+        cache_kind(config, mesh, "float32", "fused")
+    assert cache_kind(tiny.config(head_dim=16), mesh, "float32", "fused") is FusedCache
     three = tiny.config(heads=9, kv_heads=3)  # SmolLM2-135M: six combined heads, not a tile of bfloat16
     with pytest.raises(ValueError, match=r"the paged kernel can't serve this model.*set cache='segment'"):
         cache_kind(three, mesh, "bfloat16", "paged")
-    with pytest.raises(ValueError, match="cache='pages' is unknown; choose auto, segment or paged"):
+    with pytest.raises(ValueError, match="cache='pages' is unknown; choose auto, segment, fused or paged"):
         Engine(tiny.model(), rows=2, max_length=64, cache="pages")

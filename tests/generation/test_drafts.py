@@ -60,10 +60,19 @@ def conversations(engine: Engine, sampling: Sampling, **asked) -> list:
     return [stream.ledger.sequence() for stream in streams]
 
 
-@pytest.mark.parametrize(("kind", "qtype"), [("segment", ""), ("segment", "int8"), ("paged", "")])
+@pytest.mark.parametrize(
+    ("kind", "qtype"), [("segment", ""), ("segment", "int8"), ("fused", ""), ("fused", "int8"), ("paged", "")]
+)
 def test_turns_are_the_same_in_fewer_steps(kind: CacheKind, qtype: Qtype, interpreted: None) -> None:
     """Tokens and log-probabilities, with a windowed layer, rows and heads over four devices, and rows that are lost."""
-    windows = {"model_type": "qwen2", "qkv_bias": True, "window": 5, "windowed": (True, False)}
+    windows = {
+        "model_type": "qwen2",
+        "qkv_bias": True,
+        "window": 5,
+        "windowed": (True, False),
+        "head_dim": 16,
+        "seed": 3,
+    }
     grid = make_mesh({"data": 1, "fsdp": 2, "tensor": 2}, jax.devices()[:4])
     model = tiny.model(mesh=grid, layout="tensor", **windows)
     made, engines = [], []

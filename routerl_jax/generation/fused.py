@@ -1,0 +1,340 @@
+"""The KV cache for GPUs: new keys and values are written in place, and a kernel reads each row as far as it is filled.
+
+The kernel takes any number of new tokens per row, so decoding and extending are one function, as on TPUs (pages.py). It is
+flash attention (arXiv 2205.14135) in Pallas, compiled by Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from routerl_jax.generation.attention import LOWEST
+from routerl_jax.generation.cache import copy_rows, heads_axis
+from routerl_jax.generation.quantized import Codes, Qtype, quantize_tokens
+from routerl_jax.generation.segments import PaddedAtTheEnd
+from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models.decoder import Attend
+from routerl_jax.parallel.mesh import BATCH_AXES, on_gpu
+
+try:
+    from jax.experimental.pallas import triton
+except ImportError:  # deprecated since jax 0.11
+    triton: Any = None
+
+_LEAST_SIDE = 16  # of a matrix that Triton multiplies
+_QUERIES, _KEYS = 128, 64  # of a block
+_PROGRAMS = 264  # that keep a GPU busy: two for each of an H100's 132 multiprocessors
+_MOST_PARTS = 16
+_STAGES = 2  # blocks of keys on their way at once
+_LOG2_E = 1.4426950408889634
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config", "mesh"])
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FusedCache:
+    """One array for all L layers, so that extensions are a scan over layers. See cache.KVCache.
+
+    On other devices than GPUs the kernel is interpreted, for tests.
+    """
+
+    k: Float[Array, "D L R T K H"] | Codes
+    v: Float[Array, "D L R T K H"] | Codes
+    config: DecoderConfig
+    mesh: Mesh
+
+    @classmethod
+    def abstract(
+        cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
+    ) -> Self:
+        home = NamedSharding(mesh, _stored(config, mesh))
+
+        def held(width: int, dtype: Any) -> Any:
+            shape = (shards, config.layers, rows, length, config.kv_heads, width)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+
+        each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
+        return cls(k=each, v=each, config=config, mesh=mesh)
+
+    @staticmethod
+    def unsupported(config: DecoderConfig, mesh: Mesh) -> str | None:
+        """Why the kernel does not support this model on these devices; None if it does."""
+        width = config.head_dim
+        if width < _LEAST_SIDE or width & (width - 1):
+            return f"heads of {width} channels; it takes powers of two from {_LEAST_SIDE} on"
+        capability = str(getattr(mesh.devices.flat[0], "compute_capability", ""))
+        if on_gpu(mesh) and not capability.startswith(("8.", "9.", "10.", "12.")):
+            return f"a GPU of compute capability {capability or 'unknown'}; Triton takes NVIDIA's from 8.0 on"
+        if triton is None:
+            return "this JAX has no Triton for Pallas"
+        return None
+
+    @staticmethod
+    def takes_chunks(mesh: Mesh) -> bool:
+        return True  # all new keys are in their places before any query attends
+
+    @staticmethod
+    def reads_any_span() -> bool:
+        return True
+
+    @property
+    def rows(self) -> int:
+        return jax.tree.leaves(self.k)[0].shape[2]
+
+    @property
+    def length(self) -> int:
+        return jax.tree.leaves(self.k)[0].shape[3]
+
+    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
+        return _Extension(self, rows, starts, counts)
+
+    def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
+        options = {"span": span, "mesh": self.mesh, "stored": _stored(self.config, self.mesh)}
+        return jax.tree.map(lambda leaf: copy_rows(leaf, sources, targets, **options), self)
+
+    def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
+        return _Segment(self, rows, starts)
+
+    def write_and_attend(
+        self,
+        q: Float[Array, "B S N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
+        layer: tuple[Int[Array, ""] | int, tuple[Any, Any]],
+        window: int | None,
+        rows: Int[Array, "D A"],
+        starts: Int[Array, "D A"],
+        counts: Int[Array, "D A"],
+    ) -> tuple[Float[Array, "B S N H"], tuple[Any, Any]]:
+        """Writes new keys and values of one layer, then attends to all tokens of the rows up to each query.
+
+        Args:
+          layer: the layer's index, and keys and values of all layers.
+          window: number of tokens that a query sees, itself included; None: all.
+          rows: local row of each batch entry; `self.rows` for padding.
+          starts, counts: position of the first new token, and their number, which may be less than S.
+
+        Returns:
+          The attention output (undefined behind the new tokens), and the keys and values.
+        """
+        i, held = layer
+        new = (quantize_tokens(k), quantize_tokens(v)) if isinstance(self.k, Codes) else (k, v)
+        stored = _stored(self.config, self.mesh)
+        tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
+        per_row = PartitionSpec(BATCH_AXES)
+        run = jax.shard_map(
+            functools.partial(_on_shard, window=window, interpret=not on_gpu(self.mesh)),
+            mesh=self.mesh,
+            in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
+            out_specs=(tokens, stored),
+            check_vma=False,  # the kernel does not declare over which axes its result varies
+        )
+        return run(q, new, held, jnp.asarray(i, jnp.int32), rows, starts, counts)
+
+
+class _Extension(PaddedAtTheEnd):
+    """Chunks without tokens write nothing, and attend to nothing."""
+
+    shared, unroll = True, False
+
+    def __init__(self, cache: FusedCache, rows: Array, starts: Array, counts: Array) -> None:
+        self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
+        self.caches = (cache.k, cache.v)
+
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._starts, self._counts)
+
+    def finish(self, caches: tuple[Any, Any]) -> FusedCache:
+        return dataclasses.replace(self._cache, k=caches[0], v=caches[1])
+
+
+class _Segment:
+    """Every step writes its tokens. Rows that are not alive write nothing, and attend to nothing."""
+
+    shared = True
+
+    def __init__(self, cache: FusedCache, rows: Array, starts: Array) -> None:
+        self._cache, self._rows, self._starts = cache, rows, starts
+        self.state = (cache.k, cache.v)
+
+    def caches(self, state: tuple[Any, Any]) -> tuple[Any, Any]:
+        return state
+
+    def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
+        by_shard = self._rows.shape
+        first = self._starts + (counts.reshape(by_shard) if counts.ndim else counts)
+
+        def attend(q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+            new = jnp.where(alive.reshape(by_shard), q.shape[1], 0)
+            return self._cache.write_and_attend(q, k, v, layer, window, self._rows, first, new)
+
+        return attend
+
+    def finish(self, state: tuple[Any, Any], counts: Int[Array, "D A"]) -> FusedCache:
+        return dataclasses.replace(self._cache, k=state[0], v=state[1])
+
+
+def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
+    """The sharding of keys and values: rows over the batch axes, heads over `tensor`."""
+    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
+
+
+def _on_shard(
+    q: Array,
+    new: tuple[Any, Any],
+    held: tuple[Any, Any],
+    layer: Array,
+    rows: Array,
+    starts: Array,
+    counts: Array,
+    *,
+    window: int | None,
+    interpret: bool,
+) -> tuple[Array, tuple[Any, Any]]:
+    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], held [1, L, R, T, K, ...], rows [1, A]."""
+    _, layers, stored_rows, length = jax.tree.leaves(held)[0].shape[:4]
+    rows, starts, counts = rows[0], starts[0], counts[0]
+    ahead = jnp.arange(q.shape[1])
+    where = jnp.where(ahead < counts[:, None], starts[:, None] + ahead, length)  # behind the row: dropped
+    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], where].set(x, mode="drop"), held, new)
+    # the rows of all layers in one axis
+    flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), held)
+    rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
+    return fused_attention(q, flat, rows, starts, counts, window, interpret=interpret), held
+
+
+def fused_attention(
+    q: Float[Array, "A S N H"],
+    layer: tuple[Any, Any],
+    rows: Int[Array, " A"],
+    starts: Int[Array, " A"],
+    counts: Int[Array, " A"],
+    window: int | None,
+    *,
+    interpret: bool = False,
+) -> Float[Array, "A S N H"]:
+    """Attention of new tokens of rows to all tokens of their rows up to each query. For the GPUs of a shard.
+
+    A program takes a block of the queries that share a key head, and goes through the keys that these see. If there are too few
+    blocks to keep a GPU busy, the keys of each are divided among several programs.
+
+    Args:
+      layer: keys and values of R rows with T positions, [R, T, K, H]; the new tokens' own are among them.
+      rows, starts, counts: of each entry its row, the position of its first token, and its number of tokens.
+      window: number of tokens that a query sees, itself included; None: all.
+      interpret: run the kernel as plain XLA.
+
+    Returns:
+      The output; undefined behind an entry's last token.
+    """
+    entries, steps, heads, width = q.shape
+    length, kv_heads = jax.tree.leaves(layer)[0].shape[1:3]
+    group = heads // kv_heads
+    # one key head's queries, ordered by step, so that a block has few steps
+    queries = q.reshape(entries, steps, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
+    queries = queries.reshape(entries, kv_heads, steps * group, width)
+    size = min(_QUERIES, max(_LEAST_SIDE, pl.next_power_of_2(steps * group)))
+    blocks = pl.cdiv(steps * group, size)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, blocks * size - steps * group), (0, 0)))
+    parts = min(_MOST_PARTS, max(1, _PROGRAMS // (entries * kv_heads * blocks)))
+    keys = min(_KEYS, 1 << (length.bit_length() - 1))
+    grid = (blocks * parts, kv_heads, entries)
+    of_part = (parts, entries, kv_heads, blocks * size)
+
+    def index(i: Array, head: Array, entry: Array) -> tuple[Any, ...]:
+        return entry, head, i // parts, 0
+
+    def part_index(i: Array, head: Array, entry: Array) -> tuple[Any, ...]:
+        return i % parts, entry, head, i // parts
+
+    mixed, total, peak = pl.pallas_call(
+        functools.partial(_kernel, parts=parts, group=group, keys=keys, window=window),
+        grid=grid,
+        in_specs=[
+            pl.BlockSpec((None, None, size, width), index),
+            *[pl.BlockSpec(memory_space=pl.ANY)] * (3 + len(jax.tree.leaves(layer))),
+        ],
+        out_specs=[
+            pl.BlockSpec((None, None, None, size, width), lambda *at: (*part_index(*at), 0)),
+            pl.BlockSpec((None, None, None, size), part_index),
+            pl.BlockSpec((None, None, None, size), part_index),
+        ],
+        out_shape=[
+            jax.ShapeDtypeStruct((*of_part, width), q.dtype if parts == 1 else jnp.float32),
+            jax.ShapeDtypeStruct(of_part, jnp.float32),
+            jax.ShapeDtypeStruct(of_part, jnp.float32),
+        ],
+        compiler_params=triton.CompilerParams(num_warps=8 if size > 64 else 4, num_stages=_STAGES),
+        interpret=interpret,
+        name="fused_attention",
+    )(queries, rows, starts, counts, *jax.tree.leaves(layer))
+    if parts == 1:
+        out = mixed[0]
+    else:
+        weight = jnp.exp2(peak - peak.max(axis=0))
+        total = (total * weight).sum(axis=0)
+        out = (mixed * weight[..., None]).sum(axis=0) / jnp.where(total > 0, total, 1)[..., None]
+    out = out[:, :, : steps * group].reshape(entries, kv_heads, steps, group, width).transpose(0, 2, 1, 3, 4)
+    return out.reshape(q.shape).astype(q.dtype)
+
+
+def _kernel(q_ref, rows, starts, counts, *refs, parts: int, group: int, keys: int, window: int | None) -> None:
+    """One block of queries [Q, H] over the keys of one part."""
+    *layer, out_ref, total_ref, peak_ref = refs
+    k_refs, v_refs = layer[: len(layer) // 2], layer[len(layer) // 2 :]
+    head, entry = pl.program_id(1), pl.program_id(2)
+    block, part = pl.program_id(0) // parts, pl.program_id(0) % parts
+    size, width = q_ref.shape
+    length = k_refs[0].shape[1]
+    row, start, count = rows[entry], starts[entry], counts[entry]
+    q = q_ref[...]
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+
+    def positions(i: Any) -> Any:
+        return start + (block * size + i) // group
+
+    at = positions(jnp.arange(size))
+    end = jnp.where(count > 0, jnp.minimum(start + count, positions(size - 1) + 1), 0)
+    end = jnp.where(positions(0) < start + count, end, 0)  # a block of padding
+    first = 0 if window is None else jnp.maximum(positions(0) - window + 1, 0) // keys
+    blocks = pl.cdiv(end, keys) - first
+    share = pl.cdiv(jnp.maximum(blocks, 0), parts)
+    lower = first + part * share
+
+    def load(refs: Any, begin: Any) -> tuple[Any, Any]:
+        """Codes in the queries' dtype, and their scales."""
+        held = refs[0][row, pl.ds(begin, keys), head, :].astype(q.dtype)
+        return held, refs[1][row, pl.ds(begin, keys), head, 0].astype(jnp.float32)[None] if len(refs) > 1 else None
+
+    def step(i: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        mixed, total, peak = carry
+        begin = jnp.minimum(i * keys, length - keys)  # the last block overlaps the one before it
+        codes, scale = load(k_refs, begin)
+        score = triton.dot(q, codes, trans_b=True, precision=precision) * (width**-0.5 * _LOG2_E)
+        score = score if scale is None else score * scale
+        place = begin + jnp.arange(keys)
+        seen = (place[None] <= at[:, None]) & (place >= i * keys)[None]
+        seen = seen if window is None else seen & (at[:, None] - place[None] < window)
+        score = jnp.where(seen, score, -jnp.inf)
+        higher = jnp.maximum(peak, score.max(axis=1))
+        weight, kept = jnp.exp2(score - higher[:, None]), jnp.exp2(peak - higher)
+        total = total * kept + weight.sum(axis=1)
+        codes, scale = load(v_refs, begin)
+        weight = (weight if scale is None else weight * scale).astype(q.dtype)
+        return mixed * kept[:, None] + triton.dot(weight, codes, precision=precision), total, higher
+
+    rowwise = jnp.zeros(size, jnp.float32)
+    carry = (jnp.zeros((size, width), jnp.float32), rowwise, rowwise + LOWEST)
+    mixed, total, peak = jax.lax.fori_loop(lower, jnp.minimum(lower + share, first + blocks), step, carry)
+    if parts == 1:
+        mixed = mixed / jnp.where(total > 0, total, 1)[:, None]
+    out_ref[...] = mixed.astype(out_ref.dtype)
+    total_ref[...] = total
+    peak_ref[...] = peak

@@ -1,0 +1,77 @@
+"""The kernel for GPUs: interpreted against plain XLA, and lowered for CUDA."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routerl_jax.generation.attention import chunked_attention
+from routerl_jax.generation.fused import FusedCache, fused_attention
+from routerl_jax.generation.quantized import quantize_tokens
+from routerl_jax.parallel.mesh import make_mesh
+from tests import tiny
+
+ROWS, LENGTH, KV_HEADS, HEADS = 5, 200, 2, 6
+
+
+def work(steps, entries, *, width=16, dtype=jnp.float32, int8=False):
+    """Queries, keys and values, and the entries' rows, starts and counts; the last entry has no tokens."""
+    rng = np.random.default_rng(steps)
+    layer = tuple(jnp.asarray(rng.normal(size=(ROWS, LENGTH, KV_HEADS, width)), dtype) for _ in range(2))
+    q = jnp.asarray(rng.normal(size=(entries, steps, HEADS, width)), dtype)
+    starts = rng.integers(0, LENGTH - steps + 1, entries)
+    counts = np.sort(rng.integers(1, steps + 1, entries))[::-1].copy()
+    counts[-1] = 0 if entries > 1 else counts[-1]
+    call = [jnp.asarray(x, jnp.int32) for x in (rng.integers(0, ROWS, entries), starts, counts)]
+    return q, tuple(map(quantize_tokens, layer)) if int8 else layer, *call
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "entries", "window"),
+    [
+        (1, 3, None),  # the keys of a row are divided among programs
+        (64, 4, None),  # several blocks of queries
+        (64, 4, 37),
+        (3, 70, None),
+        (1, 200, 50),  # one program for each row and key head
+        (200, 1, None),  # from an empty row to a full one
+    ],
+)
+def test_the_kernel_attends_as_plain_xla_does(steps, entries, window, int8):
+    q, layer, rows, starts, counts = work(steps, entries, int8=int8)
+    got = np.asarray(fused_attention(q, layer, rows, starts, counts, window, interpret=True))
+    wanted = np.asarray(chunked_attention(q, layer, rows, starts, counts, window))
+    used = np.arange(steps) < np.asarray(counts)[:, None]
+    assert used.any()
+    np.testing.assert_allclose(got[used], wanted[used], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(("steps", "entries", "int8"), [(1, 64, False), (64, 8, False), (3, 8, True)])
+def test_the_kernel_lowers_for_gpus(dtype, steps, entries, int8):
+    inputs = work(steps, entries, width=128, dtype=dtype, int8=int8)
+    calls = [
+        jax.export.DisabledSafetyCheck.custom_call(name) for name in ("__gpu$xla.gpu.triton", "triton_kernel_call")
+    ]
+    lower = jax.export.export(
+        jax.jit(lambda *call: fused_attention(*call, window=None)), platforms=["cuda"], disabled_checks=calls
+    )
+    try:
+        assert "triton" in lower(*inputs).mlir_module()
+    except RuntimeError as error:  # from jax 0.11 on
+        if "No supported GPU devices found" not in str(error):
+            raise
+        pytest.skip("this JAX lowers Triton kernels only where there is a GPU")
+
+
+def test_which_devices_and_models_it_supports(monkeypatch):
+    mesh = make_mesh(devices=jax.devices()[:1])
+    assert FusedCache.unsupported(tiny.config(head_dim=64), mesh) is None
+    for width in (8, 80):
+        assert f"heads of {width} channels" in str(FusedCache.unsupported(tiny.config(head_dim=width), mesh))
+    monkeypatch.setattr("routerl_jax.generation.fused.on_gpu", lambda mesh: True)
+    assert "compute capability unknown" in str(FusedCache.unsupported(tiny.config(head_dim=64), mesh))
+    monkeypatch.setattr("routerl_jax.generation.fused.triton", None)
+    monkeypatch.setattr("routerl_jax.generation.fused.on_gpu", lambda mesh: False)
+    assert "no Triton" in str(FusedCache.unsupported(tiny.config(head_dim=64), mesh))
