@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from routerl_jax.generation import fused
 from routerl_jax.generation.attention import blockwise_attention, chunked_attention
+from routerl_jax.generation.fused import fused_attention
 from routerl_jax.generation.quantized import quantize_tokens
 
 KV_HEADS, HEADS, WIDTH, ROWS, LENGTH, FILLED = 2, 12, 128, 64, 4096, 1024
@@ -49,16 +49,13 @@ def main() -> None:
         report("error", dtype=dtype, steps=steps, entries=entries, window=window, int8=int8, width=width, error=error)
     decoding = {rows: call(1, rows, filled=FILLED) for rows in (8, 64)}
     chunks = {count: call(64, count, filled=FILLED) for count in (8, 256)}
-    for keys, stages in itertools.product((32, 64, 128), (2, 3)):
-        for rows, given in decoding.items():
-            took = seconds(given, _KEYS=keys, _STAGES=stages)
-            report("decode", rows=rows, keys=keys, stages=stages, microseconds=1e6 * took)
+    for keys, (rows, given) in itertools.product((32, 64, 128), decoding.items()):
+        report("decode", rows=rows, keys=keys, microseconds=1e6 * seconds(given, (16, keys)))
     for rows, given in decoding.items():
         report("decode, plain XLA", rows=rows, microseconds=1e6 * plain_seconds(given))
-    for queries, keys, stages in itertools.product((64, 128), (32, 64, 128), (2, 3)):
-        for count, given in chunks.items():
-            took = seconds(given, _QUERIES=queries, _KEYS=keys, _STAGES=stages)
-            report("prefill", chunks=count, queries=queries, keys=keys, stages=stages, microseconds=1e6 * took)
+    for queries, keys, (count, given) in itertools.product((64, 128), (32, 64, 128), chunks.items()):
+        took = seconds(given, (queries, keys))
+        report("prefill", chunks=count, queries=queries, keys=keys, microseconds=1e6 * took)
 
 
 def call(
@@ -87,24 +84,17 @@ def relative_error(given: tuple[Any, ...], window: int | None) -> float:
     q, layer, rows, starts, counts = given
     exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, (q, layer))
     with jax.default_matmul_precision("highest"):
-        got = jax.jit(lambda *x: fused.fused_attention(*x, window=window))(*given)
+        got = jax.jit(lambda *x: fused_attention(*x, window=window))(*given)
         wanted = jax.jit(lambda *x: chunked_attention(*x, window=window))(*exact, rows, starts, counts)
     used = np.arange(q.shape[1]) < np.asarray(counts)[:, None]
     difference = (np.asarray(got, np.float32) - np.asarray(wanted))[used]
     return float(np.linalg.norm(difference) / np.linalg.norm(np.asarray(wanted)[used]))
 
 
-def seconds(given: tuple[Any, ...], **settings: int) -> float:
-    """Of one call, with other sizes of blocks."""
-    before = {name: getattr(fused, name) for name in settings}
-    for name, value in settings.items():
-        setattr(fused, name, value)
-    try:
-        q, *rest = given
-        return _timed(lambda q: fused.fused_attention(q, *rest, window=None), q)
-    finally:
-        for name, value in before.items():
-            setattr(fused, name, value)
+def seconds(given: tuple[Any, ...], blocks: tuple[int, int]) -> float:
+    """Of one call, with blocks of some number of queries and keys."""
+    q, *rest = given
+    return _timed(lambda q: fused_attention(q, *rest, window=None, blocks=blocks), q)
 
 
 def plain_seconds(given: tuple[Any, ...]) -> float:

@@ -30,10 +30,12 @@ except ImportError:  # deprecated since jax 0.11
     triton: Any = None
 
 _LEAST_SIDE = 16  # of a matrix that Triton multiplies
-_QUERIES, _KEYS = 128, 64  # of a block
+_MOST_QUERIES = 64  # of a block
+_KEY_BYTES = (
+    2**14
+)  # of a block's keys, half of it beside many queries: two blocks of keys and values fit a small GPU's memory
 _PROGRAMS = 264  # that keep a GPU busy: two for each of an H100's 132 multiprocessors
 _MOST_PARTS = 16
-_STAGES = 2  # blocks of keys on their way at once
 _LOG2_E = 1.4426950408889634
 
 
@@ -57,7 +59,7 @@ class FusedCache:
         home = NamedSharding(mesh, _stored(config, mesh))
 
         def held(width: int, dtype: Any) -> Any:
-            shape = (shards, config.layers, rows, length, config.kv_heads, width)
+            shape = (shards, config.layers, rows, max(length, _LEAST_SIDE), config.kv_heads, width)
             return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
 
         each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
@@ -218,6 +220,7 @@ def fused_attention(
     counts: Int[Array, " A"],
     window: int | None,
     *,
+    blocks: tuple[int, int] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "A S N H"]:
     """Attention of new tokens of rows to all tokens of their rows up to each query. For the GPUs of a shard.
@@ -229,6 +232,7 @@ def fused_attention(
       layer: keys and values of R rows with T positions, [R, T, K, H]; the new tokens' own are among them.
       rows, starts, counts: of each entry its row, the position of its first token, and its number of tokens.
       window: number of tokens that a query sees, itself included; None: all.
+      blocks: number of queries and of keys in a block, powers of two from 16 on; None: by the sizes.
       interpret: run the kernel as plain XLA.
 
     Returns:
@@ -240,13 +244,12 @@ def fused_attention(
     # one key head's queries, ordered by step, so that a block has few steps
     queries = q.reshape(entries, steps, kv_heads, group, width).transpose(0, 2, 1, 3, 4)
     queries = queries.reshape(entries, kv_heads, steps * group, width)
-    size = min(_QUERIES, max(_LEAST_SIDE, pl.next_power_of_2(steps * group)))
-    blocks = pl.cdiv(steps * group, size)
-    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, blocks * size - steps * group), (0, 0)))
-    parts = min(_MOST_PARTS, max(1, _PROGRAMS // (entries * kv_heads * blocks)))
-    keys = min(_KEYS, 1 << (length.bit_length() - 1))
-    grid = (blocks * parts, kv_heads, entries)
-    of_part = (parts, entries, kv_heads, blocks * size)
+    size, keys = blocks or _block_sizes(steps * group, width * q.dtype.itemsize)
+    keys = min(keys, 1 << (length.bit_length() - 1))
+    count = pl.cdiv(steps * group, size)
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, count * size - steps * group), (0, 0)))
+    parts = min(_MOST_PARTS, max(1, _PROGRAMS // (entries * kv_heads * count)))
+    of_part = (parts, entries, kv_heads, count * size)
 
     def index(i: Array, head: Array, entry: Array) -> tuple[Any, ...]:
         return entry, head, i // parts, 0
@@ -256,7 +259,7 @@ def fused_attention(
 
     mixed, total, peak = pl.pallas_call(
         functools.partial(_kernel, parts=parts, group=group, keys=keys, window=window),
-        grid=grid,
+        grid=(count * parts, kv_heads, entries),
         in_specs=[
             pl.BlockSpec((None, None, size, width), index),
             *[pl.BlockSpec(memory_space=pl.ANY)] * (3 + len(jax.tree.leaves(layer))),
@@ -271,7 +274,7 @@ def fused_attention(
             jax.ShapeDtypeStruct(of_part, jnp.float32),
             jax.ShapeDtypeStruct(of_part, jnp.float32),
         ],
-        compiler_params=triton.CompilerParams(num_warps=8 if size > 64 else 4, num_stages=_STAGES),
+        compiler_params=triton.CompilerParams(num_warps=8 if size > 64 else 4, num_stages=2),
         interpret=interpret,
         name="fused_attention",
     )(queries, rows, starts, counts, *jax.tree.leaves(layer))
@@ -283,6 +286,13 @@ def fused_attention(
         out = (mixed * weight[..., None]).sum(axis=0) / jnp.where(total > 0, total, 1)[..., None]
     out = out[:, :, : steps * group].reshape(entries, kv_heads, steps, group, width).transpose(0, 2, 1, 3, 4)
     return out.reshape(q.shape).astype(q.dtype)
+
+
+def _block_sizes(queries: int, bytes_per_key: int) -> tuple[int, int]:
+    """Queries and keys of a block. Measured on an H200 (benchmarks/fused_attention.py)."""
+    size = min(_MOST_QUERIES, max(_LEAST_SIDE, pl.next_power_of_2(queries)))
+    keys = (_KEY_BYTES if size == _LEAST_SIDE else _KEY_BYTES // 2) // bytes_per_key
+    return size, max(_LEAST_SIDE, min(128, keys))
 
 
 def _kernel(q_ref, rows, starts, counts, *refs, parts: int, group: int, keys: int, window: int | None) -> None:
