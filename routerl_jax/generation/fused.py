@@ -13,16 +13,15 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.attention import LOWEST
-from routerl_jax.generation.cache import copy_rows, heads_axis
-from routerl_jax.generation.quantized import Codes, Qtype, quantize_tokens
-from routerl_jax.generation.segments import PaddedAtTheEnd
+from routerl_jax.generation.quantized import Qtype
+from routerl_jax.generation.segments import RowAttention, SegmentCache
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
-from routerl_jax.parallel.mesh import BATCH_AXES, on_gpu
+from routerl_jax.parallel.mesh import on_gpu
 
 try:
     from jax.experimental.pallas import triton
@@ -41,29 +40,14 @@ _LOG2_E = 1.4426950408889634
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config", "mesh"])
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FusedCache:
-    """One array for all L layers, so that extensions are a scan over layers. See cache.KVCache.
-
-    On other devices than GPUs the kernel is interpreted, for tests.
-    """
-
-    k: Float[Array, "D L R T K H"] | Codes
-    v: Float[Array, "D L R T K H"] | Codes
-    config: DecoderConfig
-    mesh: Mesh
+class FusedCache(SegmentCache):
+    """On other devices than GPUs the kernel is interpreted, for tests. See cache.KVCache."""
 
     @classmethod
     def abstract(
         cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
     ) -> Self:
-        home = NamedSharding(mesh, _stored(config, mesh))
-
-        def held(width: int, dtype: Any) -> Any:
-            shape = (shards, config.layers, rows, max(length, _LEAST_SIDE), config.kv_heads, width)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
-
-        each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
-        return cls(k=each, v=each, config=config, mesh=mesh)
+        return super().abstract(config, mesh, shards, rows, max(length, _LEAST_SIDE), dtype, qtype)
 
     @staticmethod
     def unsupported(config: DecoderConfig, mesh: Mesh) -> str | None:
@@ -80,81 +64,18 @@ class FusedCache:
 
     @staticmethod
     def takes_chunks(mesh: Mesh) -> bool:
-        return True  # all new keys are in their places before any query attends
+        return True
 
     @staticmethod
     def reads_any_span() -> bool:
         return True
 
     @property
-    def rows(self) -> int:
-        return jax.tree.leaves(self.k)[0].shape[2]
-
-    @property
-    def length(self) -> int:
-        return jax.tree.leaves(self.k)[0].shape[3]
-
-    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Extension:
-        return _Extension(self, rows, starts, counts)
-
-    def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        options = {"span": span, "mesh": self.mesh, "stored": _stored(self.config, self.mesh)}
-        return jax.tree.map(lambda leaf: copy_rows(leaf, sources, targets, **options), self)
+    def attention(self) -> RowAttention:
+        return functools.partial(fused_attention, interpret=not on_gpu(self.mesh))
 
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
         return _Segment(self, rows, starts)
-
-    def write_and_attend(
-        self,
-        q: Float[Array, "B S N H"],
-        k: Float[Array, "B S K H"],
-        v: Float[Array, "B S K H"],
-        layer: tuple[Int[Array, ""] | int, tuple[Any, Any]],
-        window: int | None,
-        rows: Int[Array, "D A"],
-        starts: Int[Array, "D A"],
-        counts: Int[Array, "D A"],
-    ) -> tuple[Float[Array, "B S N H"], tuple[Any, Any]]:
-        """Writes new keys and values of one layer, then attends to all tokens of the rows up to each query.
-
-        Args:
-          layer: the layer's index, and keys and values of all layers.
-          window: number of tokens that a query sees, itself included; None: all.
-          rows: local row of each batch entry; `self.rows` for padding.
-          starts, counts: position of the first new token, and their number, which may be less than S.
-
-        Returns:
-          The attention output (undefined behind the new tokens), and the keys and values.
-        """
-        i, held = layer
-        new = (quantize_tokens(k), quantize_tokens(v)) if isinstance(self.k, Codes) else (k, v)
-        stored = _stored(self.config, self.mesh)
-        tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
-        per_row = PartitionSpec(BATCH_AXES)
-        run = jax.shard_map(
-            functools.partial(_on_shard, window=window, interpret=not on_gpu(self.mesh)),
-            mesh=self.mesh,
-            in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
-            out_specs=(tokens, stored),
-            check_vma=False,  # the kernel does not declare over which axes its result varies
-        )
-        return run(q, new, held, jnp.asarray(i, jnp.int32), rows, starts, counts)
-
-
-class _Extension(PaddedAtTheEnd):
-    """Chunks without tokens write nothing, and attend to nothing."""
-
-    shared, unroll = True, False
-
-    def __init__(self, cache: FusedCache, rows: Array, starts: Array, counts: Array) -> None:
-        self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
-        self.caches = (cache.k, cache.v)
-
-    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
-        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._starts, self._counts)
-
-    def finish(self, caches: tuple[Any, Any]) -> FusedCache:
-        return dataclasses.replace(self._cache, k=caches[0], v=caches[1])
 
 
 class _Segment:
@@ -181,35 +102,6 @@ class _Segment:
 
     def finish(self, state: tuple[Any, Any], counts: Int[Array, "D A"]) -> FusedCache:
         return dataclasses.replace(self._cache, k=state[0], v=state[1])
-
-
-def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
-    """The sharding of keys and values: rows over the batch axes, heads over `tensor`."""
-    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
-
-
-def _on_shard(
-    q: Array,
-    new: tuple[Any, Any],
-    held: tuple[Any, Any],
-    layer: Array,
-    rows: Array,
-    starts: Array,
-    counts: Array,
-    *,
-    window: int | None,
-    interpret: bool,
-) -> tuple[Array, tuple[Any, Any]]:
-    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], held [1, L, R, T, K, ...], rows [1, A]."""
-    _, layers, stored_rows, length = jax.tree.leaves(held)[0].shape[:4]
-    rows, starts, counts = rows[0], starts[0], counts[0]
-    ahead = jnp.arange(q.shape[1])
-    where = jnp.where(ahead < counts[:, None], starts[:, None] + ahead, length)  # behind the row: dropped
-    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], where].set(x, mode="drop"), held, new)
-    # the rows of all layers in one axis
-    flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), held)
-    rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
-    return fused_attention(q, flat, rows, starts, counts, window, interpret=interpret), held
 
 
 def fused_attention(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
+from collections.abc import Callable
 from typing import Any, Self
 
 import jax
@@ -16,20 +16,23 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.attention import Block, blockwise_attention, chunked_attention
-from routerl_jax.generation.cache import heads_axis
+from routerl_jax.generation.cache import copy_rows, heads_axis
 from routerl_jax.generation.quantized import Codes, Qtype, quantize_tokens
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES, on_cpu
 
+# (queries, keys and values, rows, starts, counts, window) of one device: see attention.chunked_attention
+RowAttention = Callable[[Array, tuple[Any, Any], Array, Array, Array, int | None], Array]
+
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config", "mesh"])
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SegmentCache:
-    """One array per layer, so that decoding never copies a stack. See cache.KVCache."""
+    """One array for all L layers, so that chunks are fed in a scan over layers. See cache.KVCache."""
 
-    k: tuple[Float[Array, "D R T K H"] | Codes, ...]
-    v: tuple[Float[Array, "D R T K H"] | Codes, ...]
+    k: Float[Array, "D L R T K H"] | Codes
+    v: Float[Array, "D L R T K H"] | Codes
     config: DecoderConfig
     mesh: Mesh
 
@@ -40,10 +43,11 @@ class SegmentCache:
         home = NamedSharding(mesh, _stored(config, mesh))
 
         def held(width: int, dtype: Any) -> Any:
-            return jax.ShapeDtypeStruct((shards, rows, length, config.kv_heads, width), dtype, sharding=home)
+            shape = (shards, config.layers, rows, length, config.kv_heads, width)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
 
-        layer = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
-        return cls(k=(layer,) * config.layers, v=(layer,) * config.layers, config=config, mesh=mesh)
+        each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
+        return cls(k=each, v=each, config=config, mesh=mesh)
 
     @staticmethod
     def takes_chunks(mesh: Mesh) -> bool:
@@ -55,32 +59,71 @@ class SegmentCache:
 
     @property
     def rows(self) -> int:
-        return jax.tree.leaves(self.k)[0].shape[1]
+        return jax.tree.leaves(self.k)[0].shape[2]
 
     @property
     def length(self) -> int:
-        return jax.tree.leaves(self.k)[0].shape[2]
+        return jax.tree.leaves(self.k)[0].shape[3]
+
+    @property
+    def attention(self) -> RowAttention:
+        """Attention to rows that are read in place."""
+        return chunked_attention
 
     def held(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"] | Codes:
         """New keys or values in the form in which the cache holds them."""
-        return quantize_tokens(x) if isinstance(self.k[0], Codes) else x
+        return quantize_tokens(x) if isinstance(self.k, Codes) else x
 
-    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> _Chunks | _Extension:
+    def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> Chunks | _WholeRows:
         if self.takes_chunks(self.mesh):
-            return _Chunks(self, rows, starts, counts, steps)
-        return _Extension(self, rows, starts, counts, steps, span)
+            return Chunks(self, rows, starts, counts)
+        return _WholeRows(self, rows, starts, counts, steps, span)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        def one(shard: Array, source: Array, target: Array) -> Array:
-            return shard.at[target, :span].set(shard.at[source, :span].get(mode="fill", fill_value=0), mode="drop")
+        options = {"span": span, "mesh": self.mesh, "stored": _stored(self.config, self.mesh)}
+        return jax.tree.map(lambda leaf: copy_rows(leaf, sources, targets, **options), self)
 
-        return jax.tree.map(lambda layer: jax.vmap(one)(layer, sources, targets), self)
-
-    def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> _Segment:
+    def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> Any:
         return _Segment(self, rows, starts, steps, span)
 
+    def write_and_attend(
+        self,
+        q: Float[Array, "B S N H"],
+        k: Float[Array, "B S K H"],
+        v: Float[Array, "B S K H"],
+        layer: tuple[Int[Array, ""] | int, tuple[Any, Any]],
+        window: int | None,
+        rows: Int[Array, "D A"],
+        starts: Int[Array, "D A"],
+        counts: Int[Array, "D A"],
+    ) -> tuple[Float[Array, "B S N H"], tuple[Any, Any]]:
+        """Writes new keys and values of one layer, then attends to all tokens of the rows up to each query.
 
-class PaddedAtTheEnd:
+        Args:
+          layer: the layer's index, and keys and values of all layers.
+          window: number of tokens that a query sees, itself included; None: all.
+          rows: local row of each batch entry; `self.rows` for padding.
+          starts, counts: position of the first new token, and their number, which may be less than S. Entries without tokens
+            come last.
+
+        Returns:
+          The attention output (undefined behind the new tokens), and the keys and values.
+        """
+        i, held = layer
+        stored = _stored(self.config, self.mesh)
+        tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
+        per_row = PartitionSpec(BATCH_AXES)
+        run = jax.shard_map(
+            functools.partial(_on_shard, attention=self.attention, window=window),
+            mesh=self.mesh,
+            in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
+            out_specs=(tokens, stored),
+            check_vma=False,  # loops begin with values that are equal on all devices, and kernels don't say how theirs vary
+        )
+        return run(q, (self.held(k), self.held(v)), held, jnp.asarray(i, jnp.int32), rows, starts, counts)
+
+
+class _PaddedAtTheEnd:
     """The layout of an extension's tokens: entries flattened, with their padding behind their tokens."""
 
     _rows: Int[Array, "D A"]
@@ -92,41 +135,24 @@ class PaddedAtTheEnd:
         return x.reshape(*self._rows.shape, *x.shape[1:])
 
 
-class _Chunks(PaddedAtTheEnd):
-    """For CPUs: new tokens are written to their rows first, in place, and all chunks of a row may be in one call."""
+class Chunks(_PaddedAtTheEnd):
+    """New tokens are written to their rows first, in place, so all chunks of a row may be in one call."""
 
-    shared, unroll = False, True
+    shared, unroll = True, False
 
-    def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
+    def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array) -> None:
         self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
-        self._where = _places(cache, starts, counts, steps)
-        self.caches = list(zip(cache.k, cache.v))
+        self.caches = (cache.k, cache.v)
 
-    def attend(self, q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-        layer = tuple(_write(old, self._rows, self._where, self._cache.held(x)) for old, x in zip(layer, (k, v)))
-        config, mesh = self._cache.config, self._cache.mesh
-        tokens, per_row = PartitionSpec(BATCH_AXES, None, heads_axis(config, mesh)), PartitionSpec(BATCH_AXES)
+    def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
+        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._starts, self._counts)
 
-        def on_shard(q: Array, layer: tuple, *call: Array) -> Array:
-            layer, rows, starts, counts = jax.tree.map(operator.itemgetter(0), (layer, *call))
-            return chunked_attention(q, layer, rows, starts, counts, window)
-
-        run = jax.shard_map(
-            on_shard,
-            mesh=mesh,
-            in_specs=(tokens, _stored(config, mesh), per_row, per_row, per_row),
-            out_specs=tokens,
-            check_vma=False,  # the loops begin with values that are equal on all devices
-        )
-        return run(q, layer, self._rows, self._starts, self._counts), layer
-
-    def finish(self, caches: list[tuple]) -> SegmentCache:
-        k, v = zip(*caches)
-        return dataclasses.replace(self._cache, k=k, v=v)
+    def finish(self, caches: tuple[Any, Any]) -> SegmentCache:
+        return dataclasses.replace(self._cache, k=caches[0], v=caches[1])
 
 
-class _Extension(PaddedAtTheEnd):
-    """New tokens are padded at their end, where the causal mask hides them. A call has one chunk of a row at most."""
+class _WholeRows(_PaddedAtTheEnd):
+    """For accelerators without a kernel. A call has one chunk of a row at most, and reads what it attends to once."""
 
     shared = unroll = False
 
@@ -138,11 +164,10 @@ class _Extension(PaddedAtTheEnd):
         self._causal = (self._distance_new >= 0)[None]
         self._distance_cached = (flat[:, None] + offsets)[..., None] - jnp.arange(span)
         self._seen_cached = (jnp.arange(span) < flat[:, None])[:, None]
-        cached = None
+        self.caches = None
         if span:
-            read = [[_read(layer, rows, span) for layer in layers] for layers in (cache.k, cache.v)]
-            cached = tuple(jax.tree.map(lambda *layers: jnp.stack(layers), *layers) for layers in read)
-        self.caches = cached
+            layers = [tuple(_read(x, i, rows, span) for x in (cache.k, cache.v)) for i in range(cache.config.layers)]
+            self.caches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
         seen_new, seen_cached = self._causal, self._seen_cached
@@ -156,14 +181,7 @@ class _Extension(PaddedAtTheEnd):
         return blockwise_attention(q, blocks), new
 
     def finish(self, caches: tuple[Any, Any]) -> SegmentCache:
-        where = _places(self._cache, self._starts, self._counts, self._steps)
-
-        def store(old: tuple[Any, ...], new: Any) -> tuple[Any, ...]:
-            layers = (jax.tree.map(operator.itemgetter(i), new) for i in range(len(old)))
-            return tuple(_write(layer, self._rows, where, each) for layer, each in zip(old, layers))
-
-        cache = self._cache
-        return dataclasses.replace(cache, k=store(cache.k, caches[0]), v=store(cache.v, caches[1]))
+        return _written(self._cache, self._rows, self._starts, self._counts, caches)
 
 
 class _Segment:
@@ -175,7 +193,7 @@ class _Segment:
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
         room = ((0, 0), (0, 0), (0, steps), (0, 0))
-        read = [tuple(_read(x, rows, span) for x in layer) for layer in zip(cache.k, cache.v)]
+        read = [tuple(_read(x, i, rows, span) for x in (cache.k, cache.v)) for i in range(cache.config.layers)]
         self.state = jax.tree.map(lambda leaf: jnp.pad(leaf, room), read)
 
     def caches(self, state: list[Any]) -> list[Any]:
@@ -204,49 +222,73 @@ class _Segment:
         return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(held, new, self._span + counts)
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
-        where = _places(self._cache, self._starts, counts, self._steps)
-
-        def store(old: tuple[Any, ...], which: int) -> tuple[Any, ...]:
-            new = (_heads_first(jax.tree.map(lambda leaf: leaf[:, :, self._span :], pair[which])) for pair in state)
-            return tuple(_write(layer, self._rows, where, each) for layer, each in zip(old, new))
-
-        cache = self._cache
-        return dataclasses.replace(cache, k=store(cache.k, 0), v=store(cache.v, 1))
+        new = jax.tree.map(
+            lambda *leaves: jnp.stack([leaf[:, :, self._span :].swapaxes(1, 2) for leaf in leaves]), *state
+        )
+        return _written(self._cache, self._rows, self._starts, counts, new)
 
 
 def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
-    """The sharding of a layer: rows over the batch axes, heads over `tensor`."""
-    return PartitionSpec(BATCH_AXES, None, None, heads_axis(config, mesh))
+    """The sharding of keys and values: rows over the batch axes, heads over `tensor`."""
+    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
 
 
-def _places(cache: SegmentCache, starts: Array, counts: Array, steps: int) -> Int[Array, "D A S"]:
-    """Positions of new tokens in their rows; the rows' length, where nothing is written, behind the last one."""
+def _on_shard(
+    q: Array,
+    new: tuple[Any, Any],
+    held: tuple[Any, Any],
+    layer: Array,
+    rows: Array,
+    starts: Array,
+    counts: Array,
+    *,
+    attention: RowAttention,
+    window: int | None,
+) -> tuple[Array, tuple[Any, Any]]:
+    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], held [1, L, R, T, K, ...], rows [1, A]."""
+    _, layers, stored_rows, length = jax.tree.leaves(held)[0].shape[:4]
+    rows, starts, counts = rows[0], starts[0], counts[0]
+    where = _positions(starts, counts, q.shape[1], length)
+    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], where].set(x, mode="drop"), held, new)
+    # the rows of all layers in one axis
+    flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), held)
+    rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
+    return attention(q, flat, rows, starts, counts, window), held
+
+
+def _positions(starts: Int[Array, "*A"], counts: Int[Array, "*A"], steps: int, length: int) -> Int[Array, "*A S"]:
+    """Of new tokens in their rows; the rows' length, where nothing is written, behind the last one."""
     offsets = jnp.arange(steps)
-    return jnp.where(offsets < counts[..., None], starts[..., None] + offsets, cache.length)
+    return jnp.where(offsets < counts[..., None], starts[..., None] + offsets, length)
 
 
 def _heads_first(x: Any) -> Any:
-    """[B, S, K, ...] -> [B, K, S, ...], and back, of an array or of codes and scales."""
+    """[B, S, K, ...] -> [B, K, S, ...], of an array or of codes and scales."""
     return jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), x)
 
 
-def _read(layer: Any, rows: Array, span: int) -> Any:
-    """Cached entries of some rows, [D, A, P, K, H] -> [B, K, P, H], of an array or of codes and scales."""
+def _read(held: Any, layer: int, rows: Array, span: int) -> Any:
+    """A layer's cached entries of some rows, [D, L, R, T, K, ...] -> [B, K, P, ...]."""
 
     def one(leaf: Array) -> Array:
-        entries = jax.vmap(lambda shard, index: shard.at[index, :span].get(mode="fill", fill_value=0))(leaf, rows)
-        return entries.reshape(-1, *entries.shape[2:])
+        read = jax.vmap(lambda shard, index: shard.at[layer, index, :span].get(mode="fill", fill_value=0))
+        return read(leaf, rows).reshape(-1, span, *leaf.shape[4:])
 
-    return _heads_first(jax.tree.map(one, layer))
+    return _heads_first(jax.tree.map(one, held))
 
 
-def _write(layer: Any, rows: Array, positions: Array, values: Any) -> Any:
-    """Writes values [B, S, K, H] at (row, position), [D, A, S]. Values at out-of-range rows or positions are dropped."""
+def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new: tuple[Any, Any]) -> SegmentCache:
+    """The cache with the first `counts` of new keys and values, [L, B, S, K, ...], behind the `starts` tokens of each row."""
+    steps = jax.tree.leaves(new)[0].shape[2]
+    where = _positions(starts, counts, steps, cache.length)
 
-    def one(leaf: Array, new: Array) -> Array:
-        new = new.reshape(*positions.shape, *new.shape[2:])
-        return jax.vmap(lambda shard, row, position, value: shard.at[row[:, None], position].set(value, mode="drop"))(
-            leaf, rows, positions, new
-        )
+    def one(leaf: Array, values: Array) -> Array:
+        values = values.reshape(values.shape[0], *where.shape, *values.shape[3:])
 
-    return jax.tree.map(one, layer, values)
+        def on_shard(shard: Array, row: Array, position: Array, value: Array) -> Array:
+            return shard.at[:, row[:, None], position].set(value, mode="drop")
+
+        return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, where, values)
+
+    k, v = jax.tree.map(one, (cache.k, cache.v), new)
+    return dataclasses.replace(cache, k=k, v=v)
