@@ -44,7 +44,7 @@ _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds",
 class BalanceConfig:
     """A job that sorts questions by the searches that they need, and draws a balanced sample."""
 
-    job: Literal["balance"] = "balance"  # says which job it is
+    job: Literal["balance"] = "balance"  # the job that this configuration is for
     policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings apply
     step: Count = 0  # step of the policy's checkpoint; 0: the finished policy
     data: str = ""  # questions, as data.readers.open_dataset takes them; empty: the questions that the run trained on

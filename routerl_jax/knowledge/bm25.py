@@ -72,7 +72,7 @@ class Bm25Config:
     """Configuration of `build_bm25`."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
-    kind: str = "bm25"  # of knowledge base
+    kind: str = "bm25"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0

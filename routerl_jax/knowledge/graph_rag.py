@@ -36,7 +36,7 @@ _helpers: weakref.WeakValueDictionary[str, Helpers] = (
 class GraphRAGConfig(PackagedConfig):
     """Configuration of `build_graphrag`."""
 
-    kind: str = "graphrag"  # of knowledge base
+    kind: str = "graphrag"  # kind of the knowledge base
     chunk_tokens: Size = 1200  # longer passages are split for the extraction
     gleanings: Count = 1  # further extractions of a passage, for what the first one missed
     community_level: Count = 2  # communities down to this level of the hierarchy are searched

@@ -37,7 +37,7 @@ T = TypeVar("T")
 class LightRAGConfig(PackagedConfig):
     """Configuration of `build_lightrag`."""
 
-    kind: str = "lightrag"  # of knowledge base
+    kind: str = "lightrag"  # kind of the knowledge base
     gleanings: Count = 1  # further extractions of a passage, for what the first one missed
     # local: entities; global: relations; hybrid: both; mix: both and passages by their vectors; naive: passages alone
     mode: Literal["local", "global", "hybrid", "mix", "naive"] = "mix"

@@ -50,7 +50,7 @@ class PackagedConfig:
     """What the configurations of such knowledge bases have in common."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = ""  # of knowledge base
+    kind: str = ""  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # answers all that the package asks
     answer_tokens: Size = 2048  # most tokens of an answer
