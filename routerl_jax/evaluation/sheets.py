@@ -60,7 +60,7 @@ def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
     """The sheet of a record: the question, a row per page with its numbered boxes and their crops, and the answer.
 
     A box is drawn on the raw page, however many crops lie between (agents.viewer). A picture that can't be read any more is
-    replaced by a line that says so.
+    replaced by a message.
     """
     rows = [_row(page) for page in _pages(record, directory)]
     answer = record["prediction"] if record["prediction"] is not None else "(no answer)"

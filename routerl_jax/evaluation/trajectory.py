@@ -84,7 +84,7 @@ def searching(tool: str, query: str) -> Text:
 
 
 def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = None) -> list[RenderableType]:
-    """The answer of a record, and what is said of it. `drawn` as in `render`."""
+    """The answer of a record, with its judgement. `drawn` as in `render`."""
     parts: list[RenderableType] = []
     answer = record["prediction"]
     golds = record.get("golden_answers") or []

@@ -100,7 +100,7 @@ class FaissVectors:
 
     @functools.cached_property
     def digest(self) -> str:
-        """What the file is known by: its size, and the SHA-256 of its first and last MiB."""
+        """Identifies the file's content: its size, and the SHA-256 of its first and last MiB."""
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             first = file.read(_EDGE)
@@ -198,7 +198,7 @@ class FaissVectors:
 
 
 class _Reader:
-    """A file that is read in order. What is not there is an error that names it."""
+    """A file that is read in order. Missing data is an error that names the file."""
 
     def __init__(self, file: BinaryIO, path: pathlib.Path) -> None:
         self._file, self._path = file, path

@@ -26,7 +26,7 @@ from routerl_jax.knowledge.packaged import FILES, Helpers, PackagedConfig, Packa
 from routerl_jax.knowledge.store import Store
 
 _WORKSPACE = "workspace"  # in kb.json's settings
-_LETTERS = 4  # of a token: the package counts tokens, and we give it letters, since its own tokenizer needs a download
+_LETTERS = 4  # letters per token. The package counts tokens; its own tokenizer needs a download, so ours counts letters
 _AT_ONCE = 64  # passages inserted together
 _SHORTEST = 3  # letters of a query; the package refuses shorter ones
 T = TypeVar("T")

@@ -195,7 +195,7 @@ class BatchLayout:
             arrays["segment_ends"] = np.ones_like(arrays["segment_ids"])
         for part, (micro, shard, start) in zip(parts, starts):
             at = (micro, shard, slice(start, start + len(part)))
-            ids, ends, number = part.stretches(number)
+            ids, ends, number = part.segments(number)
             arrays["segment_ids"][at] = ids
             if self.share:
                 arrays["segment_ends"][at] = ends

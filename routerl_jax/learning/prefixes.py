@@ -69,7 +69,7 @@ class Bundle:
         self.trained = np.concatenate([self.trained, np.zeros(len(own), bool)])
         self.trained[slots[:-1]] |= trained[1:]
 
-    def stretches(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
+    def segments(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
         """`id` and `end` of every slot, numbered from `first`, and the next unused number."""
         ids, ends = np.zeros(len(self), np.int32), np.zeros(len(self), np.int32)
         children: dict[int, list[int]] = {}

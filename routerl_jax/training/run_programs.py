@@ -182,7 +182,7 @@ class _Learner:
 
 
 def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
-    """The engine's programs, on `mesh`, and those that make its weights, on the learner's `home`.
+    """The engine's programs, on `mesh`, and those that make its weights, on the learner's mesh.
 
     On the same devices, the engine holds nothing during the update. On others, the learner's state takes nothing from it.
     """
