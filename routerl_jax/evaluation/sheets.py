@@ -155,9 +155,9 @@ def _colour(number: int) -> str:
     return _COLOURS[(number - 2) % len(_COLOURS)]  # the first crop is the second picture
 
 
-def _label(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, colour: str) -> None:
+def _label(draw: ImageDraw.ImageDraw, position: tuple[float, float], text: str, colour: str) -> None:
     font = ImageFont.load_default(_FONT)
-    left, top = place
+    left, top = position
     draw.rectangle((left, top, left + draw.textlength(text, font) + 6, top + _LINE), fill=colour)
     draw.text((left + 3, top + 1), text, fill="white", font=font)
 

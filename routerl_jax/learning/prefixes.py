@@ -136,7 +136,7 @@ def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list
       shared: number of tokens that each sequence shares with the one before it.
     """
     first, last, size = list(range(len(lengths))), list(range(len(lengths))), list(lengths)
-    for position in sorted(range(1, len(lengths)), key=lambda place: -shared[place]):
+    for position in sorted(range(1, len(lengths)), key=lambda index: -shared[index]):
         begin, end = first[position - 1], last[position]
         together = size[begin] + size[position] - shared[position]
         if shared[position] >= least and together <= longest:
