@@ -104,12 +104,12 @@ class Bm25KB(KnowledgeBase):
         bm25s, _ = _libraries()
         try:
             retriever = bm25s.BM25.load(str(store.index_directory), mmap=True)
-            found = len(retriever.scores["indptr"]) - 1, retriever.scores["num_docs"]
+            sizes = len(retriever.scores["indptr"]) - 1, retriever.scores["num_docs"]
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise ValueError(f"{store.index_directory} is damaged or missing ({error}). {store.hint}") from error
-        if found[1] != store.manifest.count:
+        if sizes[1] != store.manifest.count:
             raise ValueError(
-                f"{store.index_directory} holds {found[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
+                f"{store.index_directory} holds {sizes[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
                 f"of different builds. {store.hint}"
             )
         settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}

@@ -62,8 +62,8 @@ class GraphRAGKB(PackagedKB):
 
     def _one(self, query: str, k: int) -> list[Passage]:
         settings = self._engine.context_builder_params
-        found = self._engine.context_builder.build_context(query, **settings).context_records
-        records = {name: frame.to_dict("records") for name, frame in found.items()}
+        context = self._engine.context_builder.build_context(query, **settings).context_records
+        records = {name: frame.to_dict("records") for name, frame in context.items()}
         entities = [f"{one['entity']}: {one['description']}" for one in records.get("entities", ())]
         relations = [
             f"{one['source']} and {one['target']}: {one['description']}" for one in records.get("relationships", ())

@@ -76,8 +76,8 @@ class LightRAGKB(PackagedKB):
             max_total_tokens=30000 * _LETTERS,
             enable_rerank=False,
         )
-        found = await self._rag.aquery_data(query.ljust(_SHORTEST, "."), parameters)
-        data = found.get("data") or {}
+        reply = await self._rag.aquery_data(query.ljust(_SHORTEST, "."), parameters)
+        data = reply.get("data") or {}
         entities = [f"{one['entity_name']}: {one['description']}" for one in data.get("entities", [])]
         relations = [
             f"{one['src_id']} and {one['tgt_id']}: {one['description']}" for one in data.get("relationships", [])

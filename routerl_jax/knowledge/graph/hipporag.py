@@ -124,18 +124,18 @@ def _parquet(directory: pathlib.Path, store: str) -> pathlib.Path:
 
 def _openie(directory: pathlib.Path) -> pathlib.Path:
     begins, ends = "openie_results_ner_", ".json"
-    found = [
+    files = [
         file
         for file in sorted(directory.parent.glob(f"{begins}*{ends}"))
         if directory.name.startswith(f"{file.name.removeprefix(begins).removesuffix(ends)}_")
     ]
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
         raise ValueError(
             f"{directory.parent} must have one {begins}LLM{ends} for {directory.name}; there is {names}. Name it: "
             "--config.triples=FILE"
         )
-    return found[0]
+    return files[0]
 
 
 def _read(file: pathlib.Path, columns: Sequence[str]) -> pa.Table:
