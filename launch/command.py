@@ -67,10 +67,10 @@ def start(
         try:
             with contextlib.ExitStack() as stack:
                 for name in sorted({"workdir", "output"} & set(FLAGS)):
-                    if (place := FLAGS[name].value) == "":  # as from a variable of the shell that is not set
+                    if (path := FLAGS[name].value) == "":  # as from a variable of the shell that is not set
                         raise ValueError(f"--{name}= is empty: give a path")
-                    if place:
-                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", place)))
+                    if path:
+                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", path)))
                 main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,16 +86,16 @@ def start(
 
 
 @contextlib.contextmanager
-def _at(flag: str, place: str) -> Iterator[str | pathlib.Path]:
+def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
     """The path at which a program works on what a flag names: the path itself (shells leave the ~ of --workdir=~/runs as it
     is), or a copy of what is in a bucket, which is uploaded as it changes."""
-    if not in_bucket(place):
-        _refuse_url(flag, place)
-        yield os.path.expanduser(place)
+    if not in_bucket(address):
+        _refuse_url(flag, address)
+        yield os.path.expanduser(address)
         return
     from routerl_jax.parallel.mirrors import mirrored
 
-    with mirrored(place) as path, contextlib.redirect_stdout(cast(TextIO, _Named(sys.stdout))):
+    with mirrored(address) as path, contextlib.redirect_stdout(cast(TextIO, _Named(sys.stdout))):
         try:
             yield path
         except (ValueError, OSError) as error:
@@ -235,15 +235,15 @@ def _flags_told(error: flags.Error) -> str:
 def with_installed_configs(argv: Sequence[str]) -> list[str]:
     """The arguments, with the whole path of a `--config=configs/..` that is not below this directory, but beside `launch`: in
     a checkout that is elsewhere, or where the wheel is installed."""
-    found = list(argv)
-    for index, argument in enumerate(found):
+    arguments = list(argv)
+    for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
-        before = found[index - 1].lstrip("-") if index else ""
+        before = arguments[index - 1].lstrip("-") if index else ""
         path = value if flag.lstrip("-") == "config" else argument if before == "config" else ""
         file = path.partition(":")[0]
         if file.startswith("configs/") and not pathlib.Path(file).exists() and (_BESIDE / file).is_file():
-            found[index] = f"{flag}{equals}{_BESIDE / path}" if equals else str(_BESIDE / path)
-    return found
+            arguments[index] = f"{flag}{equals}{_BESIDE / path}" if equals else str(_BESIDE / path)
+    return arguments
 
 
 def _complaint(error: BaseException | None, config: str) -> str | None:
@@ -255,21 +255,21 @@ def _complaint(error: BaseException | None, config: str) -> str | None:
       config: FILE or FILE:VARIANT.
     """
     file, _, variant = config.partition(":")
-    found: tuple[BaseException, str] | None = None
+    complaint: tuple[BaseException, str] | None = None
     while error is not None:  # the first to be raised is the last of the chain
         if isinstance(error, SyntaxError) and error.filename not in (None, "<unknown>"):  # that of an override's value
-            found = error, f"{error.filename}, line {error.lineno}"
+            complaint = error, f"{error.filename}, line {error.lineno}"
         for frame in traceback.extract_tb(error.__traceback__):
             if file and os.path.abspath(frame.filename) == os.path.abspath(file):
-                found = error, f"{frame.filename}, line {frame.lineno}"
+                complaint = error, f"{frame.filename}, line {frame.lineno}"
         if str(error).startswith("get_config()"):  # raised where it is called
             return f"it has no variants; leave out :{variant}" if variant else str(error)
         if str(error).endswith("has no attribute 'get_config'"):
             return "it defines no get_config(); a configuration is a Python file that does (configs/quickstart.py)"
         error = error.__cause__ or error.__context__
-    if found is None:
+    if complaint is None:
         return None
-    raised, where = found
+    raised, where = complaint
     message = getattr(raised, "msg", None) or str(raised)
     return message if isinstance(raised, ValueError) else f"{type(raised).__name__}: {message} ({where})"
 

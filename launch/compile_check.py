@@ -61,9 +61,9 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.search:
         from routerl_jax.training.layout_search import search
 
-        found = search(config, FLAGS.topology)
-        print(as_json([dataclasses.asdict(one) for one in found]) if FLAGS.json else choices(found))
-        if found[0].step_s is None:
+        ranked = search(config, FLAGS.topology)
+        print(as_json([dataclasses.asdict(one) for one in ranked]) if FLAGS.json else choices(ranked))
+        if ranked[0].step_s is None:
             sys.exit(1)
         return
     report = check(config, FLAGS.topology, FLAGS.programs)
@@ -123,13 +123,13 @@ def _sizes(mesh: Mapping[str, int]) -> str:
     return " x ".join(f"{axis}={size}" for axis, size in mesh.items())
 
 
-def choices(found: Sequence[Choice]) -> str:
+def choices(results: Sequence[Choice]) -> str:
     """Markdown: what was tried, the best first, and the settings of that."""
     lines = [
         "| mesh (data x fsdp x tensor) | micro_tokens | rows | a step, at best | its updates | decoded tokens/s | GiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in found:
+    for one in results:
         row = f"| {one.data} x {one.fsdp} x {one.tensor} | {one.micro_tokens:,} | {one.rows:,} "
         if one.step_s is None:
             lines.append(f"{row}| does not fit | | | {one.gib:.2f} |")
@@ -137,34 +137,34 @@ def choices(found: Sequence[Choice]) -> str:
             lines.append(
                 f"{row}| {one.step_s:.2f} s | {one.update_s:.2f} s | {one.tokens_per_s:,.0f} | {one.gib:.2f} |"
             )
-    return "\n".join([*lines, "", f"best: {found[0].flags()}" if found[0].step_s is not None else "nothing fits"])
+    return "\n".join([*lines, "", f"best: {results[0].flags()}" if results[0].step_s is not None else "nothing fits"])
 
 
 def _at_best(report: Report) -> list[str]:
     """The least time of a call of each program; nothing if the chip's peaks are unknown."""
     lines = []
     for name, program in report.programs.items():
-        if (found := program.roofline) is None:
+        if (roofline := program.roofline) is None:
             continue
         if not lines:
             lines = [
-                f"| a call, at best ({found.chip}) | ms | products | memory | network (exposed) | TFLOP | GB | binds | MFU "
+                f"| a call, at best ({roofline.chip}) | ms | products | memory | network (exposed) | TFLOP | GB | binds | MFU "
                 "| HBM |",
                 "|---|---:|---:|---:|---:|---:|---:|---|---:|---:|",
             ]
-        seconds = [found.seconds, found.compute_s, found.memory_s]
+        seconds = [roofline.seconds, roofline.compute_s, roofline.memory_s]
         cells = " | ".join(f"{1000 * second:.2f}" for second in seconds)
-        network = f"{1000 * found.network_s:.2f} ({1000 * found.exposed_s:.2f})"
+        network = f"{1000 * roofline.network_s:.2f} ({1000 * roofline.exposed_s:.2f})"
         lines.append(
-            f"| {name} | {cells} | {network} | {found.flops / 1e12:.3f} | {found.hbm_bytes / 1e9:.2f} | {found.bound} "
-            f"| {found.mfu:.0%} | {found.hbm_share:.0%} |"
+            f"| {name} | {cells} | {network} | {roofline.flops / 1e12:.3f} | {roofline.hbm_bytes / 1e9:.2f} | {roofline.bound} "
+            f"| {roofline.mfu:.0%} | {roofline.hbm_share:.0%} |"
         )
     for program in report.programs.values():
-        found = program.roofline
-        if found is not None and found.token_s is not None:
+        roofline = program.roofline
+        if roofline is not None and roofline.token_s is not None:
             lines += [
                 "",
-                f"a decoded token of every row: {1000 * found.token_s:.3f} ms, {found.tokens_per_s:,.0f} tokens/s of the "
+                f"a decoded token of every row: {1000 * roofline.token_s:.3f} ms, {roofline.tokens_per_s:,.0f} tokens/s of the "
                 f"slice; it moves {program.moved_over_least:.2f} times the chip's weights and cache, with every row full",
             ]
     return lines

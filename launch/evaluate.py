@@ -276,10 +276,10 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         )
     output = pathlib.Path(FLAGS.output or pathlib.Path(FLAGS.workdir) / "benchmarks" / _file_name(benchmark))
     check_writable("--output" if FLAGS.output else "--workdir", output)
-    home = pathlib.Path(FLAGS.workdir) if FLAGS.workdir else output
+    workdir = pathlib.Path(FLAGS.workdir) if FLAGS.workdir else output
     if FLAGS.snapshot:
         config = dataclasses.replace(config, snapshot=dataclasses.replace(config.snapshot, mode=FLAGS.snapshot))
-    check_snapshot(config, home, resume=True)
+    check_snapshot(config, workdir, resume=True)
     model = None
     if chats:
         with naming("config.chat_model"):
@@ -309,7 +309,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     }
     _earlier(output / "results.json", request)  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
-    tools = open_knowledge(config, home)
+    tools = open_knowledge(config, workdir)
     names, table = _names(config), {}
     for name, agent in agents.items():
         table[names.get(name, name)], episodes = score(

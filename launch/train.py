@@ -85,8 +85,8 @@ def _how_to_go_on(workdir: pathlib.Path) -> str:
     """What an interrupted run prints: its newest checkpoint (warm start and controls included) and how to resume."""
     arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
     go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
-    if in_bucket(place := place_of(workdir)):
-        return f"interrupted; its checkpoints are in {place}. {go_on}"
+    if in_bucket(address := place_of(workdir)):
+        return f"interrupted; its checkpoints are in {address}. {go_on}"
     patterns = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
     checkpoints = [path for pattern in patterns for path in workdir.glob(pattern) if path.name.isdecimal()]
     newest = max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)

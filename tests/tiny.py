@@ -75,7 +75,7 @@ def model(
 
 
 def random_sequences(count: int, seed: int = 0, turns: int = 3, longest: int = 20) -> list[TokenSequence]:
-    """Conversations of random tokens, fed and sampled stretches in turn, with made-up behaviour log-probs."""
+    """Conversations of random tokens, fed and sampled segments in turn, with made-up behaviour log-probs."""
     rng = np.random.default_rng(seed)
     result = []
     for _ in range(count):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import html
+import os
 import pathlib
 import posixpath
 import re
@@ -20,6 +21,9 @@ from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = "routerl_jax"
+
+# Reading the docstrings is most of a build. Tests also make a short form of the site, whose reference has names alone.
+QUICK = bool(os.environ.get("ROUTERL_QUICK"))
 
 # Files of the repository that are pages here.
 PAGES = {
@@ -141,13 +145,13 @@ def _page_of(path: str) -> str | None:
 @functools.cache
 def _modules() -> list[str]:
     """Names in the package of the modules and packages that have a page, in the order of REFERENCE."""
-    found = []
+    modules = []
     for name in REFERENCE:
-        place = ROOT / PACKAGE / name.replace(".", "/")
-        files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        path = ROOT / PACKAGE / name.replace(".", "/")
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
         names = [".".join(file.relative_to(ROOT / PACKAGE).with_suffix("").parts) for file in files]
-        found += [name.removesuffix(".__init__") for name in names]
-    return found
+        modules += [name.removesuffix(".__init__") for name in names]
+    return modules
 
 
 def _is_package(module: str) -> bool:
@@ -159,14 +163,18 @@ def _uri(module: str) -> str:
     return f"reference/{path}/index.md" if _is_package(module) else f"reference/{path}.md"
 
 
-def _summary(module: str, member: str = "") -> str:
-    """First paragraph of the docstring of a module, or of a class or function in it, for a cell of a table."""
+def _tree(module: str) -> ast.Module:
+    """A module or package, parsed; "" is the package itself."""
     path = ROOT / PACKAGE / module.replace(".", "/")
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    if member:
-        tree = next(node for node in tree.body if isinstance(node, _DEFINITIONS) and node.name == member)
-    return " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split()).replace("|", "\\|")
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _summary(module: str, member: str = "") -> str:
+    """First paragraph of the docstring of a module, or of a class or function in it, for a cell of a table."""
+    members = {node.name: node for node in _tree(module).body if isinstance(node, _DEFINITIONS)}
+    documented = members[member] if member else _tree(module)
+    return " ".join((ast.get_docstring(documented) or "").partition("\n\n")[0].split()).replace("|", "\\|")
 
 
 def _reference() -> dict[str, str]:
@@ -174,12 +182,18 @@ def _reference() -> dict[str, str]:
     modules = _modules()
     pages = {"reference/index.md": _top(modules)}
     for module in modules:
-        text = f"::: {PACKAGE}.{module}\n"
+        text = _names(module) if QUICK else f"::: {PACKAGE}.{module}\n"
         if _is_package(module):
             inside = [name for name in modules if name.rpartition(".")[0] == module]
             text = f"# {PACKAGE}.{module}\n\n{_summary(module)}\n\n{_table(inside, module)}"
         pages[_uri(module)] = text
     return pages
+
+
+def _names(module: str) -> str:
+    """The page of a module in the short form: its name, and an anchor for each class and function in it."""
+    names = [f"{PACKAGE}.{module}.{node.name}" for node in _tree(module).body if isinstance(node, _DEFINITIONS)]
+    return "\n".join([f"# {PACKAGE}.{module}", "", *(f'<a id="{name}"></a>' for name in names), ""])
 
 
 def _table(modules: list[str], of: str = "") -> str:
@@ -194,17 +208,16 @@ def _table(modules: list[str], of: str = "") -> str:
 
 def _top(modules: list[str]) -> str:
     """The page of `import routerl_jax as rj`: what each of its names is, and a table of the modules that have a page."""
-    tree = ast.parse((ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    homes = next(
+    modules_of_names = next(
         ast.literal_eval(node.value)
-        for node in tree.body
+        for node in _tree("").body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_MODULES"
     )
     rows = []
-    for name, home in homes.items():
-        link, member = posixpath.relpath(_uri(home), "reference"), "" if home.endswith(f".{name}") else name
-        anchor = f"#{PACKAGE}.{home}.{member}" if member else ""
-        rows.append(f"| [`rj.{name}`]({link}{anchor}) | {_summary(home, member)} |")
+    for name, module in modules_of_names.items():
+        link, member = posixpath.relpath(_uri(module), "reference"), "" if module.endswith(f".{name}") else name
+        anchor = f"#{PACKAGE}.{module}.{member}" if member else ""
+        rows.append(f"| [`rj.{name}`]({link}{anchor}) | {_summary(module, member)} |")
     listed = [name for name in modules if name in REFERENCE]
     return "\n".join(
         [

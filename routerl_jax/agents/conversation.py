@@ -209,12 +209,12 @@ class Conversation:
         stop: Sequence[str],
         max_tokens: int | None,
         sampling: Sampling,
-        place: int | None = None,
+        index: int | None = None,
     ) -> RecordedTurn:
         """Writes one choice at a decision, and lets the policy finish the turn."""
         state, ledger = self._rollout.branch_state, self._stream.ledger
         assert state.choices is not None
-        place = state.begin() if place is None else place
+        index = state.begin() if index is None else index
         name = self._engine.tokenizer.encode(state.choices.names[tool])
         start = len(ledger)
         rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
@@ -229,7 +229,7 @@ class Conversation:
             )
         )
         written = RecordedTurn(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
-        state.finish(place, written)
+        state.finish(index, written)
         return written
 
     async def _sample(

@@ -13,20 +13,20 @@ from routerl_jax.data.trajectories import Document
 T = TypeVar("T", Passage, Document)
 
 
-def fitting(found: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: bool = True) -> tuple[T, ...]:
+def fitting(items: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: bool = True) -> tuple[T, ...]:
     """As many whole items as fit, best first; else as many words of the first one as fit, then ` ..`; () if no word fits.
 
     Args:
-      found: the items, best first.
+      items: the items, best first.
       fits: whether there is room for these items. It must also hold for fewer or shorter items.
       cut: whether the first one may be shown in part.
     """
-    for count in range(len(found), 0, -1):
-        if fits(found[:count]):
-            return tuple(found[:count])
-    if not found or not cut:
+    for count in range(len(items), 0, -1):
+        if fits(items[:count]):
+            return tuple(items[:count])
+    if not items or not cut:
         return ()
-    first = found[0]
+    first = items[0]
 
     def beginning(words: int) -> T:
         return dataclasses.replace(first, text=" ".join(first.text.split()[:words]) + " ..")

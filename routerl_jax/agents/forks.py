@@ -87,9 +87,9 @@ class BranchState:
         self._done.append(None)
         return len(self._done) - 1
 
-    def finish(self, place: int, event: RecordedTurn | Call) -> None:
+    def finish(self, index: int, event: RecordedTurn | Call) -> None:
         """Records the result of the turn or call with this index."""
-        self._done[place] = event
+        self._done[index] = event
 
     def may_fork(self, stop: Sequence[str]) -> bool:
         """Whether a turn with these stop strings may reach a decision that is forked."""

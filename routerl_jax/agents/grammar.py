@@ -126,7 +126,7 @@ class Grammar(abc.ABC):
         """The protocol with these functions, by knowledge base. A protocol without functions stays as it is."""
         return self
 
-    # --- what the surroundings write ---
+    # --- what the environment writes ---
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:

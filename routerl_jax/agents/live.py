@@ -112,7 +112,7 @@ class LiveAgent:
         return await future
 
     async def _search_all(self) -> None:
-        await asyncio.sleep(0)  # agents whose turns ended in the same step ask meanwhile
+        await asyncio.sleep(0)  # agents whose turns ended in the same step may now send their requests
         waiting, self._waiting = self._waiting, []
         for tool in dict.fromkeys(request.tool for request, _ in waiting):
             self._start(self._ask([one for one in waiting if one[0].tool == tool]))

@@ -217,7 +217,7 @@ class SearchAgent(Agent):
         turn.action = self.grammar.parse(text)
         whole = "eos" if self.functions else "stop"  # the stop reason of a turn that is not cut off
         turn.well_formed = self.grammar.well_formed(text) and (turn.stop_reason == whole or not self.functions)
-        # Of a forced turn only the policy's part is judged (a closed answer): that no thought precedes it is not its fault.
+        # Of a forced turn only the policy's part is judged (a closed answer): the policy could not write a thought before it.
         if turn.forced:
             answer = self.grammar.write_answer("", turn.action.answer)
             turn.well_formed = (

@@ -146,7 +146,7 @@ class ToolCalls(Grammar):
     def answer_opening(self) -> str:
         return _ANSWER[0]
 
-    # --- what the surroundings write ---
+    # --- what the environment writes ---
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
         """The passages, one a line; marks of calls and answers in them are broken up."""

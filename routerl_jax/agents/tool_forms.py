@@ -118,19 +118,19 @@ class Llama(ToolForm):
 
     def read(self, text: str) -> ReadCall | None:
         text = text.replace(self.marks[0], "")
-        found = self._begins.search(text)
-        if found is None:
+        match = self._begins.search(text)
+        if match is None:
             if text.lstrip().startswith("{"):
                 raise BadCall(f"the turn begins as a tool call, which must be a JSON object of 'name' and {self.key!r}")
             return None
         try:
-            value, end = json.JSONDecoder().raw_decode(text, found.start())
+            value, end = json.JSONDecoder().raw_decode(text, match.start())
         except (ValueError, RecursionError) as error:
             raise BadCall(_no_json(error)) from error
         after = text[end:]
         if more := len(self._begins.findall(after)):
             raise BadCall(_several(1 + more))
-        return self._checked(value, text[: found.start()], after)
+        return self._checked(value, text[: match.start()], after)
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
         return self._written(name, arguments)

@@ -136,7 +136,7 @@ class Baseline(Agent):
         self,
         example: Example,
         llm: LLM,
-        found: Sequence[Passage],
+        passages: Sequence[Passage],
         asking: Callable[[str], ChatPrompt],
         trouble: str = "",
         tokens: int = 0,
@@ -150,14 +150,14 @@ class Baseline(Agent):
         """
 
         def asked(some: Sequence[Passage]) -> ChatPrompt:
-            return asking(documents(some, llm) if some else trouble or (TOO_LONG if found else "Nothing was found."))
+            return asking(documents(some, llm) if some else trouble or (TOO_LONG if passages else "Nothing was found."))
 
         def room(some: Sequence[Passage]) -> int:
             prompt = asked(some)
             return llm.room(self.prompt(llm, prompt), example.images) - len(llm.tokenizer.encode(prompt.begun))
 
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
-        return asked(fitting(found, lambda some: room(some) >= least))
+        return asked(fitting(passages, lambda some: room(some) >= least))
 
     # --- chats of several turns ---
 

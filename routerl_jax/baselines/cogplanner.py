@@ -70,9 +70,11 @@ class CogPlanner(VanillaRAG):
             calls.append(await tools[action.tool].search(action.query, self.k))
         return await self.read(example, llm, SearchResults(tuple(calls)))
 
-    async def sequential(self, example: Example, llm: LLM, names: Sequence[str], found: SearchResults) -> Action | None:
+    async def sequential(
+        self, example: Example, llm: LLM, names: Sequence[str], results: SearchResults
+    ) -> Action | None:
         """The next search, planned in two chats: the query, then its knowledge base. None: no further search."""
-        request = self.planning(example, llm, found, QUERY, "Query:")
+        request = self.planning(example, llm, results, QUERY, "Query:")
         stop = () if self.chats(llm) else ("\n",)
         _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         query = short(text, "Query:")
@@ -92,9 +94,9 @@ class CogPlanner(VanillaRAG):
         )
         return self.decided(turn, query, chosen(text, names), names)
 
-    async def parallel(self, example: Example, llm: LLM, names: Sequence[str], found: SearchResults) -> Action | None:
+    async def parallel(self, example: Example, llm: LLM, names: Sequence[str], results: SearchResults) -> Action | None:
         """The next search, planned in one reply with query and knowledge base. None: no further search."""
-        request = self.planning(example, llm, found, BOTH.format(names=described(names, self.about)), "")
+        request = self.planning(example, llm, results, BOTH.format(names=described(names, self.about)), "")
         _, turn, text = await self.ask(example, llm, request, max_tokens=2 * self.answer_tokens)
         query, name = last_line(text, "Query:") or "", chosen(last_line(text, "Knowledge base:") or "", names)
         return self.decided(turn, query, name if query or name == NO_TOOL else None, names)
@@ -108,16 +110,16 @@ class CogPlanner(VanillaRAG):
         turn.action, turn.well_formed = Action(kind="search", tool=name, query=query or NO_TOOL), True
         return None if name == NO_TOOL else turn.action
 
-    def planning(self, example: Example, llm: LLM, found: SearchResults, task: str, cue: str) -> ChatPrompt:
+    def planning(self, example: Example, llm: LLM, results: SearchResults, task: str, cue: str) -> ChatPrompt:
         """The prompt that asks for the next search."""
         question = f"Question: {self.question(example, llm)}"
 
         def asking(shown: str) -> ChatPrompt:
             return ChatPrompt(task=task, text=f"Found so far:\n{shown}\n\n{question}", cue=cue)
 
-        if not found.calls:
+        if not results.calls:
             return ChatPrompt(task=task, text=question, cue=cue)
-        return self.fitted(example, llm, found.passages, asking, found.trouble, 2 * self.answer_tokens)
+        return self.fitted(example, llm, results.passages, asking, results.trouble, 2 * self.answer_tokens)
 
     @property
     def search_budget(self) -> int:

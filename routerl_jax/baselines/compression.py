@@ -104,16 +104,16 @@ class LongLLMLingua(VanillaRAG):
         return await self.read(example, llm, together(results, shorter))
 
 
-def share(place: int, count: int, rate: float, spread: float) -> float:
-    """Share of words, in [0, 1], that the document of rank `place` (0 is the best) keeps of `count` documents."""
-    return min(1.0, max(0.0, rate + (1 - 2 * place / count) * spread))
+def share(rank: int, count: int, rate: float, spread: float) -> float:
+    """Share of words, in [0, 1], that the document of this rank (0 is the best) keeps of `count` documents."""
+    return min(1.0, max(0.0, rate + (1 - 2 * rank / count) * spread))
 
 
-def together(found: SearchResults, passages: Sequence[Passage]) -> SearchResults:
+def together(results: SearchResults, passages: Sequence[Passage]) -> SearchResults:
     """The results with these passages, in their order, instead of their own."""
-    if not found.passages:
-        return found
-    return SearchResults((dataclasses.replace(found.calls[0], passages=tuple(passages), error=None),))
+    if not results.passages:
+        return results
+    return SearchResults((dataclasses.replace(results.calls[0], passages=tuple(passages), error=None),))
 
 
 def sentences(passage: Passage, llm: LLM) -> list[str]:

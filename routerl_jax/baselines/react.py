@@ -96,21 +96,21 @@ def parse(text: str) -> tuple[str, str]:
     return (kind, argument) if argument or kind == "finish" else ("", "")
 
 
-def sentences_of(found: SearchResults) -> list[str]:
+def sentences_of(results: SearchResults) -> list[str]:
     """The sentences of the results, in order."""
     return [
         sentence
-        for passage in found.passages
+        for passage in results.passages
         for sentence in re.split(r"(?<=[.?!])\s+", passage.text.strip())
         if sentence
     ]
 
 
-def found_text(found: SearchResults) -> str:
+def found_text(results: SearchResults) -> str:
     """The observation after a search."""
-    if not found.passages:
-        return found.trouble or "Nothing was found."
-    return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(found.passages, 1))
+    if not results.passages:
+        return results.trouble or "Nothing was found."
+    return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(results.passages, 1))
 
 
 def worked(one: WorkedExample) -> str:

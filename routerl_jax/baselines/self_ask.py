@@ -77,13 +77,13 @@ class SelfAsk(Baseline):
             answered(turn, None, f'there is neither "{FOLLOW_UP}" nor "{FINAL}"')
         return await self.conclude(chat, llm, turn, opening=f"\n{FINAL}")
 
-    def intermediate(self, text: str, found: SearchResults) -> str:
+    def intermediate(self, text: str, results: SearchResults) -> str:
         """The text after a follow-up question: the mark and the passages, or only the mark, for the policy to go on."""
         mark = "" if text.endswith(INTERMEDIATE) else f"\n{INTERMEDIATE}"
-        passages = " ".join(" ".join(passage.text.split()) for passage in found.passages)
+        passages = " ".join(" ".join(passage.text.split()) for passage in results.passages)
         return f"{mark} {passages}\n" if passages else mark
 
-    def asking(self, example: Example, llm: LLM, found: SearchResults, written: str) -> ChatPrompt:
+    def asking(self, example: Example, llm: LLM, results: SearchResults, written: str) -> ChatPrompt:
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
         question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
@@ -93,7 +93,7 @@ class SelfAsk(Baseline):
         def asking(documents: str) -> ChatPrompt:
             return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
 
-        return self.fitted(example, llm, found.passages, asking, found.trouble)
+        return self.fitted(example, llm, results.passages, asking, results.trouble)
 
     @property
     def search_budget(self) -> int:

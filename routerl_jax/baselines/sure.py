@@ -76,13 +76,15 @@ class SuRe(Baseline):
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))
 
-    def reading(self, example: Example, llm: LLM, found: SearchResults, task: str, asked: str, cue: str) -> ChatPrompt:
+    def reading(
+        self, example: Example, llm: LLM, results: SearchResults, task: str, asked: str, cue: str
+    ) -> ChatPrompt:
         """A prompt with documents, for the given task."""
 
         def asking(documents: str) -> ChatPrompt:
             return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{asked}", cue=cue)
 
-        return self.fitted(example, llm, found.passages, asking, found.trouble)
+        return self.fitted(example, llm, results.passages, asking, results.trouble)
 
     @property
     def search_budget(self) -> int:

@@ -28,14 +28,14 @@ class VanillaRAG(Baseline):
         results = await self.search(tools, example.question)
         return await self.read(example, llm, results)
 
-    async def read(self, example: Example, llm: LLM, found: SearchResults) -> Episode:
+    async def read(self, example: Example, llm: LLM, results: SearchResults) -> Episode:
         """Answers from documents in a new chat."""
         question = self.question(example, llm)
 
         def asking(documents: str) -> ChatPrompt:
             return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
-        request = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
+        request = self.fitted(example, llm, results.passages, asking, results.trouble, self.answer_tokens)
         return await self.answer(example, llm, request)
 
     @property

@@ -118,10 +118,10 @@ class Terminal:
             return
         if not self._chat.sees:
             raise ValueError(f"{self._chat.name} sees no pictures")
-        place = pathlib.Path(path.strip("\"'")).expanduser()
-        width, height = decode_image(place).size  # an error names the file
-        self._images.append(place)
-        self._say(f"{place}: {width} x {height} pixels")
+        file = pathlib.Path(path.strip("\"'")).expanduser()
+        width, height = decode_image(file).size  # an error names the file
+        self._images.append(file)
+        self._say(f"{file}: {width} x {height} pixels")
 
     def _kb(self, name: str, words: str) -> None:
         tools = self._chat.searcher.tools
@@ -164,9 +164,9 @@ class Terminal:
             self._print(turn_parts(turn, last=index == last))
         self._print(ending_parts(record, write_sheet(record, self._chat.pictures, self._chat.pictures / "asked")))
         for number, source in enumerate(sources(episode), 1):
-            place = source["url"] if not source["url"].startswith("urn:") else source["id"]
+            address = source["url"] if not source["url"].startswith("urn:") else source["id"]
             title = f"{source['title']}, " if source["title"] else ""
-            self._say(f"  source {number}: {source['knowledge_base']}: {title}{place}")
+            self._say(f"  source {number}: {source['knowledge_base']}: {title}{address}")
         if episode.truncated and not episode.turns:
             self._complain(
                 "the question and what was said before it do not fit the policy's context: /new forgets that"

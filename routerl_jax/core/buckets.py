@@ -97,22 +97,22 @@ def fetched(place: str | pathlib.Path) -> pathlib.Path:
         return pathlib.Path(place).expanduser()
     place = str(place).rstrip("/")
     for _ in range(_ATTEMPTS):
-        found = listing(place)
-        if not found:
+        objects = listing(place)
+        if not objects:
             raise ValueError(f"{place}: there is nothing there; check the name (and that it was uploaded whole)")
-        content = repr([place, sorted((name, entry.size, entry.tag) for name, entry in found.items())])
-        home = cache_directory() / "buckets" / hashlib.sha256(content.encode()).hexdigest()[:16]
-        target = home / posixpath.basename(place)
-        if not home.is_dir():
-            scratch = home.with_name(f".{home.name}-{uuid.uuid4().hex[:8]}")
+        content = repr([place, sorted((name, entry.size, entry.tag) for name, entry in objects.items())])
+        directory = cache_directory() / "buckets" / hashlib.sha256(content.encode()).hexdigest()[:16]
+        target = directory / posixpath.basename(place)
+        if not directory.is_dir():
+            scratch = directory.with_name(f".{directory.name}-{uuid.uuid4().hex[:8]}")
             try:
-                download(place, found, scratch / target.name)
-                if listing(place) != found:
+                download(place, objects, scratch / target.name)
+                if listing(place) != objects:
                     continue
                 try:
-                    scratch.rename(home)
+                    scratch.rename(directory)
                 except OSError:
-                    if not home.is_dir():  # else another process was faster
+                    if not directory.is_dir():  # else another process was faster
                         raise
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -131,15 +131,15 @@ def listing(place: str) -> dict[str, BucketObject]:
     with _telling(place, "read"):
         files.invalidate_cache()
         objects = files.find(root, detail=True)
-    found = {}
+    result = {}
     for path, entry in objects.items():
         if path.endswith("/"):  # a directory that somebody made
             continue
         name = posixpath.relpath(path, root)
         if not any(part.startswith(".") for part in name.split("/") if name != "."):
             tag = next((str(entry[key]) for key in ("ETag", "etag", "generation", "md5Hash") if entry.get(key)), "")
-            found["" if name == "." else name] = BucketObject(entry["size"], tag)
-    return found
+            result["" if name == "." else name] = BucketObject(entry["size"], tag)
+    return result
 
 
 def download(place: str, names: Iterable[str], target: pathlib.Path) -> None:

@@ -108,9 +108,9 @@ def _sections(schema: type, path: str, description: str, default: Any, seen: See
         yield Section(path=path, schema=schema, description=description, fields=told)
     for field in sorted(fields, key=lambda field: field.named):
         if field.section:
-            place = f"{path}.{field.name}{'.NAME' if field.named else ''}"
+            key = f"{path}.{field.name}{'.NAME' if field.named else ''}"
             inner = MISSING if field.named else field.default
-            yield from _sections(field.section, place, "" if field.named else field.description, inner, seen)
+            yield from _sections(field.section, key, "" if field.named else field.description, inner, seen)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,8 +222,8 @@ def _description(cls: type, name: str) -> str:
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             comments, entries = _in_source(owner)
-            if found := comments.get(name) or entries.get(name):
-                return found
+            if comment := comments.get(name) or entries.get(name):
+                return comment
     return ""
 
 
@@ -239,7 +239,7 @@ def _in_source(cls: type) -> tuple[dict[str, str], dict[str, str]]:
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = {}
+    by_name = {}
     (body,) = ast.parse(source).body
     for node in typing.cast(ast.ClassDef, body).body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -250,17 +250,17 @@ def _in_source(cls: type) -> tuple[dict[str, str], dict[str, str]]:
             line -= 1
         end = node.end_lineno or node.lineno
         at_end = [comments[end][0]] if end in comments else []
-        found[node.target.id] = " ".join([*above, *at_end])
-    return found, _entries(cls)
+        by_name[node.target.id] = " ".join([*above, *at_end])
+    return by_name, _entries(cls)
 
 
 def _entries(cls: type) -> dict[str, str]:
     """`Attributes:` of a docstring; an entry may be of several names, with commas between."""
     text = inspect.cleandoc(cls.__dict__.get("__doc__") or "")
     listed = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)+)", text, re.MULTILINE)
-    found = {}
+    entries = {}
     for entry in re.split(r"\n(?=\S)", textwrap.dedent(listed[1])) if listed else ():
         names, colon, meaning = entry.partition(":")
         if colon and re.fullmatch(r"\w+(, \w+)*", names):
-            found |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
-    return found
+            entries |= dict.fromkeys(names.split(", "), " ".join(meaning.split()))
+    return entries

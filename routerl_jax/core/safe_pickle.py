@@ -48,9 +48,9 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
-        found: Any = sys.modules.get(module)
+        cls: Any = sys.modules.get(module)
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, type) and dataclasses.is_dataclass(found):
-            return found
+            cls = getattr(cls, part, None)
+        if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+            return cls
         raise pickle.UnpicklingError(f"{module}.{name} is no dataclass of a module that is loaded")

@@ -21,7 +21,7 @@ _PATH = re.compile(r"""https?://[^\s"']+|(?:(?<=^)|(?<=[\s"',:(]))~?/(?:[^\s"',:
 
 def without_directories(text: str) -> str:
     """The text without the directories of this machine: `/home/me/corpus.jsonl` is `corpus.jsonl`."""
-    return _PATH.sub(lambda found: found[0] if found[1] is None else found[1], text)
+    return _PATH.sub(lambda match: match[0] if match[1] is None else match[1], text)
 
 
 def markdown_cell(text: str) -> str:

@@ -81,8 +81,8 @@ class Tokenizer:
           keep: marks that stay, such as the tags of the protocol in which the text is written.
         """
 
-        def broken(found: re.Match[str]) -> str:
-            mark = found[0]
+        def broken(match: re.Match[str]) -> str:
+            mark = match[0]
             return mark if mark in keep else f"{mark[:1]} {mark[1:]}"
 
         return self._marks.sub(broken, text) if self.marks else text

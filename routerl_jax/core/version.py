@@ -12,13 +12,13 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 def code_version() -> dict[str, str]:
     """`routerl_jax`, the version, and, where the package lies in a git checkout, `commit`, with "+changes" if files differ."""
     try:
-        found = {"routerl_jax": importlib.metadata.version("routerl_jax")}
+        versions = {"routerl_jax": importlib.metadata.version("routerl_jax")}
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
-        found = {}
+        versions = {}
     commit = _git("rev-parse", "HEAD")
     if not commit or _git("ls-files", "core/version.py") != "core/version.py":  # not another repository around it
-        return found
-    return found | {"commit": f"{commit}+changes" if _git("status", "--porcelain", "--", ".") else commit}
+        return versions
+    return versions | {"commit": f"{commit}+changes" if _git("status", "--porcelain", "--", ".") else commit}
 
 
 def _git(*arguments: str) -> str:

@@ -44,7 +44,7 @@ _MADE = ("questions.jsonl", "train.jsonl", "report.json", "report.md", "rounds",
 class BalanceConfig:
     """A job that sorts questions by the searches that they need, and draws a balanced sample."""
 
-    job: Literal["balance"] = "balance"  # says which job it is
+    job: Literal["balance"] = "balance"  # the job that this configuration is for
     policy: str = ""  # the --workdir of a run of launch.train with config.recipe="mmsearch_r1"; its settings apply
     step: Count = 0  # step of the policy's checkpoint; 0: the finished policy
     data: str = ""  # questions, as data.readers.open_dataset takes them; empty: the questions that the run trained on
@@ -243,20 +243,20 @@ def _write(
     config: BalanceConfig,
     workdir: pathlib.Path,
     examples: Sequence[Example],
-    found: Mapping[str, tuple[SearchNeed, Mapping[str, Any]]],
+    needs: Mapping[str, tuple[SearchNeed, Mapping[str, Any]]],
     attempts: int,
     failed: int,
 ) -> BalanceReport:
     rows = []
     for example in examples:
-        result, record = found[example.id]
+        result, record = needs[example.id]
         metadata = {"kind": result.kind, "right_attempts": sum(record["correct"]), "attempts": len(record["correct"])}
         rows.append(question_row(example, metadata, workdir))
     sample, missing = choose(rows, config.counts, config.seed, set(), _is_a)
     report = BalanceReport(
         before=_by_dataset(rows),
         after=_by_dataset(sample),
-        either=sum(result.either for result, _ in found.values()),
+        either=sum(result.either for result, _ in needs.values()),
         attempts=attempts,
         failed_searches=failed,
         missing=missing,

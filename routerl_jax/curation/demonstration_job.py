@@ -46,7 +46,7 @@ class DemonstrationConfig:
     # the knowledge bases, by name
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     attempts: Size = 1  # most attempts per question; the first right one is the last
-    temperature: NonNegative = 0.0  # of the replies
+    temperature: NonNegative = 0.0  # temperature of the sampling of replies
     max_tokens: Size = 2048  # most tokens of a reply
     # most tokens of a demonstration as the policy reads it; longer ones are rejected; 0: no limit
     max_length: Count = 0

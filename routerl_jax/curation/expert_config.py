@@ -21,13 +21,13 @@ from routerl_jax.training.setup import build_recipe
 class ExpertJobConfig(DemonstrationConfig):
     """A job in which two language models demonstrate how to search pages, look closer, and answer."""
 
-    job: Literal["experts"] = "experts"  # says which job it is
+    job: Literal["experts"] = "experts"  # the job that this configuration is for
     planner: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # thinks, searches, answers
     # finds where the planner wants to look
     grounder: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
     judge: JudgeConfig = JudgeConfig(style="vrag")  # judge of answers; without a model `metric` decides
     min_pixels: Count = 0  # fewest pixels of a picture that the policy sees (config.model.min_pixels of its run)
-    max_pixels: Count = 0  # most pixels, likewise
+    max_pixels: Count = 0  # most pixels of a picture that the policy sees
     agent: AgentConfig = AgentConfig(max_searches=6, k=10, instruct=True)  # max_searches: turns, the answer included
     picture_pixels: Size = 1280 * 28 * 28  # most pixels of a picture as the planner and the grounder get it
     box_scale: NonNegative = 0  # the grounder's coordinates run from 0 to this; 0: they are pixels of its picture

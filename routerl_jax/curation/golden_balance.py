@@ -22,13 +22,13 @@ def pattern_of(trajectory: Trajectory) -> str:
     return " > ".join("+".join(step.retrievers) for step in trajectory.steps if isinstance(step, RouteStep))
 
 
-def balanced(found: Sequence[Found], amount: AmountConfig) -> dict[str, list[Trajectory]]:
+def balanced(trajectories: Sequence[Found], amount: AmountConfig) -> dict[str, list[Trajectory]]:
     """The trajectories that `per_dataset`, `pattern_share` and `dataset_ratio` allow, by data set; the first ones of each.
 
     What `dataset_ratio` removes is logged as a warning.
     """
     by_dataset: dict[str, list[Trajectory]] = {}
-    for dataset, trajectory in found:
+    for dataset, trajectory in trajectories:
         by_dataset.setdefault(dataset, []).append(trajectory)
     by_dataset = {
         name: within_share(items[: amount.per_dataset], amount.pattern_share, pattern_of)

@@ -29,7 +29,7 @@ class AttemptConfig:
     keep: Literal["first", "shortest"] = "first"
     shots: Count = 4  # most worked examples before each chat (curation.shots); the paper has 8
     retries: Count = 2  # further requests if a reply can't be read
-    temperature: NonNegative = 1.0  # of the replies
+    temperature: NonNegative = 1.0  # temperature of the sampling of replies
     max_tokens: Size = 2048  # most tokens of a reply
     max_document: Count = 2000  # most characters of a document that are shown and written; 0: all
     sees: tuple[str, ...] = ("text_image",)  # knowledge bases that also get the question's picture
@@ -79,7 +79,7 @@ class AmountConfig:
 class ConstructConfig:
     """A job that makes golden trajectories."""
 
-    job: Literal["golden"] = "golden"  # says which job it is
+    job: Literal["golden"] = "golden"  # the job that this configuration is for
     data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
     # model: a language model answers the questions; annotations: the data sets say how they are answered (data.gold_paths)
     teacher: Literal["model", "annotations"] = "model"

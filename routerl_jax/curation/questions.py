@@ -123,11 +123,11 @@ def dataset_of(metadata: Mapping[str, Any]) -> str:
     return next((str(metadata[key]) for key in ("dataset", "data_source", "source") if metadata.get(key)), "")
 
 
-def question_row(example: Example, found: Mapping[str, Any], directory: pathlib.Path) -> dict[str, Any]:
+def question_row(example: Example, metadata: Mapping[str, Any], directory: pathlib.Path) -> dict[str, Any]:
     """A question in FlashRAG's form.
 
     Args:
-      found: new metadata.
+      metadata: new metadata.
       directory: directory of the file that the row is for. Pictures that are only in memory become files in its `images/`.
     """
     pictures = [
@@ -138,7 +138,7 @@ def question_row(example: Example, found: Mapping[str, Any], directory: pathlib.
         "id": example.id,
         "question": example.question,
         "golden_answers": list(example.answers),
-        "metadata": {**example.metadata, **found},
+        "metadata": {**example.metadata, **metadata},
     }
 
 

@@ -62,7 +62,7 @@ OpenServices = Callable[[], tuple[ChatModel, Mapping[str, SearchTool]]]
 class TeachingConfig(DemonstrationConfig):
     """A job in which a language model demonstrates how to search on demand."""
 
-    job: Literal["sft"] = "sft"  # says which job it is
+    job: Literal["sft"] = "sft"  # the job that this configuration is for
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the teacher
     form: bool = True  # keep only attempts in which every turn has the protocol's form
 

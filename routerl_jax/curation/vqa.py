@@ -61,7 +61,7 @@ OpenServices = Callable[[], tuple[ChatModel, SearchTool]]
 class VqaConfig:
     """A job that makes questions about pictures of concepts."""
 
-    job: Literal["vqa"] = "vqa"  # says which job it is
+    job: Literal["vqa"] = "vqa"  # the job that this configuration is for
     # a text file with one concept per line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
     concepts: str = ""
     llm: ChatModelConfig = dataclasses.field(
@@ -72,7 +72,7 @@ class VqaConfig:
     k: Size = 3  # passages per search; the first with a picture and a text is taken
     max_page: Size = 8000  # most characters of the passage that the model reads
     attempts: Size = 3  # most requests until a reply keeps the rules; the model is told what was wrong
-    temperature: NonNegative = 0.7  # of the replies
+    temperature: NonNegative = 0.7  # temperature of the sampling of replies
     max_tokens: Size = 1024  # most tokens of a reply
     sample: Count = 6000  # questions of the sample, equally many of each kind if there are enough; 0: all
     test: Count = 600  # number of these that go to test.jsonl

@@ -125,7 +125,7 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
         name = str(step.get("support") or known.passage_id)
         hops.append(
             GoldHop(
-                query=_REFERENCE.sub(lambda found: _answer(answers, int(found[1])), step["question"]).replace(
+                query=_REFERENCE.sub(lambda match: _answer(answers, int(match[1])), step["question"]).replace(
                     " >> ", ", "
                 ),
                 value=known.value or answer,

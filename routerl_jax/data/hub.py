@@ -44,7 +44,7 @@ def on_this_machine(name: str) -> str:
     Raises:
       ValueError: a file does not exist on the hub, or can't be fetched; names it, and says what to do.
     """
-    return _NAME.sub(lambda found: _fetched(_place(found[0])), name)
+    return _NAME.sub(lambda match: _fetched(_place(match[0])), name)
 
 
 def _place(name: str) -> _Place:

@@ -363,11 +363,11 @@ class StepExamples:
 
     def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
         self._examples: list[Example] = []
-        places: dict[str, Place] = {}
+        seen: dict[str, Place] = {}
         for place, trajectory in read_trajectories(path):
             if text_only and trajectory.images:
                 continue
-            first = places.setdefault(trajectory.id, place)
+            first = seen.setdefault(trajectory.id, place)
             if first != place:
                 raise place.error(
                     f"id {trajectory.id!r} is that of {first.unit} {first.number} too; ids must be distinct"

@@ -117,22 +117,24 @@ def training_curves(
 
 
 def analyse_calibration(
-    found: Mapping[str, Mapping[str, Any]], penalty: float, trained: Mapping[str, Any]
+    measured: Mapping[str, Mapping[str, Any]], penalty: float, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Compares what the untrained policy knows and finds with the behaviour of the trained policy.
 
     Args:
-      found: `calibration` of results.json, by kind of question.
+      measured: `calibration` of results.json, by kind of question.
       penalty: the share of a right answer's reward that a search costs.
       trained: the trained policy's row of `analyse`.
 
     Returns:
-      `penalty`, and `kinds`: the entries of `found`, each with the trained policy's `em` and `searched_rate`. {} if `found` is
-      empty.
+      `penalty`, and `kinds`: the entries of `measured`, each with the trained policy's `em` and `searched_rate`. {} if
+      `measured` is empty.
     """
     kinds = trained["by"].get("kind", {})
-    after = {kind: {key: kinds[kind][key] for key in ("em", "searched_rate")} for kind in found if kind in kinds}
-    return {"penalty": penalty, "kinds": {kind: {**found[kind], **row} for kind, row in after.items()}} if after else {}
+    after = {kind: {key: kinds[kind][key] for key in ("em", "searched_rate")} for kind in measured if kind in kinds}
+    return (
+        {"penalty": penalty, "kinds": {kind: {**measured[kind], **row} for kind, row in after.items()}} if after else {}
+    )
 
 
 def _by_group(records: Sequence[Record], normalizer: str, budget: int | None) -> dict[str, dict[str, Any]]:
@@ -189,13 +191,13 @@ def _em_by_tokens(records: Sequence[Record], edges: np.ndarray, normalizer: str)
     tokens = np.asarray([_tokens(record) for record in records])
     em = np.asarray([record_em(record, normalizer) for record in records])
     bins = np.searchsorted(edges[1:-1], tokens, side="left")
-    found = []
+    rows = []
     for i in range(len(edges) - 1):
         inside = em[bins == i]
         if len(inside):
             row = {"from": float(edges[i]), "to": float(edges[i + 1]), "em": float(inside.mean()), "n": len(inside)}
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def _calls(record: Record) -> list[Mapping[str, Any]]:

@@ -132,8 +132,8 @@ def _height(groups: int) -> float:
     return max(_HEIGHT, _OF_GROUP * groups)
 
 
-def _calibration(found: Mapping[str, Any]) -> list[Panel]:
-    return [lambda axis: calibration(axis, found["penalty"], found["kinds"])] if found else []
+def _calibration(measured: Mapping[str, Any]) -> list[Panel]:
+    return [lambda axis: calibration(axis, measured["penalty"], measured["kinds"])] if measured else []
 
 
 def _trials(analysis: Mapping[str, Any]) -> list[Panel]:

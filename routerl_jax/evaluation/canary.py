@@ -1,4 +1,5 @@
-"""The canary: validation with a retriever that answers other questions. It shows whether the policy reads what it retrieves."""
+"""The canary: validation with a retriever that returns passages for other questions. It shows whether the policy uses what it
+reads."""
 
 from __future__ import annotations
 
@@ -39,8 +40,8 @@ def canary(
 ) -> dict[str, float]:
     """Exact match and searches per question if searches find nothing useful: `canary/em`, `canary/searches_per_question`.
 
-    If `canary/em` comes near to that of validation, the policy answers without reading. If its searches fall to 0, it has
-    learnt that searching is useless. Both show earlier here than in validation.
+    If `canary/em` is near the EM of validation, the policy answers without reading. If its searches fall to 0, it has learnt
+    that searching is useless. Both show earlier here than in validation.
     """
     pool = [example.question for example in examples]
     elsewhere = {name: RandomQueryTool(tool, pool) for name, tool in tools.items()}

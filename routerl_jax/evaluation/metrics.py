@@ -227,7 +227,7 @@ def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
     if pictures:
         rates["unusable_picture_rate"] = sum(bool(item.error) for item in pictures) / len(pictures)
         rates["crops_per_question"] = sum(bool(item.parent and item.digest) for item in pictures) / len(episodes)
-    overlaps = [found for e in episodes if (found := _box_iou(e)) is not None]
+    overlaps = [overlap for e in episodes if (overlap := _box_iou(e)) is not None]
     if overlaps:
         rates["box_iou"] = float(np.mean(overlaps))
     tokens = [image.tokens for e in episodes for sequence in e.sequences for _, image in sequence.images]

@@ -60,7 +60,7 @@ def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
     """The sheet of a record: the question, a row per page with its numbered boxes and their crops, and the answer.
 
     A box is drawn on the raw page, however many crops lie between (agents.viewer). A picture that can't be read any more is
-    replaced by a line that says so.
+    replaced by a message.
     """
     rows = [_row(page) for page in _pages(record, directory)]
     answer = record["prediction"] if record["prediction"] is not None else "(no answer)"
@@ -155,9 +155,9 @@ def _colour(number: int) -> str:
     return _COLOURS[(number - 2) % len(_COLOURS)]  # the first crop is the second picture
 
 
-def _label(draw: ImageDraw.ImageDraw, place: tuple[float, float], text: str, colour: str) -> None:
+def _label(draw: ImageDraw.ImageDraw, position: tuple[float, float], text: str, colour: str) -> None:
     font = ImageFont.load_default(_FONT)
-    left, top = place
+    left, top = position
     draw.rectangle((left, top, left + draw.textlength(text, font) + 6, top + _LINE), fill=colour)
     draw.text((left + 3, top + 1), text, fill="white", font=font)
 

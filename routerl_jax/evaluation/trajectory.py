@@ -84,7 +84,7 @@ def searching(tool: str, query: str) -> Text:
 
 
 def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = None) -> list[RenderableType]:
-    """The answer of a record, and what is said of it. `drawn` as in `render`."""
+    """The answer of a record, with its judgement. `drawn` as in `render`."""
     parts: list[RenderableType] = []
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
@@ -136,8 +136,8 @@ def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> Rendera
     """
     if call["error"] is not None:
         return Text.assemble(("  failed  ", "bold red"), call["error"])
-    lines, found = Text(), call["passages"]
-    listed = [passage for passage in found if passage["id"] in pictured] or found
+    lines, passages = Text(), call["passages"]
+    listed = [passage for passage in passages if passage["id"] in pictured] or passages
     for i, passage in enumerate(listed):
         lines.append(f"{passage['score']:.2f} ", "dim")
         if passage["title"] and passage["title"] not in passage["text"]:
@@ -145,6 +145,6 @@ def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> Rendera
         if image := passage.get("image"):
             lines.append(f"(picture {passage['id'] if image.startswith('data:') else image}) ", "magenta")
         lines.append(passage["text"].strip() + ("\n" if i + 1 < len(listed) else ""))
-    if len(listed) < len(found):
-        lines.append(f"\n{len(found) - len(listed)} more found, not shown to the policy", "dim")
+    if len(listed) < len(passages):
+        lines.append(f"\n{len(passages) - len(listed)} more found, not shown to the policy", "dim")
     return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")

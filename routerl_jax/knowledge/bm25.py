@@ -72,7 +72,7 @@ class Bm25Config:
     """Configuration of `build_bm25`."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
-    kind: str = "bm25"  # of knowledge base
+    kind: str = "bm25"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
@@ -104,12 +104,12 @@ class Bm25KB(KnowledgeBase):
         bm25s, _ = _libraries()
         try:
             retriever = bm25s.BM25.load(str(store.index_directory), mmap=True)
-            found = len(retriever.scores["indptr"]) - 1, retriever.scores["num_docs"]
+            sizes = len(retriever.scores["indptr"]) - 1, retriever.scores["num_docs"]
         except (OSError, ValueError, KeyError, EOFError) as error:
             raise ValueError(f"{store.index_directory} is damaged or missing ({error}). {store.hint}") from error
-        if found[1] != store.manifest.count:
+        if sizes[1] != store.manifest.count:
             raise ValueError(
-                f"{store.index_directory} holds {found[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
+                f"{store.index_directory} holds {sizes[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
                 f"of different builds. {store.hint}"
             )
         settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}

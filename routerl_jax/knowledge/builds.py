@@ -188,8 +188,8 @@ class BuildReport:
             speed = f"{embedded / seconds:.1f} passages/s " if embedded and seconds else ""
             rows["vectors"] = f"{self.dim} wide, {self.encoder}, {speed}on {devices}"
         if self.index:
-            found = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
-            rows["index"] = f"{self.index}, recall {found}"
+            recall = "not measured" if self.recall is None else f"{self.recall:.4f} of the 10 nearest neighbours"
+            rows["index"] = f"{self.index}, recall {recall}"
         if self.seconds:
             rows["seconds"] = ", ".join(f"{stage} {value:.1f}" for stage, value in self.seconds.items())
             rows["on disk"] = ", ".join(f"{part} {value / 1e6:.1f} MB" for part, value in self.bytes.items())

@@ -16,8 +16,8 @@ CARD = "README.md"
 
 def write_card(directory: str | pathlib.Path) -> None:
     """Writes the card from the manifest in the same directory. It names only the last part of paths on this machine."""
-    place = pathlib.Path(directory).expanduser()
-    manifest = Manifest.read(place)
+    path = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(path)
     passages = f"{manifest.count:,}"
     if manifest.delta:
         passages += f" of the corpus; since then {manifest.delta.added:,} added, {manifest.delta.deleted:,} deleted"
@@ -50,7 +50,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         "```python",
         "import routerl_jax as rj",
         "",
-        f'rj.load_kb("{place.resolve().name}").search(["..."], k=5)',
+        f'rj.load_kb("{path.resolve().name}").search(["..."], k=5)',
         "```",
         "",
         "| | |",
@@ -60,7 +60,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
-    write_atomic(place / CARD, "\n".join(lines) + "\n")
+    write_atomic(path / CARD, "\n".join(lines) + "\n")
 
 
 def _block(settings: Mapping[str, object]) -> list[str]:

@@ -169,9 +169,9 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
         raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
 
 
-def _linked(found: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
+def _linked(passages: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
     """Each passage once, even if several tables link to it. `seen`: hashes of texts by id."""
-    for place, passage in found:
+    for place, passage in passages:
         if not passage.text.strip():
             raise place.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
         digest = hash(passage.text)

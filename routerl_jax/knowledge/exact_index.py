@@ -257,9 +257,9 @@ def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
         yield np.pad(chunk, ((0, bucket - len(chunk)), (0, 0))), len(chunk)
 
 
-def _merge(best: list[list[tuple[np.ndarray, np.ndarray]]], found: list[tuple[Array, Array]], width: int) -> None:
+def _merge(best: list[list[tuple[np.ndarray, np.ndarray]]], results: list[tuple[Array, Array]], width: int) -> None:
     """Adds the results of a block to the best of each chunk of queries."""
-    for chunk, (scores, ids) in zip(best, found):
+    for chunk, (scores, ids) in zip(best, results):
         chunk[:] = [_merged([*chunk, (np.asarray(scores), np.asarray(ids))], width)]
 
 

@@ -89,9 +89,9 @@ class FaissVectors:
         rows = np.asarray(rows)
         if self.lists is None:
             return np.array(self._matrix(self._start, len(self))[rows], np.float32)
-        places = self._places[rows.reshape(-1)].tolist()
-        found = [np.frombuffer(self._bytes, "<f4", self._shape[1], place) for place in places]
-        return np.array(found, np.float32).reshape(*rows.shape, self._shape[1])
+        offsets = self._places[rows.reshape(-1)].tolist()
+        vectors = [np.frombuffer(self._bytes, "<f4", self._shape[1], offset) for offset in offsets]
+        return np.array(vectors, np.float32).reshape(*rows.shape, self._shape[1])
 
     def of_list(self, number: int) -> Float32[np.ndarray, "S D"]:
         """The vectors of a list, in the order of its ids."""
@@ -100,7 +100,7 @@ class FaissVectors:
 
     @functools.cached_property
     def digest(self) -> str:
-        """What the file is known by: its size, and the SHA-256 of its first and last MiB."""
+        """Identifies the file's content: its size, and the SHA-256 of its first and last MiB."""
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             first = file.read(_EDGE)
@@ -113,10 +113,10 @@ class FaissVectors:
     def _bytes(self) -> Any:
         return np.memmap(self.path, np.uint8, "r")
 
-    def _matrix(self, place: int, rows: int) -> np.ndarray:
+    def _matrix(self, offset: int, rows: int) -> np.ndarray:
         """Vectors that lie one after the other; a view, perhaps not aligned."""
         size = rows * self._shape[1] * 4
-        return self._bytes[place : place + size].view("<f4").reshape(rows, self._shape[1])
+        return self._bytes[offset : offset + size].view("<f4").reshape(rows, self._shape[1])
 
     def _read(self) -> None:
         file, kind = self._file, self._file.letters()
@@ -141,16 +141,16 @@ class FaissVectors:
         floats = self._file.number("<u8")
         if floats != count * width:
             raise self._file.error(f"holds {floats} numbers, but is said to have {count} vectors of width {width}")
-        place = self._file.place
+        offset = self._file.offset
         self._file.skip(4 * floats)
-        return place, (count, width)
+        return offset, (count, width)
 
     def _read_lists(self) -> Lists:
         file, (count, width) = self._file, self._shape
         number, probes = file.number("<u8"), file.number("<u8")
         if (kind := file.letters()) not in _FLAT:
             raise file.error(f"its quantizer is of kind {kind!r}; only a flat one can be read")
-        place, (centroids, _) = self._flat()
+        offset, (centroids, _) = self._flat()
         if file.number("u1") == 2:
             raise file.error("it keeps its ids in a hash table; write it without a direct map")
         file.skip_vector(8)
@@ -161,9 +161,9 @@ class FaissVectors:
         if (file.number("<u8"), file.number("<u8"), centroids) != (number, 4 * width, number):
             raise file.error("is damaged: its numbers of lists differ")
         sizes = self._sizes(number)
-        ids, places, known = [], [], np.full(count, -1, np.int64)
+        ids, offsets, known = [], [], np.full(count, -1, np.int64)
         for size in sizes.tolist():
-            places.append(file.place)
+            offsets.append(file.offset)
             file.skip(4 * width * size)
             ids.append(file.array("<i8", size))
             known_ids = ids[-1]
@@ -171,15 +171,15 @@ class FaissVectors:
                 raise file.error(
                     f"its ids must be 0 to {count - 1}, the rows of a corpus; it was made with ids of its own"
                 )
-            known[known_ids] = places[-1] + 4 * width * np.arange(size)
+            known[known_ids] = offsets[-1] + 4 * width * np.arange(size)
         if (known < 0).any():
             raise file.error(
                 f"has no vector of id {int(np.argmin(known))}: vectors were removed, or ids were given twice"
             )
         self._places = known
-        matrix = self._matrix(place, centroids)
+        matrix = self._matrix(offset, centroids)
         return Lists(
-            centroids=np.array(matrix, np.float32), ids=tuple(ids), places=tuple(places), probes=max(1, probes)
+            centroids=np.array(matrix, np.float32), ids=tuple(ids), places=tuple(offsets), probes=max(1, probes)
         )
 
     def _sizes(self, lists: int) -> Int[np.ndarray, " L"]:
@@ -198,28 +198,28 @@ class FaissVectors:
 
 
 class _Reader:
-    """A file that is read in order. What is not there is an error that names it."""
+    """A file that is read in order. Missing data is an error that names the file."""
 
     def __init__(self, file: BinaryIO, path: pathlib.Path) -> None:
         self._file, self._path = file, path
         self._size = os.fstat(file.fileno()).st_size
 
     @property
-    def place(self) -> int:
+    def offset(self) -> int:
         return self._file.tell()
 
     def error(self, what: str) -> ValueError:
         return ValueError(f"{self._path}: {what}")
 
     def skip(self, size: int) -> None:
-        if not 0 <= size <= self._size - self.place:
+        if not 0 <= size <= self._size - self.offset:
             raise self.error(f"is cut short, or no FAISS index: {self._size:,} bytes are too few. {_READABLE}")
         self._file.seek(size, os.SEEK_CUR)
 
     def array(self, dtype: str, count: int) -> np.ndarray:
-        place, size = self.place, int(count) * np.dtype(dtype).itemsize
+        offset, size = self.offset, int(count) * np.dtype(dtype).itemsize
         self.skip(size)
-        self._file.seek(place)
+        self._file.seek(offset)
         return np.frombuffer(self._file.read(size), dtype)
 
     def number(self, dtype: str) -> int:

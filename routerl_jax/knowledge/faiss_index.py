@@ -70,10 +70,10 @@ class FaissIVFIndex(VectorIndex):
             for query, row in zip(asked, scores):
                 kept = np.argpartition(-row, count - 1)[:count] if len(row) > count else np.arange(len(row))
                 best[query].append((row[kept], ids[kept]))
-        found = np.full((len(queries), count), -1, np.int64)
+        result = np.full((len(queries), count), -1, np.int64)
         for query, parts in enumerate(best):
             if parts:
                 scores, ids = (np.concatenate(arrays) for arrays in zip(*parts))
                 order = np.argsort(-scores, kind="stable")[:count]
-                found[query, : len(order)] = ids[order]
-        return found
+                result[query, : len(order)] = ids[order]
+        return result

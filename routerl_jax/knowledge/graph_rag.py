@@ -36,7 +36,7 @@ _helpers: weakref.WeakValueDictionary[str, Helpers] = (
 class GraphRAGConfig(PackagedConfig):
     """Configuration of `build_graphrag`."""
 
-    kind: str = "graphrag"  # of knowledge base
+    kind: str = "graphrag"  # kind of the knowledge base
     chunk_tokens: Size = 1200  # longer passages are split for the extraction
     gleanings: Count = 1  # further extractions of a passage, for what the first one missed
     community_level: Count = 2  # communities down to this level of the hierarchy are searched
@@ -62,8 +62,8 @@ class GraphRAGKB(PackagedKB):
 
     def _one(self, query: str, k: int) -> list[Passage]:
         settings = self._engine.context_builder_params
-        found = self._engine.context_builder.build_context(query, **settings).context_records
-        records = {name: frame.to_dict("records") for name, frame in found.items()}
+        context = self._engine.context_builder.build_context(query, **settings).context_records
+        records = {name: frame.to_dict("records") for name, frame in context.items()}
         entities = [f"{one['entity']}: {one['description']}" for one in records.get("entities", ())]
         relations = [
             f"{one['source']} and {one['target']}: {one['description']}" for one in records.get("relationships", ())

@@ -109,7 +109,7 @@ class HybridKB(KnowledgeBase):
 class HybridConfig:
     """Configuration of `build_hybrid`."""
 
-    kind: str = "hybrid"  # of knowledge base
+    kind: str = "hybrid"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     members: tuple[str, ...] = ()  # directories or URLs of the knowledge bases to be joined
     weights: tuple[NonNegative, ...] = ()  # weights of their rankings; default: 1 each

@@ -26,7 +26,7 @@ from routerl_jax.knowledge.packaged import FILES, Helpers, PackagedConfig, Packa
 from routerl_jax.knowledge.store import Store
 
 _WORKSPACE = "workspace"  # in kb.json's settings
-_LETTERS = 4  # of a token: the package counts tokens, and we give it letters, since its own tokenizer needs a download
+_LETTERS = 4  # letters per token. The package counts tokens; its own tokenizer needs a download, so ours counts letters
 _AT_ONCE = 64  # passages inserted together
 _SHORTEST = 3  # letters of a query; the package refuses shorter ones
 T = TypeVar("T")
@@ -37,7 +37,7 @@ T = TypeVar("T")
 class LightRAGConfig(PackagedConfig):
     """Configuration of `build_lightrag`."""
 
-    kind: str = "lightrag"  # of knowledge base
+    kind: str = "lightrag"  # kind of the knowledge base
     gleanings: Count = 1  # further extractions of a passage, for what the first one missed
     # local: entities; global: relations; hybrid: both; mix: both and passages by their vectors; naive: passages alone
     mode: Literal["local", "global", "hybrid", "mix", "naive"] = "mix"
@@ -76,8 +76,8 @@ class LightRAGKB(PackagedKB):
             max_total_tokens=30000 * _LETTERS,
             enable_rerank=False,
         )
-        found = await self._rag.aquery_data(query.ljust(_SHORTEST, "."), parameters)
-        data = found.get("data") or {}
+        reply = await self._rag.aquery_data(query.ljust(_SHORTEST, "."), parameters)
+        data = reply.get("data") or {}
         entities = [f"{one['entity_name']}: {one['description']}" for one in data.get("entities", [])]
         relations = [
             f"{one['src_id']} and {one['tgt_id']}: {one['description']}" for one in data.get("relationships", [])

@@ -88,8 +88,8 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
 def _member_place(directory: pathlib.Path, member: str) -> str:
     if is_url(member) or in_bucket(member):
         return member
-    home = place_of(directory)
-    return resolve_place(home, member) if in_bucket(home) else str((directory / member).resolve())
+    path = place_of(directory)
+    return resolve_place(path, member) if in_bucket(path) else str((directory / member).resolve())
 
 
 def has_index(place: str) -> bool:

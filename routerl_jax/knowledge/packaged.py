@@ -50,11 +50,11 @@ class PackagedConfig:
     """What the configurations of such knowledge bases have in common."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = ""  # of knowledge base
+    kind: str = ""  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
-    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # answers all that the package asks
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # answers the package's requests
     answer_tokens: Size = 2048  # most tokens of an answer
-    # most words of what the graph says, which is the first of the k results of a search; 0: k passages alone
+    # most words of the descriptions from the graph, which are the first of a search's k results; 0: k passages alone
     graph_words: Count = 150
     max_failures: Fraction = 0.05  # share of the answers that may fail during the build; beyond it the build stops
     # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
@@ -112,7 +112,7 @@ Insert = Callable[[pathlib.Path, Helpers, Iterable[tuple[int, str]]], Mapping[st
 class PackagedKB(KnowledgeBase, abc.ABC):
     """Searches with a package. The first result says what its graph knows (id `KIND#graph`), the others are passages.
 
-    Results are in the package's order. It gives passages no scores; theirs here are 1 / rank.
+    Results are in the package's order. It gives passages no scores, so their score is 1 / rank.
 
     Attributes:
       config_class: the class of the configuration.
@@ -251,7 +251,7 @@ def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]
 
 
 def _embedding(manifest: Manifest) -> Embedding:
-    """How texts became vectors. The manifest's own entry would speak of vectors in the store."""
+    """How texts became vectors, for the settings: the manifest's own entry is for vectors in the store."""
     return Embedding(**manifest.settings[_EMBEDDING])
 
 

@@ -1,4 +1,4 @@
-"""Vectors that were made elsewhere: whether they are those of the passages, and how they are searched."""
+"""Vectors that another program made: checks that they belong to the passages, and chooses the index that searches them."""
 
 from __future__ import annotations
 

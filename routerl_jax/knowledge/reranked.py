@@ -32,17 +32,17 @@ def shared_reranker(name: str) -> CrossEncoder:
     Raises:
       ValueError: there is no usable model of that name, or it is no cross-encoder with a tokenizer.
     """
-    place = encoder_place(name)
+    key = encoder_place(name)
     with _lock:
-        if place not in _loaded:
+        if key not in _loaded:
             model = load_pretrained(name, mesh=local_mesh(None))
             if not isinstance(model, CrossEncoder) or model.tokenizer is None:
                 raise ValueError(
                     f"reranker {name!r} is no cross-encoder with a tokenizer (such as BAAI/bge-reranker-base); its config.json "
                     "must name a class ..ForSequenceClassification of BERT, RoBERTa or XLM-R"
                 )
-            _loaded[place] = model
-        return _loaded[place]
+            _loaded[key] = model
+        return _loaded[key]
 
 
 class Reranker(Protocol):
@@ -93,20 +93,20 @@ class RerankedKB(KnowledgeBase):
         return self.kb.pictures(ids)
 
     def _search(self, queries: list[Any], k: int) -> TimedResults:
-        found, seconds = timed_search(self.kb.search, queries, max(k, self.depth))
+        results, seconds = timed_search(self.kb.search, queries, max(k, self.depth))
         started = time.perf_counter()
         texts = [query_text(query) for query in queries]
-        pairs = [(text, one_line(passage)) for text, passages in zip(texts, found) if text for passage in passages]
+        pairs = [(text, one_line(passage)) for text, passages in zip(texts, results) if text for passage in passages]
         scores = iter(self._reranker.score(pairs, batch_size=self._batch_size).tolist() if pairs else ())
         scored = [
             [dataclasses.replace(passage, score=next(scores)) for passage in passages] if text else passages
-            for text, passages in zip(texts, found)
+            for text, passages in zip(texts, results)
         ]
         best = [
             sorted(passages, key=lambda passage: -passage.score)[:k] if text else passages[:k]
             for text, passages in zip(texts, scored)
         ]
         each = (time.perf_counter() - started) / max(len(pairs), 1)
-        taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, found)]
-        facts = found.facts if isinstance(found, TimedResults) else ()
+        taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
+        facts = results.facts if isinstance(results, TimedResults) else ()
         return TimedResults(best, [one + more for one, more in zip(seconds, taken)], facts)

@@ -45,10 +45,12 @@ class ScannSettings:
     brute_force_below: Count = 20_000  # vectors; fewer are compared one by one
     tree_from: Count = 100_000  # vectors; from here on they are partitioned, in between only hashed
     leaves: Count = 0  # partitions of the tree; 0: about sqrt(N)
-    # target for the recall of the 10 nearest; the build tunes the next two settings for it; 0: they are 15 % and 200
+    # target for the recall of the 10 nearest, for which the build tunes `leaves_to_search` and `reorder`; 0: these are 15 % of
+    # the leaves and 200
     recall_target: BelowOne = 0.97
-    leaves_to_search: Count = 0  # 0: the fewest that reach the target
-    reorder: Count = 0  # candidates that are scored exactly after hashing (10 k if that is more); 0: as above
+    leaves_to_search: Count = 0  # partitions that a search looks into; 0: the fewest that reach the target
+    # candidates that are scored exactly after hashing (10 k if that is more); 0: the fewest that reach the target
+    reorder: Count = 0
     reorder_dtype: str = "float32"  # dtype of the vectors for exact scores: "float32", "bfloat16" or "int8"
     numbers_per_code: Count = 0  # numbers of a vector that share a 4-bit code; 0: 2 up to width 512, 4 beyond
     # SOAR: each vector is put in two leaves; how much their errors must differ in direction

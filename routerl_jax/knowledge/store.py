@@ -357,10 +357,10 @@ class Store:
             expected = (delta.added, self.manifest.embedding.dim)
             self._check(f"{directory.name}/{EMBEDDINGS}", self.added_embeddings.shape, expected)
 
-    def _check(self, part: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
-        if found != expected:
+    def _check(self, part: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+        if shape != expected:
             raise ValueError(
-                f"{self.directory / part} holds {_times(found)}, but {self.directory / MANIFEST} calls for "
+                f"{self.directory / part} holds {_times(shape)}, but {self.directory / MANIFEST} calls for "
                 f"{_times(expected)}: they are of different builds. {self.hint}"
             )
 

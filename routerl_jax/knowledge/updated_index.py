@@ -1,4 +1,4 @@
-"""A main index with the changes since it was built: added vectors and deleted rows."""
+"""An index together with the changes since it was built: added vectors and deleted rows."""
 
 from __future__ import annotations
 

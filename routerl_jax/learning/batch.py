@@ -195,13 +195,13 @@ class BatchLayout:
             arrays["segment_ends"] = np.ones_like(arrays["segment_ids"])
         for part, (micro, shard, start) in zip(parts, starts):
             at = (micro, shard, slice(start, start + len(part)))
-            ids, ends, number = part.stretches(number)
+            ids, ends, number = part.segments(number)
             arrays["segment_ids"][at] = ids
             if self.share:
                 arrays["segment_ends"][at] = ends
 
     def _place_images(
-        self, sequences: Seq[Sequence], places: Seq[Placed], shape: tuple[int, int, int]
+        self, sequences: Seq[Sequence], placed: Seq[Placed], shape: tuple[int, int, int]
     ) -> tuple[VisionInputs, np.ndarray]:
         """Puts the images of every micro-batch and shard into one array, and writes which feature each token gets."""
         vision = self._vision
@@ -213,7 +213,7 @@ class BatchLayout:
         image_index = np.full(shape, -1, np.int32)
         used: dict[tuple[int, int], int] = {}  # number of patches so far
         begins: dict[tuple[int, int, str], int] = {}  # index of the first patch of each image
-        for sequence, (micro, shard, slots) in zip(sequences, places):
+        for sequence, (micro, shard, slots) in zip(sequences, placed):
             for first, image in cast(tuple[tuple[int, ImagePatches], ...], sequence.images):
                 group = groups.setdefault((micro, shard), {})
                 if image.digest not in group:

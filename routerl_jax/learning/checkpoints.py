@@ -109,8 +109,8 @@ class Checkpoints:
         if not (count := extra.get("rollout_bytes", 0)):
             return b""
         like = ocp.args.StandardRestore({"bytes": np.zeros(count, np.uint8)})
-        found = self._manager.restore(step, args=ocp.args.Composite(rollouts=like))["rollouts"]
-        return np.asarray(found["bytes"]).tobytes()
+        saved = self._manager.restore(step, args=ocp.args.Composite(rollouts=like))["rollouts"]
+        return np.asarray(saved["bytes"]).tobytes()
 
     def restore_params(
         self,
@@ -155,21 +155,21 @@ class Checkpoints:
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, ascending; makes nothing there."""
-    home = _home(directory)
-    if not in_bucket(home):
+    root = _home(directory)
+    if not in_bucket(root):
         return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
-    names = (name.split("/") for name in listing(home))
+    names = (name.split("/") for name in listing(root))
     return sorted({int(step) for step, *rest in names if step.isdecimal() and rest == [_COMMITTED]})
 
 
 def _home(directory: pathlib.Path) -> str:
     """Where checkpoints are: the place in a bucket if orbax knows its kind, else the absolute path here."""
-    place = place_of(directory)
-    if not place.startswith("s3://"):
-        return place
+    path = place_of(directory)
+    if not path.startswith("s3://"):
+        return path
     if jax.process_count() > 1:
         raise ValueError(
-            f"{place}: several processes can't write checkpoints under s3://; use gs://, or mount the bucket on all hosts"
+            f"{path}: several processes can't write checkpoints under s3://; use gs://, or mount the bucket on all hosts"
         )
     return str(directory.absolute())
 

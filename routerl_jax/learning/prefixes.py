@@ -69,7 +69,7 @@ class Bundle:
         self.trained = np.concatenate([self.trained, np.zeros(len(own), bool)])
         self.trained[slots[:-1]] |= trained[1:]
 
-    def stretches(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
+    def segments(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
         """`id` and `end` of every slot, numbered from `first`, and the next unused number."""
         ids, ends = np.zeros(len(self), np.int32), np.zeros(len(self), np.int32)
         children: dict[int, list[int]] = {}
@@ -136,7 +136,7 @@ def _runs(lengths: Seq[int], shared: Seq[int], longest: int, least: int) -> list
       shared: number of tokens that each sequence shares with the one before it.
     """
     first, last, size = list(range(len(lengths))), list(range(len(lengths))), list(lengths)
-    for position in sorted(range(1, len(lengths)), key=lambda place: -shared[place]):
+    for position in sorted(range(1, len(lengths)), key=lambda index: -shared[index]):
         begin, end = first[position - 1], last[position]
         together = size[begin] + size[position] - shared[position]
         if shared[position] >= least and together <= longest:

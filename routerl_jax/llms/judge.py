@@ -133,12 +133,12 @@ class ModelJudge:
             return exact_match(episode.answer, accepted_answers(episode.example, episode.answer), self._normalizer)
         return 0.0 if self._config.failed == "zero" else None
 
-    def _complain(self, found: Sequence[_Reply]) -> None:
+    def _complain(self, all_replies: Sequence[_Reply]) -> None:
         for trouble in _TROUBLES:
-            if replies := [reply for kind, reply in found if kind == trouble]:
+            if replies := [reply for kind, reply in all_replies if kind == trouble]:
                 logging.warning(
                     "judge %s: %d of %d verdicts are %s: %.200s",
-                    *(self._config.model, len(replies), len(found), trouble, replies[0].error or replies[0].text),
+                    *(self._config.model, len(replies), len(all_replies), trouble, replies[0].error or replies[0].text),
                 )
 
 

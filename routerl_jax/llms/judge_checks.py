@@ -53,7 +53,7 @@ def check_judge(judge: Judge, episodes: Sequence[Episode], most: int) -> dict[st
       same verdict again), `wrong_to_right` and `right_to_wrong`. Checks without a second verdict are absent.
     """
     judged = [e for e in episodes if e.verdict is not None and e.verdict.kind in ("right", "wrong")][:most]
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     for name, change in CHECKS.items():
         pairs = [(episode, changed) for episode in judged if (changed := change(episode)) is not None]
         verdicts = judge([changed for _, changed in pairs]) if pairs else []
@@ -68,5 +68,5 @@ def check_judge(judge: Judge, episodes: Sequence[Episode], most: int) -> dict[st
                 "wrong_to_right": kinds.count(("wrong", "right")),
                 "right_to_wrong": kinds.count(("right", "wrong")),
             }
-            found[name] = {"n": len(kinds), **{key: count / len(kinds) for key, count in shares.items()}}
-    return found
+            results[name] = {"n": len(kinds), **{key: count / len(kinds) for key, count in shares.items()}}
+    return results

@@ -221,9 +221,9 @@ def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Trans
 
 
 def _message(said: _Said, strip: bool = False) -> Message:
-    text, places = said.text, said.places
+    text, offsets = said.text, said.places
     if strip:
         start = len(text) - len(text.lstrip())
         text = text.strip()
-        places = [min(max(offset - start, 0), len(text)) for offset in places]
-    return Message(role=said.role, content=text, images=tuple(said.images), places=tuple(places))
+        offsets = [min(max(offset - start, 0), len(text)) for offset in offsets]
+    return Message(role=said.role, content=text, images=tuple(said.images), places=tuple(offsets))

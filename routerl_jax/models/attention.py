@@ -202,10 +202,10 @@ def _splash(
         ids = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
         segment_ids = jnp.pad(ids, ((0, 0), (0, padding)))
         q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
-    ways = mesh.shape["tensor"]
-    split = heads % ways == 0  # else every device of `tensor` computes all heads
-    if split and k.shape[2] % ways:  # fewer key/value heads than devices: each gets a copy of those that it needs
-        copies = ways // math.gcd(k.shape[2], ways)
+    count = mesh.shape["tensor"]
+    split = heads % count == 0  # else every device of `tensor` computes all heads
+    if split and k.shape[2] % count:  # fewer key/value heads than devices: each gets a copy of those that it needs
+        copies = count // math.gcd(k.shape[2], count)
         k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
     rows = BATCH_AXES if batch % batch_shards(mesh) == 0 else None
     spec = PartitionSpec(rows, None, "tensor" if split else None, None)

@@ -85,8 +85,8 @@ class CrossEncoder(Encoder):
             return tokens, mask, types
 
         scores = np.zeros(len(ids), np.float32)
-        for rows, found in self._run(_scored, [len(one) for one in ids], filled, batch_size, self.longest_text):
-            scores[rows] = found
+        for rows, values in self._run(_scored, [len(one) for one in ids], filled, batch_size, self.longest_text):
+            scores[rows] = values
         return scores
 
     def _vectors(

@@ -303,13 +303,13 @@ class Decoder(nnx.Module):
 
         def layer(i: int) -> nnx.State:
             """Feed-forwards and experts are stacks of their own; a layer does not read what it gets of the other kind."""
-            places = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
+            before = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
 
             def at(path: Any, p: Array) -> Array:
                 name = path[0].key
                 of_experts = name == "experts"
                 alone = of_experts or name.partition("_")[0] in ("gate", "up", "down")
-                return p[min(places[of_experts], len(p) - 1) if alone else i]
+                return p[min(before[of_experts], len(p) - 1) if alone else i]
 
             return jax.tree.map_with_path(at, stacked)
 

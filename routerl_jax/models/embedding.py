@@ -153,8 +153,8 @@ class Embedder(nnx.Module):
     ) -> Float32[np.ndarray, "N D"]:
         """One row per input, from the results of `_run`."""
         vectors = np.zeros((count, self.dim), np.float32)
-        for rows, found in results:
-            vectors[rows] = found
+        for rows, values in results:
+            vectors[rows] = values
             bar.update(len(rows))
         return vectors
 

@@ -116,10 +116,10 @@ def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...
     """
     if mesh is None or mesh.size == 1:
         return _compute(x, chosen, weights, *matrices, first=0)
-    ways, (count, _, channels) = mesh.shape["tensor"], matrices[0].shape
+    devices, (count, _, channels) = mesh.shape["tensor"], matrices[0].shape
     rows = PartitionSpec(BATCH_AXES if x.shape[0] % batch_shards(mesh) == 0 else None)
-    by_expert = count % ways == 0
-    split = "tensor" if ways > 1 and (by_expert or channels % ways == 0) else None
+    by_expert = count % devices == 0
+    split = "tensor" if devices > 1 and (by_expert or channels % devices == 0) else None
     wide = PartitionSpec(split) if by_expert else PartitionSpec(None, None, split)
     narrow = PartitionSpec(split) if by_expert else PartitionSpec(None, split, None)
 

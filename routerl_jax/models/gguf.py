@@ -34,8 +34,8 @@ def convert_llama(source: pathlib.Path, target: pathlib.Path) -> None:
     reader = gguf.GGUFReader(source)
 
     def field(name: str, default: Any = None) -> Any:
-        found = reader.get_field(name)
-        return default if found is None else found.contents()
+        entry = reader.get_field(name)
+        return default if entry is None else entry.contents()
 
     if field("general.architecture") != "llama":
         raise ValueError(

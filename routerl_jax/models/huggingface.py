@@ -131,12 +131,12 @@ def _with_host_side(model: Any, family: Any, directory: pathlib.Path) -> Any:
 def _floating(dtype: str) -> np.dtype:
     """The dtype of weights by name; ValueError if it is no floating-point type."""
     try:
-        found = jnp.dtype(dtype)
+        result = jnp.dtype(dtype)
     except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.floating):
+        result = None
+    if result is None or not jnp.issubdtype(result, jnp.floating):
         raise ValueError(f"dtype={dtype!r} can't hold weights; choose float32, bfloat16 or float16")
-    return found
+    return result
 
 
 def _load_with_adapter(
@@ -259,17 +259,17 @@ def _parts(model: Any, dtype: str | None) -> dict[str, _Part]:
     parts, rules = {}, FAMILIES.get(model.architecture.model_type).rules(model.architecture)
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         rule, value = rules[path], variable.get_value()
-        for place in np.ndindex(*value.shape[: rule.outer]):
-            parts[rule.name_at(place)] = _Part(rule, value, place, np.dtype(_floating(dtype) if dtype else value.dtype))
+        for index in np.ndindex(*value.shape[: rule.outer]):
+            parts[rule.name_at(index)] = _Part(rule, value, index, np.dtype(_floating(dtype) if dtype else value.dtype))
     return parts
 
 
 @contextlib.contextmanager
 def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
     """A scratch directory beside `directory`. It replaces `directory` when the block ends without an error."""
-    place = next(path for path in (directory, *directory.parents) if path.exists())
-    if not place.is_dir():
-        raise ValueError(f"{place} is a file; give a directory")
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{existing} is a file; give a directory")
     if directory.is_mount():
         raise ValueError(f"{directory} is a mount point and can't be replaced; give a directory inside it")
     for path in directory.rglob("*") if directory.exists() else ():

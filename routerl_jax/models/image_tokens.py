@@ -103,23 +103,24 @@ class ImageTokens:
           ValueError: there are not enough image tokens, or nothing follows the last image.
         """
         tokens = [int(token) for token in tokens]
-        places = [place for place, token in enumerate(tokens) if token == self.config.image_id]
-        found = f"{len(places)} image tokens (id {self.config.image_id})"
-        if len(places) > len(images):
-            places = [place for place in places if tokens[max(place - 1, 0) : place + 2] == self.marker][: len(images)]
-            found = f"{len(places)} whole image marks ({self.marker})"
-        if len(places) != len(images):
-            raise ValueError(f"{found} stand for {len(images)} images; put one where each image belongs")
-        if places and places[-1] == len(tokens) - 1:
+        indices = [index for index, token in enumerate(tokens) if token == self.config.image_id]
+        description = f"{len(indices)} image tokens (id {self.config.image_id})"
+        if len(indices) > len(images):
+            marked = [index for index in indices if tokens[max(index - 1, 0) : index + 2] == self.marker]
+            indices = marked[: len(images)]
+            description = f"{len(indices)} whole image marks ({self.marker})"
+        if len(indices) != len(images):
+            raise ValueError(f"{description} stand for {len(images)} images; put one where each image belongs")
+        if indices and indices[-1] == len(tokens) - 1:
             raise ValueError("tokens end with an image; let the token that ends images follow it")
         result: list[int] = []
         starts: list[int] = []
         done = 0
-        for place, image in zip(places, images):
-            result += tokens[done:place]
+        for index, image in zip(indices, images):
+            result += tokens[done:index]
             starts.append(len(result))
             result += [self.config.image_id] * image.tokens
-            done = place + 1
+            done = index + 1
         return result + tokens[done:], starts
 
     def fed(self, tokens: Sequence[int], images: Sequence[ImageSource], start: int = 0) -> dict[str, Any]:

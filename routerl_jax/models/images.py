@@ -333,8 +333,8 @@ def processor_from_hf(
     default = ImageProcessor()
 
     def bound(top: str, edge: str) -> int:
-        found = (config.get(top), size.get(edge), size.get(top), getattr(default, top))
-        return int(next(value for value in found if value is not None))
+        candidates = (config.get(top), size.get(edge), size.get(top), getattr(default, top))
+        return int(next(value for value in candidates if value is not None))
 
     result = ImageProcessor(
         patch_size=config.get("patch_size", default.patch_size),

@@ -131,8 +131,8 @@ class LateInteraction(Embedder):
         result: list[np.ndarray] = [np.zeros((0, self.dim), np.float32)] * len(inputs)
 
         def collect(which: list[int], lengths: list[int], results: Iterator[tuple[list[int], np.ndarray]]) -> None:
-            for rows, found in results:
-                for row, one in zip(rows, found):
+            for rows, matrices in results:
+                for row, one in zip(rows, matrices):
                     result[which[row]] = one[: lengths[row]].astype(np.float32)
                 bar.update(len(rows))
 
@@ -200,11 +200,11 @@ def _pages(
     positions: Array,
     index: Array,
     patches: Array,
-    places: Array,
+    patch_positions: Array,
     segments: Array,
     slots: Array,
 ) -> Array:
     model: LateInteraction = nnx.merge(graph, params)
-    inputs = VisionInputs(patches=patches, positions=places, segments=segments, slots=slots)
+    inputs = VisionInputs(patches=patches, positions=patch_positions, segments=segments, slots=slots)
     features = Features(values=model.backbone.features(inputs, attention=attention), index=index)
     return model(tokens, mask, jnp.moveaxis(positions, 1, 0), features, attention=attention)

@@ -111,11 +111,11 @@ class Adapter:
 
 def adapters(model: nnx.Module) -> dict[str, Adapter]:
     """The modules (q, k, ...) that have an adapter."""
-    blocks, found = getattr(model, "blocks", None), {}
+    blocks, result = getattr(model, "blocks", None), {}
     for name in MODULES:
         if (b := getattr(blocks, f"{name}_lora_b", None)) is not None:
-            found[name] = Adapter(b.shape[1], b.get_metadata()["alpha"])
-    return found
+            result[name] = Adapter(b.shape[1], b.get_metadata()["alpha"])
+    return result
 
 
 def apply_lora(
@@ -214,9 +214,9 @@ def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
     if not plan:
         return params
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
-        homes = {one.name: one.sharding for one in plan}
+        placements = {one.name: one.sharding for one in plan}
         shapes = jax.eval_shape(functools.partial(_merge_all, plan=plan), arrays)
-        merged_arrays = {name: _shape_at(shape, homes[name]) for name, shape in shapes.items()}
+        merged_arrays = {name: _shape_at(shape, placements[name]) for name, shape in shapes.items()}
     else:
         merged_arrays = _merge_all(arrays, plan)
     for name, value in merged_arrays.items():
@@ -279,11 +279,11 @@ def _merge_all(arrays: dict[str, tuple], plan: tuple[_Merge, ...]) -> dict[str, 
 
 def lora_fields(model: Decoder) -> dict[str, Any] | None:
     """The fields of an adapter's checkpoint that describe its model, as JSON; None without an adapter."""
-    found = adapters(model)
-    if not found:
+    by_name = adapters(model)
+    if not by_name:
         return None
     return {
-        "adapters": {name: dataclasses.asdict(adapter) for name, adapter in found.items()},
+        "adapters": {name: dataclasses.asdict(adapter) for name, adapter in by_name.items()},
         "qtypes": {name: getattr(model.blocks, name).get_metadata().get("qtype", "") for name in _modules(model)},
         "base": model.base_identity,
     }
@@ -315,10 +315,10 @@ def _bit_sums(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _bit_sum(value: jax.Array) -> jax.Array:
     """A sum that does not depend on the sharding: integer sums wrap, so their order does not matter."""
     bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
-    place = jnp.zeros(value.shape, jnp.uint32)
+    index = jnp.zeros(value.shape, jnp.uint32)
     for axis in range(value.ndim):
-        place = place * jnp.uint32(1_000_003) + jax.lax.broadcasted_iota(jnp.uint32, value.shape, axis)
-    mixed = (bits.astype(jnp.uint32) ^ place) * jnp.uint32(0x9E3779B1)
+        index = index * jnp.uint32(1_000_003) + jax.lax.broadcasted_iota(jnp.uint32, value.shape, axis)
+    mixed = (bits.astype(jnp.uint32) ^ index) * jnp.uint32(0x9E3779B1)
     return ((mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)).sum(dtype=jnp.uint32)
 
 
@@ -358,24 +358,24 @@ def _qtype(rule: qwix.QuantizationRule) -> str:
     return qtype if isinstance(qtype, str) else jnp.dtype(qtype).name
 
 
-def _say(found: Mapping[str, Adapter]) -> str:
-    return ", ".join(f"{name}: rank {adapter.rank} alpha {adapter.alpha:g}" for name, adapter in found.items())
+def _say(adapters: Mapping[str, Adapter]) -> str:
+    return ", ".join(f"{name}: rank {adapter.rank} alpha {adapter.alpha:g}" for name, adapter in adapters.items())
 
 
 def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """A and B for matrix `name`. Their axes are sharded like those of the matrix; the rank is not sharded."""
-    value, split, homes = getattr(model.blocks, name).get_value(), 1 + MODULES[name], None
-    if (found := _lies(value)) is not None:
-        mesh, spec = found
+    value, split, placements = getattr(model.blocks, name).get_value(), 1 + MODULES[name], None
+    if (sharding := _lies(value)) is not None:
+        mesh, spec = sharding
         specs = PartitionSpec(*spec[:split], None), PartitionSpec(spec[0], None, *spec[split:])
-        homes = tuple(NamedSharding(mesh, one) for one in specs)
+        placements = tuple(NamedSharding(mesh, one) for one in specs)
     initializers = (rule.lora_a_initializer, rule.lora_b_initializer)
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _draw_stack(key, initializers, value.shape, split, rule.rank, dtype, homes)
+        return _draw_stack(key, initializers, value.shape, split, rule.rank, dtype, placements)
 
     if isinstance(value, jax.ShapeDtypeStruct):
-        a, b = (_shape_at(*pair) for pair in zip(jax.eval_shape(draw, key), homes or (None, None)))
+        a, b = (_shape_at(*pair) for pair in zip(jax.eval_shape(draw, key), placements or (None, None)))
         return a, b
     return draw(key)
 
@@ -399,9 +399,9 @@ def _draw_stack(
     return drawn if homes is None else jax.lax.with_sharding_constraint(drawn, homes)
 
 
-def _shape_at(shape: Any, home: NamedSharding | None) -> Any:
+def _shape_at(shape: Any, sharding: NamedSharding | None) -> Any:
     """A shape, to lie as told."""
-    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=home)
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
 def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:

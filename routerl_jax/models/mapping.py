@@ -42,12 +42,12 @@ class Rule:
         """The number of our first axes that run over tensors."""
         return self.names[0].count("{}") + (len(self.names) > 1)
 
-    def name_at(self, place: Sequence[int]) -> str:
+    def name_at(self, index: Sequence[int]) -> str:
         """The name of the tensor at an index of those axes."""
-        layer = place[:1] if not self.layers else (self.layers[place[0]],)
+        layer = index[:1] if not self.layers else (self.layers[index[0]],)
         if len(self.names) > 1:
-            return self.names[place[-1]].format(*layer)
-        return self.name.format(*layer, *place[1:])
+            return self.names[index[-1]].format(*layer)
+        return self.name.format(*layer, *index[1:])
 
     def their_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of their tensor, from ours."""

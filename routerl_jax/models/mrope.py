@@ -49,17 +49,17 @@ def mrope_positions(
         )
         return result, start
     counts = [math.prod(grid) // merge**2 for grid in grids]
-    places = np.flatnonzero(tokens == image_token_id)
-    if len(places) != sum(counts):
+    indices = np.flatnonzero(tokens == image_token_id)
+    if len(indices) != sum(counts):
         raise ValueError(
-            f"{len(places)} image tokens, but the grids {list(grids)} of {len(grids)} images take {sum(counts)}; give the "
+            f"{len(indices)} image tokens, but the grids {list(grids)} of {len(grids)} images take {sum(counts)}; give the "
             f"grids of exactly the images in these tokens, and never cut an image's tokens"
         )
     result = np.empty((3, len(tokens)), np.int32)
     done = taken = 0  # tokens, and image tokens among them
     for number, (grid, count) in enumerate(zip(grids, counts)):
-        first = int(places[taken])
-        if places[taken + count - 1] != first + count - 1:
+        first = int(indices[taken])
+        if indices[taken + count - 1] != first + count - 1:
             raise ValueError(
                 f"image {number} of grid {tuple(grid)} needs {count} image tokens in a row from token {first}; "
                 f"other tokens stand among them"

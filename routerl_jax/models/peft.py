@@ -65,12 +65,12 @@ def save_adapter(model: Decoder, directory: str | pathlib.Path, base: str, dtype
       ValueError: the model has no adapter, or the directory is not empty.
     """
     directory = pathlib.Path(directory).resolve()
-    found = adapters(model)
-    if not found:
+    by_name = adapters(model)
+    if not by_name:
         raise ValueError("the model has no adapter; save_pretrained writes all its weights")
     multihost.on_main(lambda: _refuse_filled(directory))
     tensors: dict[str, np.ndarray] = {}
-    for name in found:
+    for name in by_name:
         a, b = (multihost.to_host(getattr(model.blocks, f"{name}_lora_{side}")[...]) for side in "ab")
         a, b = (array if dtype is None else array.astype(jax.numpy.dtype(dtype)) for array in (a, b))
         for layer, number in enumerate(_layers(model, name)):
@@ -189,19 +189,19 @@ def _read_config(directory: pathlib.Path) -> dict[str, Any]:
 
 def _config(model: Decoder, base: str) -> dict[str, Any]:
     """adapter_config.json: rank and alpha of most modules, and patterns for the others."""
-    found = adapters(model)
-    theirs = {name: _module(model, name).rpartition(".")[2] for name in found}
+    by_name = adapters(model)
+    theirs = {name: _module(model, name).rpartition(".")[2] for name in by_name}
     beginning = _family(model).modules[1]  # other modules may have equal names
-    rank = Counter(adapter.rank for adapter in found.values()).most_common(1)[0][0]
-    alpha = Counter(adapter.alpha for adapter in found.values()).most_common(1)[0][0]
+    rank = Counter(adapter.rank for adapter in by_name.values()).most_common(1)[0][0]
+    alpha = Counter(adapter.alpha for adapter in by_name.values()).most_common(1)[0][0]
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": alpha,
-        "rank_pattern": {theirs[name]: one.rank for name, one in found.items() if one.rank != rank},
-        "alpha_pattern": {theirs[name]: one.alpha for name, one in found.items() if one.alpha != alpha},
+        "rank_pattern": {theirs[name]: one.rank for name, one in by_name.items() if one.rank != rank},
+        "alpha_pattern": {theirs[name]: one.alpha for name, one in by_name.items() if one.alpha != alpha},
         "target_modules": rf"{re.escape(beginning)}.*\.({'|'.join(theirs.values())})"
         if beginning
         else list(theirs.values()),
@@ -236,11 +236,10 @@ def _module(model: Decoder, name: str) -> str:
 
 def _stems(model: Decoder, name: str, tensors: Container[str]) -> list[str]:
     """The modules that hold matrix `name` in each layer, as an adapter spells them."""
-    ways = [
-        [way.format(i) for i in _layers(model, name)] for way in spelled(_stored(model, name), _family(model).spellings)
-    ]
-    used = (stems for stems in ways if any(f"{_PREFIX}{stem}.lora_A.weight" in tensors for stem in stems))
-    return next(used, ways[0])
+    spellings = spelled(_stored(model, name), _family(model).spellings)
+    candidates = [[spelling.format(i) for i in _layers(model, name)] for spelling in spellings]
+    used = (stems for stems in candidates if any(f"{_PREFIX}{stem}.lora_A.weight" in tensors for stem in stems))
+    return next(used, candidates[0])
 
 
 def _alpha(config: Mapping[str, Any], stem: str, rank: int) -> float:

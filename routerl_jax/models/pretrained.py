@@ -94,10 +94,10 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(_FILES)))
-        if not list(found.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
-            found = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, _PICKLED]))
-        return found
+        directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(_FILES)))
+        if not list(directory.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
+            directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, _PICKLED]))
+        return directory
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
             f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({' '.join(str(error).split())}). "

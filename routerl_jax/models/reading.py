@@ -47,17 +47,17 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     targets = dict(nnx.to_flat_state(shardings(abstract, mesh, layout)))
     parameters = nnx.to_flat_state(abstract)
     checkpoint.check({path: tuple(variable.get_value().shape) for path, variable in parameters}, rules)
-    homes = {path: _homes(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters}
+    devices = {path: _homes(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters}
     total = sum(
         math.prod(stop - start for start, stop in bounds) * variable.get_value().dtype.itemsize
         for path, variable in parameters
-        for bounds in homes[path]
+        for bounds in devices[path]
     )
     filled = []
     with progress_bar("reading weights", total) as bar:
         for path, variable in parameters:
             value = variable.get_value()
-            parts = _read_parameter(checkpoint, rules[path], value.shape, np.dtype(value.dtype), homes[path], bar)
+            parts = _read_parameter(checkpoint, rules[path], value.shape, np.dtype(value.dtype), devices[path], bar)
             array = jax.make_array_from_single_device_arrays(value.shape, targets[path].get_value(), parts)
             filled.append((path, variable.replace(array)))
     nnx.update(model, nnx.from_flat_state(filled))
@@ -92,14 +92,14 @@ class Checkpoint:
         if not index.is_file():
             self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
             return
-        places = weight_map(index)
-        for file in sorted(set(places.values())):
+        files = weight_map(index)
+        for file in sorted(set(files.values())):
             # What else lies in a file is not part of this model.
-            found = {stored.name: stored for stored in tensors_of(directory / file) if places.get(stored.name) == file}
-            absent = [name for name, place in places.items() if place == file and name not in found]
+            tensors = {stored.name: stored for stored in tensors_of(directory / file) if files.get(stored.name) == file}
+            absent = [name for name, where in files.items() if where == file and name not in tensors]
             if absent:
                 raise ValueError(f"{directory / file} lacks {_some(absent)}, which {index.name} says it holds")
-            self._stored |= found
+            self._stored |= tensors
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
@@ -110,18 +110,18 @@ class Checkpoint:
         for path, shape in shapes.items():
             rule = rules[path]
             for name, expected in _tensors(rule, shape):
-                found = self._find(name)
-                if found is None:
+                stored = self._find(name)
+                if stored is None:
                     missing.append(name)
                     continue
-                used.add(found.name)
-                if found.dtype not in DTYPES:
+                used.add(stored.name)
+                if stored.dtype not in DTYPES:
                     raise UnsupportedModelError(
-                        f"{self.directory}: tensor {name!r} is stored as {found.dtype}; quantized weights are not supported, "
+                        f"{self.directory}: tensor {name!r} is stored as {stored.dtype}; quantized weights are not supported, "
                         f"use the model's float32, float16 or bfloat16 version"
                     )
-                if found.shape != expected:
-                    wrong.append(f"{name!r} of shape {found.shape} (needed as {expected})")
+                if stored.shape != expected:
+                    wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
         if missing:
             raise ValueError(
                 f"{self.directory}: {_count(missing, 'tensor')} missing: {_some(missing)}; the weights belong to another "
@@ -134,8 +134,8 @@ class Checkpoint:
     def _check_others(self, names: list[str], used: set[str]) -> None:
         """Tensors among those of the model's layers change its results: an error. Others are heads for other tasks."""
         names = [name for name in names if not _SPARE_TENSORS.search(name)]
-        places = {re.sub(r"\.\d+\..*", ".", name) for name in used if re.search(r"\.\d+\.", name)}
-        inside = [name for name in names if name.startswith(tuple(places))]
+        prefixes = {re.sub(r"\.\d+\..*", ".", name) for name in used if re.search(r"\.\d+\.", name)}
+        inside = [name for name in names if name.startswith(tuple(prefixes))]
         if inside:
             raise ValueError(
                 f"{self.directory}: {_count(inside, 'tensor')} in excess of the architecture in config.json: {_some(inside)}"
@@ -173,13 +173,13 @@ class Checkpoint:
 def weight_map(index: pathlib.Path) -> dict[str, str]:
     """Which file an index says that a tensor is in. Raises ValueError if it does not say, or names files elsewhere."""
     content = read_json(index)
-    places = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ValueError(f"{index}: weight_map is missing, or not a mapping of tensors to files; download it again")
-    outside = [file for file in places.values() if pathlib.PurePath(file).name != file]
+    outside = [file for file in files.values() if pathlib.PurePath(file).name != file]
     if outside:
         raise ValueError(f"{index}: weight_map names {outside[0]!r}; files must lie beside the index")
-    return places
+    return files
 
 
 def _homes(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
@@ -197,26 +197,26 @@ def _read_parameter(
     rule: Rule,
     shape: tuple[int, ...],
     dtype: np.dtype,
-    homes: dict[Bounds, list[Any]],
+    devices: dict[Bounds, list[Any]],
     bar: Bar,
 ) -> list[jax.Array]:
     """One of our (stacked) parameters, tensor by tensor, as this process's part of it on each of its devices."""
     parts, outer = [], rule.outer
-    for group in _groups(list(homes), dtype.itemsize):
+    for group in _groups(list(devices), dtype.itemsize):
         blocks = {bounds: _aligned([stop - start for start, stop in bounds], dtype) for bounds in group}
-        for place in np.ndindex(*shape[:outer]):
+        for index in np.ndindex(*shape[:outer]):
             inside = [
-                (bounds[outer:], block[(*(i - start for i, (start, _) in zip(place, bounds)), ...)])
+                (bounds[outer:], block[(*(i - start for i, (start, _) in zip(index, bounds)), ...)])
                 for bounds, block in blocks.items()
-                if all(start <= i < stop for i, (start, stop) in zip(place, bounds))
+                if all(start <= i < stop for i, (start, stop) in zip(index, bounds))
             ]
             if inside:
-                checkpoint.read(rule.name_at(place), rule, shape[outer:], inside)
+                checkpoint.read(rule.name_at(index), rule, shape[outer:], inside)
                 bar.update(sum(block.nbytes for _, block in inside))
         inside = []
         for bounds in group:
             block = blocks.pop(bounds)
-            parts.extend(jax.device_put(block, device) for device in homes[bounds])
+            parts.extend(jax.device_put(block, device) for device in devices[bounds])
             del block
         jax.block_until_ready(parts)  # they may still be read from the host's blocks
     return parts
@@ -269,8 +269,8 @@ def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
 
 def _tensors(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the tensors that fill a parameter of this shape."""
-    for place in np.ndindex(*shape[: rule.outer]):
-        yield rule.name_at(place), rule.their_shape(shape[rule.outer :])
+    for index in np.ndindex(*shape[: rule.outer]):
+        yield rule.name_at(index), rule.their_shape(shape[rule.outer :])
 
 
 def _count(items: list[str], noun: str) -> str:

@@ -89,27 +89,27 @@ def read_state(path: pathlib.Path) -> dict[str, np.ndarray]:
                 if order != b"little":
                     raise ValueError(f"byte order {order!r} is not supported")
             root = inner.removesuffix("data.pkl")
-            places = {info.filename: info for info in archive.infolist()}
-            reader = _Reader(archive.open(inner), path, lambda key: places[f"{root}data/{key}"])
+            entries = {info.filename: info for info in archive.infolist()}
+            reader = _Reader(archive.open(inner), path, lambda key: entries[f"{root}data/{key}"])
             content = reader.load()
     except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, EOFError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: can't be read as weights that torch 1.6 or later saved ({error}). Save the model with "
             f"save_pretrained(..., safe_serialization=True) of transformers"
         ) from error
-    found: dict[str, np.ndarray] = {}
-    _collect(content, "", found)
-    if not found:
+    tensors: dict[str, np.ndarray] = {}
+    _collect(content, "", tensors)
+    if not tensors:
         raise ValueError(f"{path}: holds no tensors by name")
-    return found
+    return tensors
 
 
-def _collect(value: Any, name: str, found: dict[str, np.ndarray]) -> None:
+def _collect(value: Any, name: str, tensors: dict[str, np.ndarray]) -> None:
     if isinstance(value, np.ndarray):
-        found[name] = value
+        tensors[name] = value
     elif isinstance(value, Mapping):
         for key, inner in value.items():
-            _collect(inner, f"{name}.{key}" if name else str(key), found)
+            _collect(inner, f"{name}.{key}" if name else str(key), tensors)
 
 
 class _Storage(NamedTuple):

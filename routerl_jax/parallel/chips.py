@@ -109,7 +109,7 @@ def usable_links(chip: Chip, group: Sequence[Any], every: Sequence[Any]) -> int:
         return 1
     count = 0
     for axis in range(len(getattr(group[0], "coords", ()))):
-        places, whole = ({device.coords[axis] for device in devices} for devices in (group, every))
-        closed = places == whole and (len(whole) == 16 if chip.torus_axes == 2 else len(whole) % 4 == 0)
-        count += (2 if closed else 1) if len(places) > 1 else 0
+        occupied, whole = ({device.coords[axis] for device in devices} for devices in (group, every))
+        closed = occupied == whole and (len(whole) == 16 if chip.torus_axes == 2 else len(whole) % 4 == 0)
+        count += (2 if closed else 1) if len(occupied) > 1 else 0
     return max(count, 1)

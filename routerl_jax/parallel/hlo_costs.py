@@ -90,10 +90,10 @@ class Costs:
     @property
     def sent(self) -> dict[str, float]:
         """Bytes sent, by kind of collective."""
-        found: dict[str, float] = collections.defaultdict(float)
+        by_kind: dict[str, float] = collections.defaultdict(float)
         for one in self.collectives:
-            found[one.kind] += one.sent * one.times
-        return dict(found)
+            by_kind[one.kind] += one.sent * one.times
+        return dict(by_kind)
 
 
 def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Costs:
@@ -330,8 +330,8 @@ class _Counter:
             return 0.0  # updated in place, and not read
         inner = self._inside(user) if user.opcode == "fusion" else None
         if inner is not None:
-            places = [i for i, operand in enumerate(user.operands) if operand == name and i in inner.parameters]
-            return min(sum(self._share(inner, inner.parameters[i]) for i in places), 1.0)
+            indices = [i for i, operand in enumerate(user.operands) if operand == name and i in inner.parameters]
+            return min(sum(self._share(inner, inner.parameters[i]) for i in indices), 1.0)
         return 1.0
 
     def _written(self, inner: Computation, one: Instruction) -> float:

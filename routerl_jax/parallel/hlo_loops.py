@@ -54,17 +54,17 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
 
 def _comparisons(module: Module, condition: Computation) -> list[tuple[Instruction, Computation, list[_Value]]]:
     """The comparisons that must all hold, each with its computation and the arguments of that one."""
-    found, waiting = [], [(condition.root, condition, [])]
+    comparisons, waiting = [], [(condition.root, condition, [])]
     while waiting:
         one, scope, given = waiting.pop()
         inner = module.computations.get(one.computation("calls") or one.computation("to_apply"))
         if one.opcode == "compare":
-            found.append((one, scope, given))
+            comparisons.append((one, scope, given))
         elif one.opcode in ("fusion", "call") and inner is not None:
             waiting.append((inner.root, inner, [_value(module, scope, name, given) for name in one.operands]))
         elif one.opcode == "and" or one.opcode in _SAME:
             waiting += [(other, scope, given) for other in scope.operands(one)]
-    return found
+    return comparisons
 
 
 def _count(

@@ -26,8 +26,8 @@ def product_flops(computation: Computation, one: Instruction) -> float:
         return _convolution(one, shapes[0], shapes[1])
     target = one.attribute("custom_call_target").strip('"')
     if one.opcode == "custom-call" and re.search(r"cublas|onednn\$matmul|gemm", target):
-        found = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', one.rest)
-        axes = [int(axis) for axis in json.loads(found.group(1))] if found else [len(shapes[0].dims) - 1]
+        match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', one.rest)
+        axes = [int(axis) for axis in json.loads(match.group(1))] if match else [len(shapes[0].dims) - 1]
         return 2.0 * one.shape.size * math.prod(shapes[0].dims[axis] for axis in axes)
     return 0.0
 
@@ -82,12 +82,12 @@ def _convolution(one: Instruction, left: Shape, right: Shape) -> float:
     taps = 1
     for i, label in enumerate(spatial):
         inside = left.dims[of_left.index(label)]
-        places = np.arange(one.shape.dims[of_out.index(label)])[:, None] * int(strides[i])
-        places = (
-            places + np.arange(right.dims[of_right.index(label)]) * int(apart_right[i]) - int(pads[i].split("_")[0])
+        positions = np.arange(one.shape.dims[of_out.index(label)])[:, None] * int(strides[i])
+        positions = (
+            positions + np.arange(right.dims[of_right.index(label)]) * int(apart_right[i]) - int(pads[i].split("_")[0])
         )
         dilation = int(apart_left[i])
-        taps *= int(((places >= 0) & (places <= (inside - 1) * dilation) & (places % dilation == 0)).sum())
+        taps *= int(((positions >= 0) & (positions <= (inside - 1) * dilation) & (positions % dilation == 0)).sum())
     batch, features = (one.shape.dims[of_out.index(label)] for label in "bf")
     return 2.0 * taps * batch * features * right.dims[of_right.index("i")]
 
@@ -118,8 +118,8 @@ def _is_ids(operand: Instruction) -> bool:
 
 
 def _block(one: Instruction, name: str, size: int) -> int:
-    found = re.search(rf'{name}\\*": (\d+)', one.rest)
-    return min(int(found.group(1)), size) if found else size
+    match = re.search(rf'{name}\\*": (\d+)', one.rest)
+    return min(int(match.group(1)), size) if match else size
 
 
 def _paged(one: Instruction, operands: Sequence[Instruction], filled: float) -> tuple[float, float]:

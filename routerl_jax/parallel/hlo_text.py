@@ -68,13 +68,13 @@ class Instruction:
 
     def attribute(self, name: str) -> str:
         """The value of `name=..`, with the brackets that open in it closed; empty if there is no such attribute."""
-        found = re.search(rf"(?:^|[ ,]){name}=", self.rest)
-        return "" if found is None else _balanced(self.rest, found.end())
+        match = re.search(rf"(?:^|[ ,]){name}=", self.rest)
+        return "" if match is None else _balanced(self.rest, match.end())
 
     def computation(self, name: str) -> str:
         """The name of the computation in an attribute (`calls`, `body`, ..); empty if there is no such attribute."""
-        found = re.search(rf"\b{name}{_COMPUTATION}", self.rest)
-        return "" if found is None else found.group(1)
+        match = re.search(rf"\b{name}{_COMPUTATION}", self.rest)
+        return "" if match is None else match.group(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,11 +97,11 @@ class Computation:
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """The instructions that take each result as an operand, by its name."""
-        found: dict[str, list[Instruction]] = {}
+        users: dict[str, list[Instruction]] = {}
         for one in self.instructions.values():
             for name in dict.fromkeys(one.operands):
-                found.setdefault(name, []).append(one)
-        return found
+                users.setdefault(name, []).append(one)
+        return users
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
         """The instructions whose results this one takes."""
@@ -122,8 +122,8 @@ def item_bits(dtype: str) -> int:
     """Bits of one entry: 16 of `bf16`, 8 of `f8e4m3fn`, 4 of `s4`."""
     if dtype in _ITEM_BITS:
         return _ITEM_BITS[dtype]
-    found = re.match(r"[a-z]+(\d+)", dtype)
-    return int(found.group(1)) if found else 32
+    match = re.match(r"[a-z]+(\d+)", dtype)
+    return int(match.group(1)) if match else 32
 
 
 def parse(text: str) -> Module:
@@ -160,27 +160,27 @@ def parse(text: str) -> Module:
 
 def _logical_lines(text: str) -> list[str]:
     """The lines of the text. An instruction that is broken over several (a kernel's metadata) becomes one."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in text.splitlines():
         apart = _BEGINS.match(line) or (line.startswith(("}", "%", "ENTRY ")) and not line.startswith("}}"))
-        if found and not apart and _BEGINS.match(found[-1]) and line.strip():
-            found[-1] += " " + line.strip()
+        if lines and not apart and _BEGINS.match(lines[-1]) and line.strip():
+            lines[-1] += " " + line.strip()
         else:
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _instruction(name: str, text: str) -> Instruction:
     """Reads `TYPE opcode(operands), attributes`."""
     end = _close(text, 0) if text.startswith("(") else text.index(" ")
-    found = re.match(r"\s*([\w\-]+)\(", text[end:])
-    if found is None:
+    match = re.match(r"\s*([\w\-]+)\(", text[end:])
+    if match is None:
         raise ValueError(f"the instruction {name} can't be read: {text[:120]}")
-    opens = end + found.end() - 1
+    opens = end + match.end() - 1
     closes = _close(text, opens)
     return Instruction(
         name=name,
-        opcode=found.group(1),
+        opcode=match.group(1),
         shapes=tuple(_shapes(text[:end])),
         raw=text[opens + 1 : closes - 1],
         rest=text[closes:],
@@ -189,21 +189,21 @@ def _instruction(name: str, text: str) -> Instruction:
 
 def _shapes(text: str) -> list[Shape]:
     """All arrays in a type."""
-    found = []
+    shapes = []
     for dtype, dims, layout in _SHAPE.findall(text):
         sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",") if size.strip())
         memory = re.search(r"S\((\d+)\)", layout)
-        found.append(Shape(dtype, sizes, int(memory.group(1)) if memory else 0))
-    return found
+        shapes.append(Shape(dtype, sizes, int(memory.group(1)) if memory else 0))
+    return shapes
 
 
 def _close(text: str, start: int) -> int:
     """The position after the bracket that closes the one at `start`."""
     depth = 0
-    for place in re.finditer(r"[()\[\]{}]", text[start:]):
-        depth += 1 if place.group() in "([{" else -1
+    for match in re.finditer(r"[()\[\]{}]", text[start:]):
+        depth += 1 if match.group() in "([{" else -1
         if not depth:
-            return start + place.end()
+            return start + match.end()
     return len(text)
 
 

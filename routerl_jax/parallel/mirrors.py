@@ -41,9 +41,9 @@ def mirrored(place: str) -> Iterator[pathlib.Path]:
         yield pathlib.Path(place).expanduser()
         return
     (cache_directory() / "mirrors").mkdir(parents=True, exist_ok=True)
-    home = pathlib.Path(tempfile.mkdtemp(dir=cache_directory() / "mirrors"))
+    scratch = pathlib.Path(tempfile.mkdtemp(dir=cache_directory() / "mirrors"))
     try:
-        mirror = _Mirror(place.rstrip("/"), home)
+        mirror = _Mirror(place.rstrip("/"), scratch)
         _MIRRORS[mirror.path] = mirror
         try:
             yield mirror.path
@@ -54,11 +54,11 @@ def mirrored(place: str) -> Iterator[pathlib.Path]:
                 del _MIRRORS[mirror.path]
                 buckets.forget(mirror.path)
     except buckets.NotWritten as error:
-        raise ValueError(f"{error}. What is missing there is kept in {home}") from error
+        raise ValueError(f"{error}. What is missing there is kept in {scratch}") from error
     except BaseException:
-        shutil.rmtree(home, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
         raise
-    shutil.rmtree(home, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def send(path: pathlib.Path) -> None:
@@ -80,12 +80,12 @@ def send(path: pathlib.Path) -> None:
 class _Mirror:
     """A place in a bucket, and the path that stands for it. It exists if there is something in the bucket."""
 
-    def __init__(self, place: str, home: pathlib.Path) -> None:
+    def __init__(self, place: str, scratch: pathlib.Path) -> None:
         self._place = place
-        self.path = home.resolve() / place.rpartition("/")[2]
-        found = _complete(name for name in buckets.listing(place) if self._is_copied(name))
-        if found:
-            buckets.download(place, found, self.path)
+        self.path = scratch.resolve() / place.rpartition("/")[2]
+        names = _complete(name for name in buckets.listing(place) if self._is_copied(name))
+        if names:
+            buckets.download(place, names, self.path)
         buckets.stand_in(self.path, place)
         self._sent = self._files()
         self._sending, self._ended = threading.Lock(), threading.Event()
@@ -159,16 +159,16 @@ class _Mirror:
         if self.path.is_file():
             status = self.path.stat()
             return {"": (status.st_size, status.st_mtime_ns)}
-        found = {}
-        for home, below, names in os.walk(self.path):
+        files = {}
+        for folder, below, names in os.walk(self.path):
             below[:] = [name for name in below if not name.startswith(".")]
-            for path in (pathlib.Path(home, name) for name in names if not name.startswith(".")):
+            for path in (pathlib.Path(folder, name) for name in names if not name.startswith(".")):
                 name = path.relative_to(self.path).as_posix()
                 if self._is_copied(name):
                     with contextlib.suppress(FileNotFoundError):  # replaced meanwhile
                         status = path.stat()
-                        found[name] = (status.st_size, status.st_mtime_ns)
-        return found
+                        files[name] = (status.st_size, status.st_mtime_ns)
+        return files
 
     def _is_copied(self, name: str) -> bool:
         """False for checkpoints that orbax keeps in the bucket, and for those that it has not finished."""
@@ -188,6 +188,6 @@ def _marks_first(name: str) -> tuple[bool, str]:
 
 def _complete(names: Iterable[str]) -> list[str]:
     """Names without those of checkpoints that were not uploaded whole, or are half removed."""
-    found = list(names)
-    marked = {name.removesuffix(MARK) for name in found if name.endswith(f"/{MARK}")}
-    return [name for name in found if not _is_checkpoint(name) or any(name.startswith(step) for step in marked)]
+    listed = list(names)
+    marked = {name.removesuffix(MARK) for name in listed if name.endswith(f"/{MARK}")}
+    return [name for name in listed if not _is_checkpoint(name) or any(name.startswith(step) for step in marked)]

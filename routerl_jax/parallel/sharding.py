@@ -93,38 +93,38 @@ def partition_spec(
 
 def _place(
     split: Split,
-    ways: int,
+    devices: int,
     shape: tuple[int, ...],
     axes: Axes,
     entries: list[tuple[str, ...]],
     mesh: Mesh | AbstractMesh,
 ) -> tuple[int | None, str]:
-    """The dimension that a mesh axis of `ways` devices splits (None: none), and a remark if that differs from the plan."""
+    """The dimension that a mesh axis of so many `devices` splits (None: none), and a remark if that differs from the plan."""
 
     def divisible(names: tuple[str, ...]) -> int | None:
         for name in names:
             for dimension, axis in enumerate(axes):
                 if axis == name and not shape[dimension] % (
-                    ways * math.prod(mesh.shape[n] for n in entries[dimension])
+                    devices * math.prod(mesh.shape[n] for n in entries[dimension])
                 ):
                     return dimension
         return None
 
-    place = divisible(split.first)
-    if place is not None:
-        return place, ""
+    chosen = divisible(split.first)
+    if chosen is not None:
+        return chosen, ""
     own = [(axis, size) for axis, size in zip(axes, shape) if axis in split.first]
     if not own and (not split.storage or math.prod(shape) < _SPILL_FROM):
         return None, ""
     sizes = " and ".join(f"{axis}={size}" for axis, size in own)
-    fault = f"{sizes} can't be divided by {split.over}={ways}" if own else f"no {' or '.join(split.first)} axis"
+    fault = f"{sizes} can't be divided by {split.over}={devices}" if own else f"no {' or '.join(split.first)} axis"
     if any(axis in split.whole for axis, _ in own):
         return None, f"{fault}: whole on every device of that axis, by design"
     if math.prod(shape) < _SPILL_FROM:
         return None, f"{fault}: small, and whole"
-    place = divisible(split.spill)
-    if place is not None:
-        return place, f"{fault}: split along {axes[place]}={shape[place]} instead"
+    chosen = divisible(split.spill)
+    if chosen is not None:
+        return chosen, f"{fault}: split along {axes[chosen]}={shape[chosen]} instead"
     return None, f"{fault}, nor is there another axis that can be: WHOLE on every device of that axis"
 
 

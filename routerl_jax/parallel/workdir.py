@@ -209,5 +209,5 @@ def _boot() -> str:
 
 
 def _record(directory: pathlib.Path) -> Record:
-    place = buckets.place_of(directory)
-    return ObjectRecord(f"{place}/.lock") if buckets.in_bucket(place) else FileRecord(directory / ".lock")
+    path = buckets.place_of(directory)
+    return ObjectRecord(f"{path}/.lock") if buckets.in_bucket(path) else FileRecord(directory / ".lock")

@@ -125,12 +125,12 @@ class RouteRAGGrammar(Grammar):
         )
 
     def instructions(self) -> str:
-        ways = {
+        descriptions = {
             "passage": "compares the meaning of your query with every passage",
             "graph": "starts from the facts that your query mentions and follows the links between them and the passages",
             "graph_passage": "asks both and merges their results",
         }
-        modes = "\n".join(f"{_written(tool)} {ways[tool]}" for tool in self.tools)
+        modes = "\n".join(f"{_written(tool)} {descriptions[tool]}" for tool in self.tools)
         examples = "\n".join(
             f"<search> {_written(tool)} birthplace of the composer of Aida </search>" for tool in self.tools
         )

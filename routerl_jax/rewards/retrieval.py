@@ -41,14 +41,14 @@ class Retrieval:
           repeats: a passage that is shown again gets a rank of its own, and a gold one gains again, as in VRAG-RL's code (the
             result may exceed 1). Otherwise each passage only has the rank at which it was shown first.
         """
-        shown = [one for found in self.searches for one in found]
+        shown = [one for search in self.searches for one in search]
         shown = shown if repeats else list({one.id: one for one in reversed(shown)}.values())[::-1]
         gain, missing = 0.0, list(self.gold)
         for rank, passage in enumerate(shown, 1):
             hits = [hop for hop in (self.gold if repeats else missing) if hop.found_in((passage,))]
             gain += bool(hits) / math.log2(rank + 1)
             missing = [hop for hop in missing if hop not in hits]
-        return gain / sum(1 / math.log2(place + 1) for place in range(1, len(self.gold) + 1))
+        return gain / sum(1 / math.log2(position + 1) for position in range(1, len(self.gold) + 1))
 
     def _share(self, shown: tuple[Passage, ...]) -> float:
         return sum(hop.found_in(shown) for hop in self.gold) / len(self.gold)
@@ -71,17 +71,17 @@ def retrieval(episode: Episode) -> Retrieval | None:
             continue
         before = turn.action is not None and turn.action.kind != "search"
         elsewhere = after is not None and after.sequence != turn.sequence
-        found = tuple(passage for call in turn.calls for passage in call.passages)
+        retrieved = tuple(passage for call in turn.calls for passage in call.passages)
         shown = [item for item in turn.shown if item.passage and not (item.parent or item.box or item.error)]
         if before or elsewhere or not observed:
-            searches.append(found)
+            searches.append(retrieved)
         elif turn.shown:
             searches.append(
                 tuple(passages.get(one.passage, Passage(id=one.passage, title="", text="")) for one in shown)
             )
         else:  # agents that don't name what their observations show
             text = " ".join(turn.observation.split())
-            searches.append(tuple(one for one in found if one.text.strip() and " ".join(one.text.split()) in text))
+            searches.append(tuple(one for one in retrieved if one.text.strip() and " ".join(one.text.split()) in text))
     return Retrieval(searches=tuple(searches), gold=gold)
 
 

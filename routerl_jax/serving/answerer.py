@@ -194,7 +194,7 @@ def _message(episode: Episode) -> dict[str, Any]:
     `annotations` has them as the protocol's citations, which span the whole answer.
     """
     answer = episode.answer or ""
-    found = sources(episode)
+    listed = sources(episode)
     searches = [
         {
             "knowledge_base": call.tool,
@@ -205,23 +205,23 @@ def _message(episode: Episode) -> dict[str, Any]:
         for call in episode.calls
     ]
     citations = [
-        {"url": one["url"], "title": one["title"], "start_index": 0, "end_index": len(answer)} for one in found
+        {"url": one["url"], "title": one["title"], "start_index": 0, "end_index": len(answer)} for one in listed
     ]
     return {
         "content": answer,
         "annotations": [{"type": "url_citation", "url_citation": one} for one in citations],
-        "sources": found,
+        "sources": listed,
         "searches": searches,
     }
 
 
 def sources(episode: Episode) -> list[dict[str, Any]]:
     """The passages that an episode's searches found, each once: `knowledge_base`, `id`, `title`, `text`, `score`, `url`."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    entries: dict[tuple[str, str], dict[str, Any]] = {}
     for call in episode.calls:
         for passage in call.passages:
-            found.setdefault((call.tool, passage.id), _source(call.tool, passage))
-    return list(found.values())
+            entries.setdefault((call.tool, passage.id), _source(call.tool, passage))
+    return list(entries.values())
 
 
 def _source(tool: str, passage: Passage) -> dict[str, Any]:

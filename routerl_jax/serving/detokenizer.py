@@ -70,9 +70,9 @@ class Detokenizer:
 
     def _released(self, new: str) -> str:
         text, self._held = self._held + new, ""
-        found = [(place + len(stop), stop) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
-            end, self.stop = min(found)
+        ends = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if ends:
+            end, self.stop = min(ends)
             return text[: end if self._keep_stop else end - len(self.stop)]
         held = max((_begun(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]

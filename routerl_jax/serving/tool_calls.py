@@ -27,8 +27,8 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     reply is `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, several with `;` between them. Text that has
     neither form stays text.
     """
-    if found := list(_HERMES.finditer(text)):
-        calls = [_call(match[1]) for match in found]
+    if matches := list(_HERMES.finditer(text)):
+        calls = [_call(match[1]) for match in matches]
         if all(calls):
             return _HERMES.sub("", text).strip(), [call for call in calls if call]
         return text, []

@@ -55,10 +55,10 @@ class Ahead:
         self._stages, self._agent, self._engine, self._tools = stages, agent, engine, tools
         self._steps, self._apart, self._partial = steps, apart, partial
         self._waiting: Rollouts | None = None
-        self.before = stages.state()  # the streams' positions before the questions of what waits were drawn
+        self.before = stages.state()  # the streams' positions before the questions of the waiting rollouts were drawn
 
     def step(self, stage: RunStage, run_: Run, step: int, clock: Clock, *, whole: bool = False) -> dict[str, Any]:
-        """One step: an update from what waits, and the rollouts of the next step. Returns the step's metrics.
+        """Takes a step: updates from the waiting rollouts, and generates those of the next step. Returns the step's metrics.
 
         Args:
           whole: no attempt may be under way after the step.
@@ -100,11 +100,11 @@ class Ahead:
         return metrics
 
     def state(self) -> bytes:
-        """What waits, for a checkpoint; b"" if nothing does."""
+        """The waiting rollouts, for a checkpoint; b"" if there are none."""
         return b"" if self._waiting is None else dumps(self._waiting)
 
     def restore(self, state: bytes) -> None:
-        """Takes over what waited when a checkpoint was written.
+        """Restores the rollouts that waited when a checkpoint was written.
 
         Raises:
           ValueError: it can't be read.

@@ -99,7 +99,7 @@ def worked_examples(
 
 
 def named_passages(example: Example) -> dict[str, str]:
-    """Titles of the passages that a question's answer takes, by id: its gold passages, or else those of its `path`."""
+    """Titles of the passages that a question's answer needs, by id: its gold passages, or else those of its `path`."""
     return gold_passages(example.metadata) or {hop.passage_id: hop.title for hop in _hops_of_path(example)}
 
 

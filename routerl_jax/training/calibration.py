@@ -25,7 +25,7 @@ def calibration(table: Mapping[str, Mapping[str, Any]], config: CalibrationConfi
     }
 
 
-def check_calibration(found: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> None:
+def check_calibration(measured: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> None:
     """Refuses a start at which a price on searches could teach nothing.
 
     Raises:
@@ -35,10 +35,10 @@ def check_calibration(found: Mapping[str, Mapping[str, Any]], config: Calibratio
     if not config.kind:
         return
     where = "config.evaluation.calibration"
-    if config.kind not in found:
-        kinds = ", ".join(found) or "no kinds"
+    if config.kind not in measured:
+        kinds = ", ".join(measured) or "no kinds"
         raise ValueError(f"{where}.kind={config.kind!r}: the test questions have {kinds} (metadata 'kind')")
-    closed, opened = (found[config.kind][name] for name in ("closed_book", "open_book"))
+    closed, opened = (measured[config.kind][name] for name in ("closed_book", "open_book"))
     if (1 - config.penalty) * opened < closed < opened:
         return
     lacks = closed <= (1 - config.penalty) * opened

@@ -147,7 +147,7 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
         fits=total <= available,
         compile_s=seconds,
         kernels=_kernels(module),
-        collectives={kind: len(found) for kind, found in collectives.items()},
+        collectives={kind: len(instructions) for kind, instructions in collectives.items()},
         roofline=None
         if chip is None
         else estimate(
@@ -182,12 +182,12 @@ def _kernels(module: Module) -> dict[str, int]:
 
 def _collectives(module: Module) -> dict[str, list[Instruction]]:
     """Collectives in a compiled program, by kind. One that a TPU does in steps is several times in the text, and here once."""
-    found: dict[str, dict[str, Instruction]] = {}
+    by_kind: dict[str, dict[str, Instruction]] = {}
     for computation in module.computations.values():
         for one in computation.instructions.values():
             if kind := kind_in(computation, one):
-                found.setdefault(kind, {}).setdefault(one.attribute("channel_id") or one.name, one)
-    return {kind: list(found[kind].values()) for kind in sorted(found)}
+                by_kind.setdefault(kind, {}).setdefault(one.attribute("channel_id") or one.name, one)
+    return {kind: list(by_kind[kind].values()) for kind in sorted(by_kind)}
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

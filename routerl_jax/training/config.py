@@ -94,15 +94,18 @@ class StageConfig:
     `learner.optimizer` or the shapes of batches (`STAGED`).
     """
 
-    start: Count = 0  # first step
-    after: str = ""  # instead of `start`: begin at the end of this stage, which has data.epochs
+    start: Count = 0  # the stage's first step
+    after: str = ""  # instead of `start`: begin at the end of the stage of this name, which must have data.epochs
     # restart the optimiser and its schedule, and measure a KL to the policy at the stage's start
     restart: bool = False
     # weights of rewards.terms.REWARD_TERMS, or their options: {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.data: train, train_range, epochs
-    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of config.rollout: all but deterministic
-    # of config.learner: advantage, credit, loss, minibatches and others (STAGED)
+    data: Mapping[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # settings of config.data: train, train_range, epochs
+    # settings of config.rollout: all but deterministic
+    rollout: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # settings of config.learner: advantage, credit, loss, minibatches and others (STAGED)
     learner: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,12 +125,13 @@ class ControlConfig:
     - `supervised`: supervised learning instead of all steps, from the main run's initial policy.
     """
 
-    without: str = ""  # the stage's name
-    stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=dict)  # in the place of the run's
-    data: Mapping[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # replace those of config.data: train, train_range
-    # replace those of config.agent, in evaluation, too; its `settings` are changed one by one: {"settings": {"looks": False}}
+    without: str = ""  # name of the stage to leave out
+    # stages that replace the run's
+    stages: Mapping[str, StageConfig] = dataclasses.field(default_factory=dict)
+    # settings that replace those of config.data: train, train_range
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # settings that replace those of config.agent, in evaluation, too. Its `settings` are replaced one by one:
+    # {"settings": {"looks": False}}
     agent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     supervised: WarmStartConfig = WarmStartConfig()  # used if its `steps` > 0
 
@@ -141,17 +145,17 @@ class ControlConfig:
 class TrainConfig:
     """A whole run."""
 
-    # rl: reinforcement learning; sft: supervised learning on demonstrations, a whole run of it
+    # rl: reinforcement learning; sft: a whole run of supervised learning on demonstrations
     kind: Literal["rl", "sft"] = "rl"
-    # recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
+    # name in recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
     recipe: str = "search"
     seed: Seed = 0  # seed of everything that is drawn at random
-    steps: Count = 100  # training steps; 0 if data.epochs says how many
+    steps: Count = 100  # training steps; 0 if data.epochs sets the length
     model: ModelConfig = ModelConfig()
     mesh: MeshConfig = MeshConfig()
     engine: EngineConfig = EngineConfig()
     agent: AgentConfig = AgentConfig()
-    # the knowledge bases that the agent may search, by the names that it calls them
+    # the knowledge bases that the agent may search, by the names that it uses for them
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     snapshot: WebSnapshotConfig = WebSnapshotConfig()
     data: DataConfig = DataConfig()
@@ -161,15 +165,15 @@ class TrainConfig:
     # comparison runs after the main one, in workdir/controls/NAME; their scores are listed beside its own
     controls: Mapping[str, ControlConfig] = dataclasses.field(default_factory=dict)
     learner: LearnerConfig = LearnerConfig()
-    chat_model: PolicyModelConfig = PolicyModelConfig()  # policy of launch.evaluate and launch.ask instead of a model
-    judge: JudgeConfig = JudgeConfig()  # asked by reward terms such as `judge`, and for config.evaluation.judge
+    chat_model: PolicyModelConfig = PolicyModelConfig()  # an endpoint as the policy of launch.evaluate and launch.ask
+    judge: JudgeConfig = JudgeConfig()  # the judge for reward terms such as `judge`, and for config.evaluation.judge
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
-    log_episodes: Count = 16  # episodes per step that are written to workdir/episodes, ..
-    log_groups: bool = False  # .. all attempts at a few questions instead of one attempt at each of many
-    log_tokens: bool = False  # .. with the text, mask, log-probability and advantage of every token
+    log_episodes: Count = 16  # number of episodes per step that are written to workdir/episodes
+    log_groups: bool = False  # write all attempts at a few questions instead of one attempt at each of many
+    log_tokens: bool = False  # write the text, mask, log-probability and advantage of every token, too
     # steps that JAX's profiler traces, FIRST:END, such as 10:12 for steps 10 and 11 (training.profiler); empty: none
     profile: str = ""
     log: tuple[str, ...] = ()  # loggers besides metrics.jsonl: tensorboard, wandb (training.loggers)

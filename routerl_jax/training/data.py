@@ -29,7 +29,7 @@ class ExampleStream:
         self._put_off: list[int] = []  # deferred examples of the present pass
 
     def check(self, count: int, under_way: int = 0) -> None:
-        """Checks that a batch of this size is possible, beside so many examples that are under way.
+        """Checks that the source has enough examples for a batch of this size besides those that are under way.
 
         Raises:
           ValueError: the source has fewer examples.

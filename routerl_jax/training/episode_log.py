@@ -40,11 +40,11 @@ def log_episodes(
     kept = set(credit.keep.tolist())
     learned = []
     for index in chosen:
-        places = range(before[index], before[index + 1])
-        advantages = [credit.advantages[place] for place in places]
+        indices = range(before[index], before[index + 1])
+        advantages = [credit.advantages[i] for i in indices]
         fields: dict[str, Any] = {
             "advantage": _mean(episodes[index].sequences, advantages),
-            "trained": any(place in kept for place in places),
+            "trained": any(i in kept for i in indices),
         }
         if config.log_tokens:
             pairs = zip(episodes[index].sequences, advantages, strict=True)

@@ -60,7 +60,7 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
 
 
 def before_agents(config: TrainConfig, judged: Agent) -> dict[str, Agent]:
-    """The agents as which the untrained policy is scored, by the names of their rows."""
+    """The agents with which the untrained policy is scored, by the names of their rows."""
     baselines = judged.baselines(tuple(config.knowledge)) if config.evaluation.before_baselines else {}
     return {"warm_start": judged} | {
         f"warm_start_{name}": baselines[name] for name in config.evaluation.before_baselines

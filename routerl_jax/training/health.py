@@ -27,8 +27,8 @@ def rollout_metrics(
       tools: see `evaluation.metrics.averages`.
     """
     totals = np.asarray([episode.rewards["total"] for episode in episodes])
-    found = averages(episodes, normalizer, tools)
-    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in found.items()}
+    result = averages(episodes, normalizer, tools)
+    metrics: dict[str, Any] = {f"rollout/{name}": value for name, value in result.items()}
     metrics |= {f"rollout/kb/{name}": share for name, share in knowledge_base_shares(episodes).items()}
     for name in episodes[0].rewards:
         if of_term := judged(name, episodes):

@@ -53,35 +53,37 @@ def open_knowledge(
     return open_knowledge_bases(config.knowledge, snapshots(config, workdir), progress=progress)
 
 
-def with_knowledge(config: TrainConfig, places: Sequence[str]) -> TrainConfig:
+def with_knowledge(config: TrainConfig, pairs: Sequence[str]) -> TrainConfig:
     """A run's configuration with some of its knowledge bases replaced.
 
     Args:
-      places: pairs `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another one; or a file,
+      pairs: `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another one; or a file,
         or a directory of PDFs and page images, from which one is built with the settings of the run's.
 
     Raises:
       ValueError: a pair can't be used; names it.
     """
     knowledge = dict(config.knowledge)
-    for pair in places:
-        name, _, place = pair.partition("=")
-        if name not in knowledge or not place:
+    for pair in pairs:
+        name, _, source = pair.partition("=")
+        if name not in knowledge or not source:
             raise ValueError(f"{pair!r} is not NAME=PLACE with a knowledge base of the run: {', '.join(knowledge)}")
         spec = knowledge[name]
-        if place.startswith(("http://", "https://")):
-            knowledge[name] = KnowledgeConfig(source=place)
-        elif built_at(place):
-            knowledge[name] = KnowledgeConfig(directory=place)
-        elif not fetched(place).exists():
-            raise ValueError(f"{pair!r}: {place} does not exist; give a knowledge base, or what it is to be built from")
+        if source.startswith(("http://", "https://")):
+            knowledge[name] = KnowledgeConfig(source=source)
+        elif built_at(source):
+            knowledge[name] = KnowledgeConfig(directory=source)
+        elif not fetched(source).exists():
+            raise ValueError(
+                f"{pair!r}: {source} does not exist; give a knowledge base, or what it is to be built from"
+            )
         elif spec.kind in (TOOL, _HYBRID):
             raise ValueError(
-                f"{pair!r}: the run's {name} is of kind {spec.kind!r}, so that nothing says how {place} is to be built; build "
+                f"{pair!r}: the run's {name} is of kind {spec.kind!r}, so that nothing says how {source} is to be built; build "
                 "it (launch.build_kb), and give its directory"
             )
         else:
-            knowledge[name] = dataclasses.replace(spec, source=place, directory="")
+            knowledge[name] = dataclasses.replace(spec, source=source, directory="")
     return dataclasses.replace(config, knowledge=knowledge)
 
 

@@ -81,12 +81,12 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
         run = dataclasses.replace(config, mesh=mesh)
         updates = {}
         for micro in _micro_batches(run):
-            found = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
-            updates[micro] = _one(compile_and_weigh, found, topology, "update")
+            changed = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
+            updates[micro] = _one(compile_and_weigh, changed, topology, "update")
         decodes = {}
         for rows in _rows(run):
-            found = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
-            decodes[rows] = _one(compile_and_weigh, found, topology, "decode")
+            changed = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
+            decodes[rows] = _one(compile_and_weigh, changed, topology, "decode")
         choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
         tried += choices
         best = min(choices, key=_worth)
@@ -100,13 +100,13 @@ def _worth(choice: Choice) -> tuple[bool, float]:
 
 
 def _heads(config: TrainConfig) -> int:
-    found = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
-    return getattr(found, "text", found).heads  # of a model that sees, its decoder's
+    architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
+    return getattr(architecture, "text", architecture).heads  # of a model that sees, its decoder's
 
 
 def _tensors(heads: int, devices: int) -> list[int]:
     """Powers of two that divide the devices and the query heads."""
-    return [ways for i in range(devices.bit_length()) if devices % (ways := 2**i) == 0 and heads % ways == 0]
+    return [count for i in range(devices.bit_length()) if devices % (count := 2**i) == 0 and heads % count == 0]
 
 
 def _micro_batches(config: TrainConfig) -> list[int]:

@@ -23,9 +23,9 @@ class LearnerConfig:
     """From episodes to updates."""
 
     advantage: str = "grpo"  # learning.advantages.ADVANTAGES
-    # how the reward is shared among tokens (training.credit.kinds.CREDITS). episode: every token gets the whole reward; turn:
-    # the outcome and the rewards of its own and later turns; counterfactual: the choice of a knowledge base is compared with
-    # the other choices, which needs rollout.forks
+    # how the reward is shared among tokens (training.credit.kinds.CREDITS). episode: every token gets the whole reward. turn:
+    # every token gets the outcome and the rewards of its own and later turns. counterfactual: the choice of a knowledge base is
+    # compared with the other choices, which needs rollout.forks
     credit: str = "episode"
     turn: TurnCreditConfig = TurnCreditConfig()
     forks: ForkCreditConfig = ForkCreditConfig()
@@ -34,19 +34,20 @@ class LearnerConfig:
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
     leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.masks): void_turns, overlong
     minibatches: Size = 1  # updates per step
-    # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (losses)
+    # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
     aggregation: Aggregation = "token"
     # tokens per sequence by which aggregation="constant" divides (Dr. GRPO's constant); 0: engine.max_length
     aggregation_tokens: Count = 0
     loss: LossConfig = LossConfig()
-    reward_kl_coef: NonNegative = 0.0  # k1 KL to the reference, subtracted from the reward ..
-    # .. of the episode, or of each token (and so from the return of the tokens before it)
+    reward_kl_coef: NonNegative = 0.0  # weight of the k1 KL to the reference that is subtracted from the reward
+    # the reward that it is subtracted from: the episode's, or each token's (and so from the return of the tokens before it)
     reward_kl: Literal["episode", "token"] = "episode"
     importance_cap: NonNegative = 0.0  # truncated importance sampling against the sampler's numerics, e.g. 2; 0: off
-    # sequences are left out if the ratio of the learner's probability of them to the sampler's, before the updates, is outside
-    # [1 / this, this], e.g. 10; 0: off ..
+    # leave out a sequence if the learner's probability of it (before the updates) over the sampler's is outside [1 / C, C] for
+    # this C, e.g. 10; 0: off
     mask_sequence_ratio: NonNegative = 0.0
-    mask_mean_ratio: NonNegative = 0.0  # .. or if the geometric mean of their tokens' ratios is, e.g. 1.01; 0: off
+    # leave out a sequence if the geometric mean of its tokens' ratios is outside [1 / C, C] for this C, e.g. 1.01; 0: off
+    mask_mean_ratio: NonNegative = 0.0
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
@@ -69,13 +70,13 @@ class LearnerConfig:
         if credit.forked and (advantage.whitened or self.reward_kl_coef):
             setting = f"advantage={self.advantage!r}" if advantage.whitened else "reward_kl_coef"
             raise ValueError(
-                f"config.learner.{setting} does not go with credit={self.credit!r}: the values of ways are rewards, compared "
-                "question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
+                f"config.learner.{setting} does not go with credit={self.credit!r}: the values of branches are rewards, "
+                "compared question by question; take dr_grpo, rloo, grpo or batch_std, and loss.kl_coef"
             )
         if credit.forked and self.leave_out:
             raise ValueError(
-                f"config.learner.leave_out={self.leave_out} does not go with credit={self.credit!r}: without one of its ways "
-                "a choice has only the advantages of the others"
+                f"config.learner.leave_out={self.leave_out} does not go with credit={self.credit!r}: without one of its "
+                "branches a choice has only the advantages of the others"
             )
         for name in ("mask_sequence_ratio", "mask_mean_ratio"):
             if (bound := getattr(self, name)) and bound <= 1:
@@ -83,8 +84,8 @@ class LearnerConfig:
         if credit.forked and (self.mask_sequence_ratio or self.mask_mean_ratio):
             name = "mask_sequence_ratio" if self.mask_sequence_ratio else "mask_mean_ratio"
             raise ValueError(
-                f"config.learner.{name} does not go with credit={self.credit!r}: without one of its ways a choice has only the "
-                "advantages of the others; set it to 0"
+                f"config.learner.{name} does not go with credit={self.credit!r}: without one of its branches a choice has only "
+                "the advantages of the others; set it to 0"
             )
         if self.aggregation_tokens and self.aggregation != "constant":
             raise ValueError(

@@ -70,9 +70,9 @@ def licence_of(base: str) -> str:
     card = pathlib.Path(base).expanduser() / CARD
     if not base or not card.is_file():
         return ""
-    found = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
+    match = re.match(r"---\n(.*?)\n---", card.read_text(encoding="utf-8", errors="replace"), re.DOTALL)
     try:
-        fields = yaml.safe_load(found[1]) if found else None
+        fields = yaml.safe_load(match[1]) if match else None
     except yaml.YAMLError:
         return ""
     return str(fields.get("license") or "") if isinstance(fields, dict) else ""
@@ -180,13 +180,13 @@ def _range(limits: Sequence[int]) -> str:
 def _results(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> str:
     """The run's final table of results, which are those of the finished policy."""
     path = workdir / "results.json"
-    found = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
-    if "sft" in found:
-        held = {name: value for name, value in found["sft"].items() if name.startswith("held_out/")}
+    results = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
+    if "sft" in results:
+        held = {name: value for name, value in results["sft"].items() if name.startswith("held_out/")}
         return (
             "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held.items())]) if held else ""
         )
-    table = found.get("agents") or {}
+    table = results.get("agents") or {}
     if not table:
         return ""
     columns = [name for name in _SHOWN if any(name in row for row in table.values())]

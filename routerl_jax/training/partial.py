@@ -11,8 +11,8 @@ Groups are never split: an attempt is learnt from with all others at its questio
 fed to the new weights, so no keys and values of older weights are read. Every token has the version and the log-probability of
 the weights that sampled it.
 
-Nothing is under way in a checkpoint or from one stage to the next: the step before waits for all its groups, of which it begins
-C fewer. So a run of S steps draws S E questions, and continues exactly after it was killed.
+No attempt is under way at a checkpoint or between two stages: the step before begins C fewer groups, and waits for all of
+them. So a run of S steps draws S E questions, and continues exactly after it was killed.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class PartialRollouts:
         - `rollout/partial/episodes`: share of the episodes that weights of more than one version sampled;
         - `rollout/partial/unfinished`: attempts that had not ended when the batch was taken;
         - `rollout/partial/overdue`: groups that were waited for because of config.rollout.max_staleness;
-        - `timing_s/carried`: seconds of the rollouts until the groups that earlier steps had begun were complete. At most so
-          long these steps would have waited for them.
+        - `timing_s/carried`: seconds of the rollouts until the groups that earlier steps had begun were complete: the most
+          that these steps would have waited for them.
         """
         versions = [
             np.concatenate([np.zeros(0, int), *(s.versions[s.loss_mask] for s in e.sequences)]) for e in episodes

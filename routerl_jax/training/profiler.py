@@ -40,16 +40,16 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
     """
     if not text:
         return range(0)
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if not found or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match or int(match[1]) >= int(match[2]):
         raise ValueError(
             f"config.profile={text!r} is no range of steps: write FIRST:END, such as 10:12 for steps 10 and 11 (counted from 0)"
         )
-    if steps is not None and int(found[2]) > steps:
+    if steps is not None and int(match[2]) > steps:
         raise ValueError(
             f"config.profile={text!r}: the run has {steps} steps, counted from 0; take an END of {steps} or less"
         )
-    return range(int(found[1]), int(found[2]))
+    return range(int(match[1]), int(match[2]))
 
 
 class Profiler:
@@ -162,16 +162,16 @@ def report(trace: pathlib.Path, steps: int) -> str:
 
     Operations of XLA's programs count as the devices', also on a CPU, where they run on threads of the host.
     """
-    found = spent(jax.profiler.ProfileData.from_file(str(trace)))
+    profile = spent(jax.profiler.ProfileData.from_file(str(trace)))
     text = io.StringIO()
     console = Console(file=text, width=120, highlight=False)
     console.print(
-        f"Profile of {steps} step{'s' * (steps != 1)}, {found.seconds:.2f} s; the trace: {trace}", soft_wrap=True
+        f"Profile of {steps} step{'s' * (steps != 1)}, {profile.seconds:.2f} s; the trace: {trace}", soft_wrap=True
     )
     kinds = {
-        "parts of the steps": found.parts,
-        "things on the devices": found.devices,
-        "things on the host": found.host,
+        "parts of the steps": profile.parts,
+        "things on the devices": profile.devices,
+        "things on the host": profile.host,
     }
     for title, times in kinds.items():
         if not times:

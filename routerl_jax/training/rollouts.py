@@ -66,11 +66,13 @@ def roll_out(
     step: int,
     partial: PartialRollouts | None = None,
 ) -> Rollouts:
-    """Samples attempts at the questions and scores them. With `partial`, these are begun, and others may be scored.
+    """Samples attempts at the questions and scores them. With `partial`, it begins these attempts, and may score others that
+    were begun earlier.
 
     With config.rollout.refill, groups whose rewards are all equal are replaced by as many groups of the stream's next
-    questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without signal
-    of the last round stay. A question that was in the step already is skipped, and its place stays as it is.
+    questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without
+    signal that are left after the last round stay. A question that is in the step already is skipped, and the group
+    that it would replace stays.
     """
     clock, rollout = Clock(), stage.config.rollout
     engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(tools)

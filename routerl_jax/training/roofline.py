@@ -103,8 +103,8 @@ def estimate(
             free[i] -= part
             hidden += part
         entry = traffic.setdefault("/".join((one.kind, *_axes(one, mesh))), [0.0, 0.0, 0.0, 0.0])
-        for place, value in enumerate((one.times, one.sent * one.times, time, hidden)):
-            entry[place] += value
+        for index, value in enumerate((one.times, one.sent * one.times, time, hidden)):
+            entry[index] += value
     compute, memory = costs.flops / chip.peak_flops, costs.bytes / chip.memory_bandwidth
     network = sum(entry[2] for entry in traffic.values())
     exposed = network - sum(entry[3] for entry in traffic.values())
@@ -112,7 +112,7 @@ def estimate(
     parts = {"compute": compute, "memory": memory, "network": exposed}
     bound = max(parts, key=lambda name: parts[name])
     token = total / decoded[0] if decoded else None
-    found = Estimate(
+    result = Estimate(
         chip=chip.name,
         flops=costs.flops,
         hbm_bytes=costs.bytes,
@@ -132,15 +132,15 @@ def estimate(
         tokens_per_s=decoded[1] / token if decoded and token else None,
         uncounted=costs.uncounted,
     )
-    return dataclasses.replace(found, hint=_hint(found, name, useful))
+    return dataclasses.replace(result, hint=_hint(result, name, useful))
 
 
 def _axes(one: Collective, mesh: Mesh | None) -> list[str]:
     """The axes of the mesh along which the collective goes, as one name."""
     if mesh is None or max(one.members) >= mesh.size:
         return []
-    places = np.unravel_index(np.asarray(one.members), tuple(mesh.shape.values()))
-    along = [name for name, place in zip(mesh.shape, places) if len(set(place.tolist())) > 1]
+    coordinates = np.unravel_index(np.asarray(one.members), tuple(mesh.shape.values()))
+    along = [name for name, positions in zip(mesh.shape, coordinates) if len(set(positions.tolist())) > 1]
     return ["+".join(along)] if along else []
 
 
@@ -153,11 +153,11 @@ def _network_seconds(one: Collective, chip: Chip, mesh: Mesh | None) -> float:
     return max(one.sent / bandwidth, chip.hop_latency * hops)
 
 
-def _hint(found: Estimate, name: str, useful: float | None) -> str:
+def _hint(roofline: Estimate, name: str, useful: float | None) -> str:
     """What would make the program faster, given its bound."""
-    if found.bound == "network":
-        return _network_hint(found, name)
-    if found.bound == "memory":
+    if roofline.bound == "network":
+        return _network_hint(roofline, name)
+    if roofline.bound == "memory":
         if name == "decode":
             return (
                 "weights and cache are read for each token: more engine.rows share the weights, shorter rows have less "
@@ -168,16 +168,16 @@ def _hint(found: Estimate, name: str, useful: float | None) -> str:
         if name not in _LEARNS:
             return "weights are read once a call: a call with more rows shares them"
         return "larger learner.micro_tokens (each micro-batch reads all weights), or weights and optimiser state in bfloat16"
-    if name == "update" and useful is not None and found.flops > 1.15 * useful:
+    if name == "update" and useful is not None and roofline.flops > 1.15 * useful:
         return (
-            f"{found.flops / useful - 1:.0%} more FLOPs than needed, as some are computed again: learner.remat='dots' or "
+            f"{roofline.flops / useful - 1:.0%} more FLOPs than needed, as some are computed again: learner.remat='dots' or "
             "'none' where memory allows it"
         )
     return "products bind: only a smaller model, shorter sequences or more chips are faster"
 
 
-def _network_hint(found: Estimate, name: str) -> str:
-    kind, most = max(found.traffic.items(), key=lambda item: item[1].seconds - item[1].hidden_s)
+def _network_hint(roofline: Estimate, name: str) -> str:
+    kind, most = max(roofline.traffic.items(), key=lambda item: item[1].seconds - item[1].hidden_s)
     exposed = f"{kind} is exposed for {1000 * (most.seconds - most.hidden_s):.3g} ms"
     if name in _MOVES:
         return f"{exposed}, once an update"

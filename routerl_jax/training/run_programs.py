@@ -71,12 +71,12 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     }
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
     params = nnx.state(model, nnx.Param)
-    homes = shardings(params, mesh, config.mesh.layout)
+    placements = shardings(params, mesh, config.mesh.layout)
 
-    def place(leaf: jax.ShapeDtypeStruct, home: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=home)
+    def place(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    nnx.update(model, jax.tree.map(place, params, homes))
+    nnx.update(model, jax.tree.map(place, params, placements))
     if config.model.lora.rank:
         with naming("config.model.lora"):
             apply_lora(model, config.model.lora.build(), jax.random.key(0), config.model.lora.dtype)
@@ -131,7 +131,7 @@ class _Learner:
         return held(self._state.opt_state) + self._kept
 
     def programs(self) -> dict[str, Program]:
-        length, found = self._config.engine.max_length, {}
+        length, programs = self._config.engine.max_length, {}
         for name, stage in _updates(self._config).items():
             loss = stage.learner.loss if self._rl else LossConfig(kind="reinforce")
             jitted = jit_programs(
@@ -148,7 +148,7 @@ class _Learner:
             batch = self._layout.abstract(sequences, length)
             exact = self._trained if loss.exact_kl else None
             trips = self._layout.micro_batches(sequences, length)
-            found[name] = Program(
+            programs[name] = Program(
                 lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
                 mesh=self._mesh,
                 resident=0 if exact is not None else self._kept,  # an argument is counted as such
@@ -157,8 +157,8 @@ class _Learner:
                 + (self._useful(sequences, length, forward=True) if exact is not None else 0),
                 moves_weights=True,
             )
-            if self._rl and "reference" not in found and _has_reference(stage) and exact is None:
-                found["reference"] = Program(
+            if self._rl and "reference" not in programs and _has_reference(stage) and exact is None:
+                programs["reference"] = Program(
                     lowered=jitted.logprobs.lower(self._trained, self._frozen, batch),
                     mesh=self._mesh,
                     resident=held(self._state),
@@ -166,7 +166,7 @@ class _Learner:
                     useful=self._useful(sequences, length, forward=True),
                     moves_weights=True,
                 )
-        return found
+        return programs
 
     def _useful(self, sequences: int, length: int, *, forward: bool = False) -> float:
         """FLOPs of a mini-batch, per device. For a vision model, half of the tokens are image tokens, which its tower reads."""
@@ -181,25 +181,27 @@ class _Learner:
         return flops / self._mesh.size
 
 
-def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, learner: _Learner) -> dict[str, Program]:
-    """The engine's programs, on `mesh`, and those that make its weights, on the learner's `home`.
+def _generation(
+    config: TrainConfig, model: Decoder, learner_mesh: Mesh, mesh: Mesh, learner: _Learner
+) -> dict[str, Program]:
+    """The engine's programs, on `mesh`, and those that make its weights, on the learner's mesh.
 
     On the same devices, the engine holds nothing during the update. On others, the learner's state takes nothing from it.
     """
-    engine, params, found = config.engine, nnx.state(model), {}
+    engine, params, programs = config.engine, nnx.state(model), {}
     layout, apart = engine_layout(config), bool(config.mesh.engine)
     served = merged(model, model.compute_dtype) if engine.lora == "merged" else model
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
-        found["merge"] = Program(
-            lowered=merge, mesh=home, resident=learner.moments + held(_unmerged(model)), moves_weights=True
+        programs["merge"] = Program(
+            lowered=merge, mesh=learner_mesh, resident=learner.moments + held(_unmerged(model)), moves_weights=True
         )
     given = nnx.state(served)
     copier = WeightCopier(served, mesh, layout, model.compute_dtype, engine.weight_qtype)
     copy = copier.lower(given)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
-        found["copy"] = Program(lowered=copy, mesh=home, resident=resident, moves_weights=True)
+        programs["copy"] = Program(lowered=copy, mesh=learner_mesh, resident=resident, moves_weights=True)
     lowered = lower_programs(
         served,
         mesh,
@@ -242,7 +244,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
     weights = copier.abstract(given) if layout else given
     least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
     for name, program in lowered.items():
-        found[name] = Program(
+        programs[name] = Program(
             lowered=program,
             mesh=mesh,
             resident=beside + (cache if name == "encode" else 0),
@@ -250,7 +252,7 @@ def _generation(config: TrainConfig, model: Decoder, home: Mesh, mesh: Mesh, lea
             decoded=(engine.segment, engine.rows) if name == "decode" else None,
             least_bytes=least if name == "decode" else None,
         )
-    return found
+    return programs
 
 
 def _unmerged(model: Decoder) -> nnx.State:
@@ -273,12 +275,12 @@ def _updates(config: TrainConfig) -> dict[str, TrainConfig]:
     """Settings of the run's different updates, by name: that of the first stage, and those that differ from it."""
     if config.kind != "rl":
         return {"update": config}
-    found: dict[str, TrainConfig] = {}
+    configs: dict[str, TrainConfig] = {}
     for name in sorted(config.stages, key=lambda name: (bool(config.stages[name].after), config.stages[name].start)):
         stage = config.in_stage(name)
-        if not any(_compiled(stage) == _compiled(other) for other in found.values()):
-            found[f"update/{name}" if found else "update"] = stage
-    return found
+        if not any(_compiled(stage) == _compiled(other) for other in configs.values()):
+            configs[f"update/{name}" if configs else "update"] = stage
+    return configs
 
 
 def _compiled(stage: TrainConfig) -> tuple[Any, ...]:

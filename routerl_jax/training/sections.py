@@ -45,9 +45,9 @@ class ModelConfig:
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
     # a random vision tower for a text-only `path`, which becomes a Qwen2.5-VL (models.sight): VisionConfig's fields, max_pixels
     sight: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # least and most pixels of a picture after resizing (vision models); 0: the model's own (preprocessor_config.json)
+    # least pixels of a picture after resizing (vision models); 0: the model's own setting (preprocessor_config.json)
     min_pixels: Count = 0
-    max_pixels: Count = 0  # most pixels, likewise
+    max_pixels: Count = 0  # most pixels of a picture after resizing; 0: the model's own setting
     dtype: Dtype = "float32"  # dtype of weights and optimiser state
     compute_dtype: Dtype | Literal[""] = ""  # dtype of activations; empty: as dtype
     freeze: tuple[str, ...] = ()  # parts that are not trained: visual (the vision tower), embedding, head
@@ -63,8 +63,8 @@ class MeshConfig:
     fsdp: _Axis = 1  # devices that share one copy of the weights, each with a part of every matrix
     tensor: _Axis = 1  # devices that share the work of every layer
     layout: Layout = "replicated"  # parallel.sharding.LAYOUTS
-    # devices that only the engine uses, the last ones; the axes above are over the others, and `tensor` over these, too. 0: the
-    # engine shares the learner's
+    # number of devices that only the engine uses, the last ones; 0: it shares the learner's. `data` and `fsdp` divide the other
+    # devices; `tensor` divides the engine's devices, too
     engine: Count = 0
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
 
@@ -78,8 +78,8 @@ class EngineConfig:
     max_length: Size = 512  # tokens of a conversation
     segment: Size = SEGMENT  # decode steps per device call
     leave_fraction: BelowOne = LEAVE_FRACTION  # a call returns when no more than this share of its rows still decodes
-    # tokens that a decode step copies from the conversation as a guess, and samples at once where the guess is right
-    # (docs/algorithms.md). It changes nothing but the time. By the peaks of chips it pays with up to a few hundred rows a chip
+    # number of draft tokens that a decode step copies from the conversation; those that agree with the sampling are accepted at
+    # once (docs/algorithms.md). Only the time changes. By the peaks of chips it pays with up to a few hundred rows a chip
     drafts: Annotated[int, Range(least=0, most=MOST_DRAFTS)] = 0
     # sharding of the engine's copy of the weights (parallel.sharding.LAYOUTS); empty: the engine uses the learner's arrays
     layout: Layout | Literal[""] = ""
@@ -87,9 +87,9 @@ class EngineConfig:
     lora: Literal["merged", "adapter"] = "merged"
     # the KV cache: `fused` is a kernel for GPUs, `paged` one for TPUs, `segment` plain XLA; auto: by the devices and the model
     cache: CacheKind = "auto"
-    # int8: the matrices of the engine's copy of the weights are quantised; training needs learner.importance_cap with it
+    # int8: quantise the matrices of the engine's copy of the weights; training then needs learner.importance_cap
     weight_qtype: Qtype = ""
-    # int8: keys and values are quantised, with a scale per token and head; the same holds
+    # int8: quantise keys and values, with a scale per token and head; training then needs learner.importance_cap
     cache_qtype: Qtype = ""
 
 
@@ -98,22 +98,23 @@ class EngineConfig:
 class KnowledgeConfig:
     """One knowledge base. It is built into `directory` on first use, and loaded from there later."""
 
-    # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served one (knowledge.load; the other keys
-    # are then the server's); empty: `directory` exists. Kind "tool": the function that makes it, package.module:factory
+    # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served knowledge base (knowledge.load; the
+    # server then has the other settings); empty: `directory` exists. Kind "tool": the function that makes it,
+    # package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     # text encoder of queries and passages: a directory, hub id or PyPI model (models.pretrained)
     encoder: str = "all-MiniLM-L6-v2"
-    index: str = "auto"  # knowledge.index: scann, exact, or auto: scann where it is installed, exact elsewhere
-    directory: str = ""  # empty: in the cache, by content
+    index: str = "auto"  # knowledge.index: scann, exact, or auto: scann if it is installed, else exact
+    directory: str = ""  # where it is built; empty: in the cache, named by its content
     members: tuple[str, ...] = ()  # kind "hybrid": names of the knowledge bases whose rankings it joins
     # cross-encoder (directory or hub id) that reranks the passages that were found (knowledge.reranked); empty: none
     reranker: str = ""
-    rerank_depth: Size = 20  # passages that it scores per query; at least as many as are asked for
-    # what it contains, for a policy that is shown its tools (config.agent.grammar="tool_calls")
+    rerank_depth: Size = 20  # passages that the reranker scores per query; at least as many as are returned
+    # what the knowledge base contains, for a policy that is shown its tools (config.agent.grammar="tool_calls")
     description: str = ""
-    # fields of the kind's own configuration (knowledge.kinds), as {"extractor": "given", "triples": FILE} of "graph"; or a
-    # tool's arguments
+    # fields of the kind's own configuration (knowledge.kinds), such as {"extractor": "given", "triples": FILE} for "graph"; or
+    # the arguments of a tool
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,11 +125,11 @@ class KnowledgeConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WebSnapshotConfig:
-    """Snapshot of what the run sees of the web (docs/web.md), for every knowledge base of kind "web", in DIRECTORY/NAME."""
+    """A recording of the run's web searches (docs/web.md), for every knowledge base of kind "web", in DIRECTORY/NAME."""
 
-    # record: a new one; auto: answer from it, and record what it lacks; replay: answer from it alone; empty: none
+    # record: make a new snapshot; auto: answer from it, and record what it lacks; replay: answer from it alone; empty: none
     mode: Literal["", "record", "auto", "replay"] = ""
-    directory: str = ""  # such as another run's WORKDIR/snapshot; empty: this run's, WORKDIR/snapshot
+    directory: str = ""  # the snapshot's directory, such as another run's WORKDIR/snapshot; empty: this run's own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,14 +138,14 @@ class DataConfig:
     """Questions: `atlas/SPLIT`, files (docs/data.md has the formats), or a registered dataset."""
 
     train: str = "atlas/train"  # training questions
-    validation: str = "atlas/validation"  # empty: as train (keep the ranges apart)
-    test: str = "atlas/test"  # empty: as train
-    train_range: tuple[Count, ...] = ()  # (start, stop) items of the source; empty: all
-    validation_range: tuple[Count, ...] = ()  # likewise, of `validation`
-    test_range: tuple[Count, ...] = ()  # likewise, of `test`
-    # passes over the training questions; they replace config.steps (set it to 0) and the next stage's start; 0: not used
+    validation: str = "atlas/validation"  # validation questions; empty: as train (keep the ranges apart)
+    test: str = "atlas/test"  # test questions; empty: as train (keep the ranges apart)
+    train_range: tuple[Count, ...] = ()  # the questions (start, stop) of `train`; empty: all
+    validation_range: tuple[Count, ...] = ()  # the questions (start, stop) of `validation`; empty: all
+    test_range: tuple[Count, ...] = ()  # the questions (start, stop) of `test`; empty: all
+    # passes over the training questions. They replace config.steps (set it to 0) and the next stage's start; 0: not used
     epochs: Count = 0
-    # if validation or test questions occur in training, word for word
+    # what to do if validation or test questions also occur in training, word for word
     overlap: Literal["error", "warn", "ignore"] = "error"
 
 
@@ -158,30 +159,31 @@ class RolloutConfig:
     temperature: NonNegative = 1.0  # temperature of the sampling; 0: the likeliest token
     top_p: PositiveFraction = 1.0  # sample from the likeliest tokens that together have this probability; 1: from all
     top_k: Count = 0  # sample from this many of the likeliest tokens; 0: from all
-    deterministic: bool = True  # fixed order of tool calls and decoding: repeats and resumes bit for bit
-    tool_timeout: Positive = DEFAULT_SECONDS  # seconds
-    # routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
+    deterministic: bool = True  # fixed order of tool calls and decoding, so that a run repeats and resumes bit for bit
+    tool_timeout: Positive = DEFAULT_SECONDS  # seconds after which a tool call counts as failed
+    # number of routing decisions at which an attempt is forked into all branches (agents/forks.py); each branch is an episode
     forks: Count = 0
-    # rounds in which groups whose rewards are all equal are replaced by the next questions' (dynamic sampling); 0: none
+    # most rounds in which groups of equal rewards are replaced by groups of further questions (dynamic sampling); 0: none
     refill: Count = 0
-    # steps that rollouts are ahead of the updates: 1: those of step n + 1 are generated with the weights before update n
-    # (training.ahead), at the same time if the engine has devices of its own (config.mesh.engine)
+    # number of steps by which rollouts are ahead of the updates. 1: the rollouts of step n + 1 are generated with the weights
+    # before update n (training.ahead), and at the same time as it if the engine has its own devices (config.mesh.engine)
     ahead: Annotated[int, Range(least=0, most=1)] = 0
-    # questions whose attempts may be unfinished when a step's batch is taken (training.partial): so many more than `examples`
-    # are under way, the first groups that are complete are learnt from, and the others go on after the update; 0: none
+    # number of questions whose attempts may be unfinished when a step's batch is taken (training.partial). So many more than
+    # `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0: none
     partial: Count = 0
-    # with `partial`: steps by which a token's weights may be older than the learner's. Older groups are waited for
+    # with `partial`: most steps by which the weights that sampled a token may be older than the learner's. The step waits for
+    # groups that would be older
     max_staleness: Size = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class CalibrationConfig:
-    """Checks before training that a price on searches can matter: EM of the start without a search (closed book) and with
-    every search (open book), by kind of question."""
+    """Checks before training that a price on searches can matter. It measures the EM of the untrained policy without searches
+    (closed book) and with all searches (open book), by kind of question."""
 
-    # metadata["kind"] of questions for which (1 - penalty) x open book < closed book < open book must hold, or the run is
-    # refused; empty: not measured
+    # a value of metadata["kind"]. On its questions, (1 - penalty) x open book < closed book < open book must hold, or the run
+    # is refused; empty: not measured
     kind: str = ""
     penalty: Fraction = 0.1  # the share of the reward that a search costs
     closed: str = "direct"  # the baseline that never searches
@@ -196,16 +198,19 @@ class EvaluationConfig:
     every: Count = 20  # steps between validations; 0: never
     examples: Count = 128  # validation questions; 0: all
     final_examples: Count = 512  # test questions of the final table; 0: all
-    baselines: bool = True  # always one KB, random KB, no search
-    canary: bool = False  # validate with a retriever that answers other questions, too
-    judge: bool = False  # ask config.judge about every answer, too
-    before: bool = True  # also score the untrained policy ..
-    before_baselines: tuple[str, ...] = ()  # .. and its baselines of these names, as warm_start_NAME
+    # also score the policy with one fixed knowledge base, with a random one, and without searches
+    baselines: bool = True
+    canary: bool = False  # also validate with a retriever that returns passages for other questions
+    judge: bool = False  # also ask config.judge about every answer
+    before: bool = True  # also score the untrained policy
+    before_baselines: tuple[
+        str, ...
+    ] = ()  # with `before`: the untrained policy's baselines to score, as warm_start_NAME
     calibration: CalibrationConfig = CalibrationConfig()
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: Count = 0  # passages per search; 0: as in training (agent.k)
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    # metrics that lead the printed table, of evaluation.metrics.ANSWER, or judge; empty: the paper's (Recipe.headline)
+    # first metrics of the printed table (evaluation.metrics.ANSWER or judge); empty: those of the paper (Recipe.headline)
     headline: tuple[str, ...] = ()
     # names for agents in results.json, by their usual names: {"warm_start": "prompt", "trained": "step_grpo"}
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -237,14 +242,14 @@ class EvaluationConfig:
 class CheckpointConfig:
     """When weights and the optimiser's state are saved. They are always saved after the last step."""
 
-    every: Count = 20  # steps; 0: at the end alone
-    keep: Size = 2  # the newest ones
+    every: Count = 20  # steps between checkpoints; 0: only at the end
+    keep: Size = 2  # number of newest checkpoints that are kept
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WatchConfig:
-    """When a run that goes wrong is stopped; it keeps the weights from before the trouble.
+    """When a run that goes wrong is stopped. It keeps the weights from before the trouble.
 
     Names are those of metrics.jsonl. validation/*, canary/* and held_out/* are checked only when they are measured, every
     config.evaluation.every steps.
@@ -257,9 +262,9 @@ class WatchConfig:
     most: Mapping[str, float] = dataclasses.field(
         default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
     )
-    # Least share of its best in the stage that a metric must keep (means of `patience` values; only if the best is above 0).
+    # A metric is bad below this share of its best in the stage (means of `patience` values; only if the best is above 0).
     falls: Mapping[str, Fraction] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})
-    # How far a metric of any sign may be below its best (as above), e.g. {"actor/promoted_logprob": 2.0}.
+    # A metric is bad if it is further than this below its best (as in `falls`), e.g. {"actor/promoted_logprob": 2.0}.
     drops: Mapping[str, NonNegative] = dataclasses.field(default_factory=dict)
 
 
@@ -268,28 +273,31 @@ class WatchConfig:
 class WarmStartConfig:
     """Supervised learning on demonstrations: a whole run (kind = "sft"), or the first phase of a run (`steps` > 0)."""
 
-    steps: Count = 0  # updates before reinforcement learning starts; 0: none. A run of kind "sft" has config.steps
-    optimizer: OptimizerConfig = OptimizerConfig(lr=1e-5)  # for these steps; a run of kind "sft" uses config.learner's
-    # "atlas"; "annotated": the training questions whose gold passages are known, with searches that find them (annotated);
-    # "made:package.module:function", which makes them of (config, agent); "messages:FILE", conversations with pictures
-    # (data.messages); or a file or directory of episodes (WORKDIR/episodes, --output of launch.evaluate); with the recipe
-    # r1_router, in the place of episodes, the steps of golden trajectories, trajectories:FILE ..
+    steps: Count = 0  # updates before reinforcement learning starts; 0: none. Kind "sft" has config.steps instead
+    optimizer: OptimizerConfig = OptimizerConfig(
+        lr=1e-5
+    )  # of these steps. Kind "sft" uses config.learner.optimizer instead
+    # where demonstrations come from. "atlas"; "annotated": the training questions whose gold passages are known, with searches
+    # that find them (training.annotated); "made:package.module:function": the function makes them from (config, agent);
+    # "messages:FILE": conversations with pictures (data.messages); or a file or directory of episodes (WORKDIR/episodes, or
+    # the --output of launch.evaluate). Instead of episodes, the recipe r1_router takes "trajectories:FILE", steps of golden
+    # trajectories
     demonstrations: str = "atlas"
-    # .. those episodes are trained on whose rewards.terms.REWARD_TERMS, with these weights, ..
+    # from episodes, those are chosen whose reward is at least `least`. The reward: rewards.terms.REWARD_TERMS by weight
     select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(
         default_factory=lambda: {"em": 1.0, "format": 1.0}
     )
-    least: float = 2.0  # .. sum to at least this
-    examples: Size = 64  # per step
+    least: float = 2.0  # least reward (`select`) of an episode that is trained on
+    examples: Size = 64  # demonstrations per step
     invented: Fraction = DemonstrationSource.invented  # atlas: share from invented worlds
     hit: Fraction = DemonstrationSource.hit  # atlas: chance that a demonstrated search finds what it looks for
     persistence: Fraction = DemonstrationSource.persistence  # atlas: chance to search again after a miss
     direct: Fraction = 0.0  # atlas: share of demonstrations that answer at once, without a search; not of golden steps
     drills: Fraction = 0.0  # atlas: share of a step's items that are reading drills
     observation_weight: NonNegative = 0.0  # weight of the language-model loss on tokens that the policy did not write
-    # updates of the vision tower alone before the others; they align a sign's feature with its token's embedding (alignment)
+    # first updates, of the vision tower alone. They align a sign's feature with its token's embedding (training.alignment)
     align: Count = 0
-    sheets: str = ""  # .. on these pictures, "package.module:SHEETS"; empty: sheets of figures
-    # also train the parts in config.model.freeze before reinforcement learning, which then leaves them as they are
+    sheets: str = ""  # pictures for `align`, "package.module:SHEETS"; empty: sheets of figures
+    # the supervised phase also trains the parts in config.model.freeze; reinforcement learning then leaves them unchanged
     train_frozen: bool = False
-    vocabulary: Size = 1024  # size of the tokenizer trained on them (when the model has no path)
+    vocabulary: Size = 1024  # size of the tokenizer that is trained on the demonstrations if the model has no path

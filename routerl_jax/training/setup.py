@@ -226,7 +226,7 @@ def _check_verdicts(config: TrainConfig, recipe: Recipe) -> None:
         if config.judge.failed == "leave_out" and credit_named(credit).forked:
             raise ValueError(
                 f"{term} with config.judge.failed='leave_out' does not go with config.learner.credit={credit!r}: without one "
-                "of its ways a choice has only the advantages of the others; take failed='zero' or 'em'"
+                "of its branches a choice has only the advantages of the others; take failed='zero' or 'em'"
             )
 
 

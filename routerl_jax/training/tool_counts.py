@@ -68,8 +68,8 @@ def tool_table(counted: ToolCounts) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = (
         "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths))
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths))
         )
         for row in rows
     )

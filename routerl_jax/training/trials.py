@@ -96,8 +96,8 @@ class Trials:
             row, episodes = self._scored(agent, self._tools, f"{count} pages")
             known = known if tried else {str(one.example.id) for one in episodes if _found_all(one)}
             if whole := [one for one in episodes if str(one.example.id) in known]:
-                found = summarize(whole, self._config.evaluation.normalizer)
-                row["sufficient"] = {key: found[key] for key in ("em", "em_interval", "n")}
+                metrics = summarize(whole, self._config.evaluation.normalizer)
+                row["sufficient"] = {key: metrics[key] for key in ("em", "em_interval", "n")}
             tried[count] = row
         return tried
 

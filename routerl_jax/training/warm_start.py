@@ -52,8 +52,8 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 def _path(policy: pathlib.Path) -> str:
     """As configurations name it: all processes of a job, and later sessions, find it there."""
-    place = place_of(policy)
-    return place if in_bucket(place) else str(policy)
+    path = place_of(policy)
+    return path if in_bucket(path) else str(policy)
 
 
 def supervised(config: TrainConfig) -> TrainConfig:

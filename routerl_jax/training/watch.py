@@ -89,7 +89,7 @@ class Watch:
             return None
         if stage != self._stage:
             self._stage, self._best, self._recent = stage, {}, {}
-            # A new stage may lack the metric; those that are only measured at times will come again.
+            # A new stage may lack the metric; a metric that only some steps measure will come again.
             still_measured = {name for name in self._bad if name in metrics or name.startswith(_MEASURED)}
             self._bad = {name: self._bad[name] for name in still_measured}
         broken = _not_finite(metrics)
@@ -107,7 +107,7 @@ class Watch:
         return None
 
     def _check_names(self, metrics: Mapping[str, Any]) -> None:
-        """Raises ValueError for awaited metrics once others of their kind have come."""
+        """Raises ValueError for a bound on a metric that is missing although others of its kind were measured."""
         for name in sorted(self._awaited):
             kind = next((kind for kind in _MEASURED if name.startswith(kind)), None)
             if not any(metric.startswith(kind) for metric in metrics) if kind else _LEARNED not in metrics:
@@ -135,7 +135,9 @@ class Watch:
             self._best[name] = max(self._best.get(name, -math.inf), mean)
         for name, share in config.falls.items():
             best = self._best.get(name, 0.0)
-            if name in means and best > 0 and means[name] < share * best:  # a share of a penalty is no bound
+            if (
+                name in means and best > 0 and means[name] < share * best
+            ):  # a share of a negative best would be no bound
                 wrong[name] = f"{self._fallen(name, means)} (config.watch.falls: {share:g})"
         for name, drop in config.drops.items():
             if name in means and means[name] < self._best[name] - drop:

@@ -22,9 +22,9 @@ _RELATED = 200  # most related episodes of a kind
 
 def key_of(index: Index, row: int) -> str:
     """The name of a record in the page's address: its run, file and line."""
-    place = index.place(row)
-    run = index.runs[place.run]
-    return f"{run.name}|{place.path.relative_to(run.path)}|{place.line}"
+    location = index.place(row)
+    run = index.runs[location.run]
+    return f"{run.name}|{location.path.relative_to(run.path)}|{location.line}"
 
 
 def row_of(index: Index, key: str) -> int:
@@ -76,8 +76,8 @@ def details(index: Index, row: int) -> dict[str, Any]:
       ValueError: the record has changed meanwhile, or is gone.
     """
     rows = index.snapshot()
-    place = index.place(row)
-    record = read_record(place)
+    location = index.place(row)
+    record = read_record(location)
     own = rows[row]
     same = np.flatnonzero(rows["alive"] & (rows["question"] == own["question"]))
     here = rows["file"][same] == own["file"]
@@ -87,7 +87,7 @@ def details(index: Index, row: int) -> dict[str, Any]:
     return {
         "key": key_of(index, row),
         "brief": brief(index, rows, row),
-        "file": f"{place.path}, line {place.line + 1}",
+        "file": f"{location.path}, line {location.line + 1}",
         **told(record)[0],
         "siblings": _briefs(index, rows, same[here & ~attempt]),
         "forks": _briefs(index, rows, same[attempt]) if attempt.sum() > 1 else [],
@@ -104,8 +104,8 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
     Raises:
       ValueError: there is no such picture, or it can't be read (any more).
     """
-    place = index.place(row)
-    return picture_of(read_record(place), place.path.parent, number)
+    location = index.place(row)
+    return picture_of(read_record(location), location.path.parent, number)
 
 
 def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

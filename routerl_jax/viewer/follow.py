@@ -105,8 +105,8 @@ class Follower:
                 record = _record(content)
                 try:
                     summary = summarise(record, run.normalizer)
-                    place = Location(number, source, path, line, offset, len(content))
-                    batch.append((place, summary, record["prediction"]))
+                    location = Location(number, source, path, line, offset, len(content))
+                    batch.append((location, summary, record["prediction"]))
                 except (KeyError, TypeError, AttributeError, ValueError):
                     self.skipped[str(path)] = self.skipped.get(str(path), 0) + 1
                 if len(batch) == _BATCH:
@@ -140,14 +140,16 @@ def _record(content: bytes) -> Any:
         return None
 
 
-def read_record(place: Location) -> dict[str, Any]:
+def read_record(location: Location) -> dict[str, Any]:
     """The record at a place. Raises ValueError if it is no longer there."""
     try:
-        with place.path.open("rb") as file:
-            file.seek(place.offset)
-            record = _record(file.read(place.size))
+        with location.path.open("rb") as file:
+            file.seek(location.offset)
+            record = _record(file.read(location.size))
     except OSError as error:
-        raise ValueError(f"{place.path}: can't be read ({error.strerror}); reload the page") from error
+        raise ValueError(f"{location.path}: can't be read ({error.strerror}); reload the page") from error
     if not isinstance(record, dict):
-        raise ValueError(f"{place.path}, line {place.line + 1}: the record has changed meanwhile; reload the page")
+        raise ValueError(
+            f"{location.path}, line {location.line + 1}: the record has changed meanwhile; reload the page"
+        )
     return record

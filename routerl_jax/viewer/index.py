@@ -102,11 +102,11 @@ class Index:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, found: Iterable[tuple[Location, Summary, str | None]]) -> None:
+    def add(self, episodes: Iterable[tuple[Location, Summary, str | None]]) -> None:
         """Appends episodes, each with its place, summary and answer."""
         with self._lock:
-            for place, summary, answer in found:
-                self._append(place, summary, answer)
+            for location, summary, answer in episodes:
+                self._append(location, summary, answer)
             self.version += 1
 
     def forget(self, path: pathlib.Path) -> None:
@@ -150,21 +150,21 @@ class Index:
         numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 
-    def _append(self, place: Location, summary: Summary, answer: str | None) -> None:
+    def _append(self, location: Location, summary: Summary, answer: str | None) -> None:
         row = self._count
         if row == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
         question = self.questions.number((summary.question, summary.text))
-        file = self.files.number(str(place.path))
+        file = self.files.number(str(location.path))
         numbers = [min(self.kbs.number(name), _BITS) for name in sorted(summary.kbs)]
         self._rows[row] = (
             True,
-            place.run,
-            self.sources.number(place.source),
+            location.run,
+            self.sources.number(location.source),
             file,
-            place.line,
-            place.offset,
-            place.size,
+            location.line,
+            location.offset,
+            location.size,
             question,
             summary.sample,
             summary.step,
@@ -182,7 +182,7 @@ class Index:
         )
         self.said.append(summary.said)
         self.answers.append(answer)
-        self._lines[(file, place.line)] = row
+        self._lines[(file, location.line)] = row
         self._retrieved(row, summary.passages)
         self._count += 1
 

@@ -114,11 +114,11 @@ def _failures(record: Mapping[str, Any], calls: list[dict[str, Any]], actions: l
 
 def _datasets(metadata: Mapping[str, Any]) -> list[str]:
     """ "kind: mixed", "dataset: hotpotqa", ..; of several values each."""
-    found = []
+    names = []
     for key, value in metadata.items():
         values = value if isinstance(value, list) else [value]
-        found += [f"{key}: {one}" for one in values if isinstance(one, str)]
-    return found
+        names += [f"{key}: {one}" for one in values if isinstance(one, str)]
+    return names
 
 
 @functools.lru_cache(65536)

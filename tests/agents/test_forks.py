@@ -101,7 +101,7 @@ def test_two_decisions_are_a_tree_of_four():
     assert decided[1] == starts[1][1]  # all before its own way is another's
     assert decided[2] == starts[2][0]
     assert decided[3] == starts[3][1]
-    # Once each: the tree's stretches are all there is.
+    # Once each: the tree's segments are all there is.
     assert sum(s.loss_mask.sum() for e in episodes for s in e.sequences) < sum(
         sum(t.tokens for t in e.turns) for e in episodes
     )

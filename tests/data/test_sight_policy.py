@@ -36,7 +36,7 @@ def test_it_says_so_where_it_does_not_know_a_flag(reader: Reader) -> None:
 
 
 def test_it_still_reads(reader: Reader) -> None:
-    """Whole stretches of passages that it was not taught, from what stands before."""
+    """Whole parts of passages that it was not taught, from what stands before."""
     source = ReadingDrills(seed=77)
     found = reader(demonstrated((), source[i], reader.tokenizer) for i in range(20))
     assert np.mean(np.concatenate([one.first for one in found])) > 0.8  # tokens; random ones: 0.001

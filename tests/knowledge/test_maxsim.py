@@ -166,7 +166,7 @@ def test_two_stages(tmp_path: pathlib.Path) -> None:
     assert recall[20] <= recall[40] <= recall[120] == 1
     assert recall[40] > 0.9
     everything = PageIndex(vectors, first._replace(depth=len(rows.matrix), candidates=120)).search(queries, 5)
-    small = PageIndex(vectors, resident_bytes=10_000)  # read in stretches
+    small = PageIndex(vectors, resident_bytes=10_000)  # read in parts
     for one, other, third in zip(everything, index.exact(queries, 5), small.search(queries, 5), strict=True):
         np.testing.assert_array_equal(one[0], other[0])
         np.testing.assert_array_equal(one[1], other[1])

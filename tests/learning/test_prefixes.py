@@ -52,7 +52,7 @@ def forked(
 
 
 def seen_by(bundle: Bundle, slot: int) -> set[int]:
-    ids, ends, _ = bundle.stretches(first=5)
+    ids, ends, _ = bundle.segments(first=5)
     return {key for key in range(slot + 1) if ids[key] <= ids[slot] < ends[key]}
 
 

@@ -11,27 +11,27 @@ _SHOWN = re.compile(rf"(\n\n{re.escape(BEGIN_DOCUMENTS)}\n.*?{re.escape(END_DOCU
 
 
 def split_transcript(text: str) -> list[tuple[str, bool]]:
-    """A rollout as stretches, and whether the policy wrote them.
+    """A rollout as segments, and whether the policy wrote them.
 
     Only blocks of documents in the very form in which they are injected count as such.
     """
-    return [(stretch, i % 2 == 0) for i, stretch in enumerate(_SHOWN.split(text)) if stretch]
+    return [(segment, i % 2 == 0) for i, segment in enumerate(_SHOWN.split(text)) if segment]
 
 
 def read_transcript(example: Example, text: str, grammar: R1SearcherGrammar) -> Episode:
     """A rollout as an episode without tokens: to score, to show, to demonstrate."""
     turns: list[Turn] = []
-    for stretch, own in split_transcript(text):
+    for segment, own in split_transcript(text):
         if own or not turns:
-            reason = "stop" if stretch.endswith(grammar.stops) else "eos"
-            turn = Turn(text=stretch, stop_reason=reason, tokens=0, action=grammar.parse(stretch))
-            turn.well_formed = grammar.well_formed(stretch)
+            reason = "stop" if segment.endswith(grammar.stops) else "eos"
+            turn = Turn(text=segment, stop_reason=reason, tokens=0, action=grammar.parse(segment))
+            turn.well_formed = grammar.well_formed(segment)
             turns.append(turn)
             continue
         last = turns[-1]
-        last.observation += stretch
+        last.observation += segment
         if last.action is not None and last.action.kind == "search":
-            call = Call(tool=last.action.tool, query=last.action.query, passages=read_documents(stretch))
+            call = Call(tool=last.action.tool, query=last.action.query, passages=read_documents(segment))
             last.calls.append(call)
     final = turns[-1].action if turns else None
     return Episode(

@@ -63,7 +63,7 @@ TREE = [
     leaf(0, 0.5, ("table", "text"), REST),
     leaf(0, 1.0, ("table", "table"), LAST),
 ]
-# Attempt 1 is forked once: its first stretch is worth 0.25.
+# Attempt 1 is forked once: its first segment is worth 0.25.
 OTHER = [leaf(1, 0.5, ("text",), ALL), leaf(1, 0.0, ("table",), REST)]
 GROUPS = np.zeros(6, int)
 
@@ -98,7 +98,7 @@ def test_values_are_the_policy_s_expectations() -> None:
 def test_every_token_s_advantage_by_hand() -> None:
     """Each times the probability of getting there: a half after the first decision, then a fifth or four fifths of it."""
     credit = assign(settings(compare="question"), [*TREE, *OTHER], GROUPS)
-    mean = (0.55 + 0.2 + 1 + 0 + 0.9 + 0.5 + 1 + 0.25 + 0.5 + 0) / 10  # over all ten stretches of the question
+    mean = (0.55 + 0.2 + 1 + 0 + 0.9 + 0.5 + 1 + 0.25 + 0.5 + 0) / 10  # over all ten segments of the question
     expected = [
         [
             0,
@@ -182,8 +182,8 @@ def test_the_kl_of_a_tree_is_the_policy_s(kind: str) -> None:
     )
 
 
-def test_stretches_may_be_compared_after_the_same_choices() -> None:
-    """First stretches 0.55 and 0.25; after `text` 0.2 and 0.5, after `table` 0.9 and 0; all deeper ones are alone."""
+def test_segments_may_be_compared_after_the_same_choices() -> None:
+    """First segments 0.55 and 0.25; after `text` 0.2 and 0.5, after `table` 0.9 and 0; all deeper ones are alone."""
     credit = assign(settings(), [*TREE, *OTHER], GROUPS)
     first, _, third, _, fifth, sixth = counted(credit)
     half, fifth_of_it = 0.5, 0.1
@@ -218,7 +218,7 @@ def test_the_deviation_may_be_the_question_s_own() -> None:
     assert chosen == pytest.approx([x / deviation for x in (0.5, -0.5, 0.05, -0.05, 0.01, -0.01)], rel=1e-3)
 
 
-def test_an_attempt_that_was_not_forked_is_one_stretch() -> None:
+def test_an_attempt_that_was_not_forked_is_one_segment() -> None:
     episodes = [leaf(0, 1.0, (), ALL), leaf(1, 0.0, (), ALL)]
     credit = assign(settings(), episodes, np.zeros(2, int))
     assert credit.advantages[0][2:] == pytest.approx(0.5)

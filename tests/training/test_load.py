@@ -34,7 +34,7 @@ def config(tmp_path: pathlib.Path) -> TrainConfig:
     )
 
 
-def sitting(config: TrainConfig, workdir: pathlib.Path, mesh: Mesh, *, resume: bool) -> Run:
+def session(config: TrainConfig, workdir: pathlib.Path, mesh: Mesh, *, resume: bool) -> Run:
     return Run(config, workdir, tiny.model(mesh=mesh, layout="fsdp"), mesh, config.learner.loss, 4, resume)
 
 
@@ -51,14 +51,14 @@ def set_final_norm(run: Run, value: float) -> None:
 def test_a_resumed_run_is_not_beaten_by_its_earlier_policy(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """Finished after step 1, resumed for more steps, killed after step 2: the newest weights are the checkpoint's."""
     workdir, mesh = tmp_path / "run", make_mesh({"fsdp": 8})
-    first = sitting(config, workdir, mesh, resume=False)
+    first = session(config, workdir, mesh, resume=False)
     set_final_norm(first, 2.0)
     first.save(1)
     first.finish()
     assert final_norm(load_policy(workdir, config, mesh)) == 2.0
     assert (workdir / "policy" / "config.json").is_file()
 
-    second = sitting(config, workdir, mesh, resume=True)
+    second = session(config, workdir, mesh, resume=True)
     assert second.start == 1
     set_final_norm(second, 3.0)
     second.save(2)
@@ -70,7 +70,7 @@ def test_a_resumed_run_is_not_beaten_by_its_earlier_policy(config: TrainConfig, 
 def test_a_run_of_eight_devices_opens_on_one(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """From a checkpoint and from the finished policy, as launch.export_hf does."""
     workdir = tmp_path / "run"
-    run = sitting(config, workdir, make_mesh({"fsdp": 8}), resume=False)
+    run = session(config, workdir, make_mesh({"fsdp": 8}), resume=False)
     run.save(1)
     expected = jax.tree.map(np.asarray, run.learner.params)
     run.checkpoints.wait()
@@ -88,7 +88,7 @@ def test_a_run_of_eight_devices_opens_on_one(config: TrainConfig, tmp_path: path
 def test_frozen_weights_are_those_it_was_trained_beside(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """They are not in the checkpoint: a model directory that has changed since is refused."""
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, freeze=("embedding",)))
-    run = sitting(config, tmp_path / "run", make_mesh({"fsdp": 8}), resume=False)
+    run = session(config, tmp_path / "run", make_mesh({"fsdp": 8}), resume=False)
     run.save(1)
     run.checkpoints.close()
     run.writer.close()

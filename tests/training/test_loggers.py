@@ -117,7 +117,7 @@ def test_tensorboard_shows_what_metrics_jsonl_holds(tmp_path: pathlib.Path) -> N
 
 
 def test_wandb_without_a_network(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sittings are one run, with the run's name, settings and numbers."""
+    """Both sessions are one run, with the run's name, settings and numbers."""
     pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)

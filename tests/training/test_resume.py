@@ -112,7 +112,7 @@ def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path,
     results = [json.loads((path / "results.json").read_text())["agents"] for path in (home / "whole", workdir)]
     assert results[0] == results[1]
     seconds = json.loads((workdir / "results.json").read_text())["seconds"]
-    assert seconds["setup"] > before["setup"] > 0  # of all sittings
+    assert seconds["setup"] > before["setup"] > 0  # of all sessions
     assert seconds["total"] > max(before["total"], seconds["setup"] + seconds["training"])
 
 

@@ -32,8 +32,8 @@ def attempts(agent, script, samples):
     return episodes, engine
 
 
-def stretches(episode, values):
-    """The distinct values of sampled stretches, in order."""
+def segments(episode, values):
+    """The distinct values of sampled segments, in order."""
     found = []
     for sequence, per_token in zip(episode.sequences, values):
         for part in np.split(np.arange(len(sequence)), np.flatnonzero(np.diff(sequence.loss_mask)) + 1):
@@ -62,7 +62,7 @@ def test_each_turn_of_a_growing_conversation_has_its_own_advantage() -> None:
     episodes, _ = attempts(AGENT, lambda example, sample, turn: TURNS[sample][turn], 3)
     settings = LearnerConfig(advantage="dr_grpo", credit="turn")
     credit = assign(settings, episodes, np.zeros(3, int))
-    found = [stretches(episode, [values]) for episode, values in zip(episodes, credit.advantages)]
+    found = [segments(episode, [values]) for episode, values in zip(episodes, credit.advantages)]
     expected = [[2 / 3 + 0.5, 2 / 3 - 0.25], [-1 / 3 + 0, -1 / 3 + 0.25], [-1 / 3 - 0.5]]
     assert found == [pytest.approx(values, abs=1e-6) for values in expected]
     assert credit.keep.tolist() == [0, 1, 2]

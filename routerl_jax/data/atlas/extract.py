@@ -76,8 +76,8 @@ def write_flags(countries: list[dict[str, Any]], directory: pathlib.Path) -> Non
     with zipfile.ZipFile(FLAGS, "w", zipfile.ZIP_STORED) as archive:
         for country in countries:
             code = country["code"].removeprefix(".")
-            with Image.open(directory / f"{_FLAG_CODES.get(code, code)}.png") as found:
-                picture = found.convert("RGBA")
+            with Image.open(directory / f"{_FLAG_CODES.get(code, code)}.png") as file:
+                picture = file.convert("RGBA")
             flat = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
             buffer = io.BytesIO()
             flat.quantize(_FLAG_COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)

@@ -98,8 +98,8 @@ def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
       pixels: most pixels of the picture; 0: no limit.
     """
     rng = np.random.default_rng([5, zlib.crc32(key.encode())])
-    with Image.open(io.BytesIO(png)) as found:
-        picture = found.convert("RGB")
+    with Image.open(io.BytesIO(png)) as file:
+        picture = file.convert("RGB")
     width, height = picture.size
     left, top, right, bottom = rng.uniform(0, 0.04, 4)
     box = (left * width, top * height, (1 - right) * width, (1 - bottom) * height)

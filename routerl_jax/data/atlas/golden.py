@@ -18,20 +18,20 @@ from routerl_jax.data.trajectories import (
 
 
 def golden_trajectory(
-    example: Example, found: Sequence[Sequence[Passage]], images: Sequence[str] = ()
+    example: Example, results: Sequence[Sequence[Passage]], images: Sequence[str] = ()
 ) -> Trajectory | None:
     """The gold path of a question as a trajectory. Each sub-question goes to the knowledge base that answers it.
 
     Args:
       example: a question of Atlas.
-      found: for each hop of its path, the passages that the hop's knowledge base returns for the hop's query.
+      results: for each hop of its path, the passages that the hop's knowledge base returns for the hop's query.
       images: names of the files with the question's pictures.
 
     Returns:
       The trajectory. None if a gold passage was not found, because the documents then don't state the answer.
     """
     steps: list[Step] = []
-    for hop, passages in zip(example.metadata["path"], found, strict=True):
+    for hop, passages in zip(example.metadata["path"], results, strict=True):
         if hop["passage_id"] not in [passage.id for passage in passages]:
             return None
         documents = tuple(document_of(hop["kb"], passage) for passage in passages)

@@ -99,7 +99,7 @@ def _earned(country: str) -> float | None:
 
 
 def _scaled(value: Callable[[str], float | None], factor: float) -> Callable[[str], float | None]:
-    return lambda country: None if (found := value(country)) is None else found * factor
+    return lambda country: None if (number := value(country)) is None else number * factor
 
 
 def _earned_on(country: str) -> float | None:
@@ -112,7 +112,7 @@ def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]
 
     @functools.cache
     def all_values() -> dict[str, float]:
-        return {name: found for name in known.countries() if (found := value(name)) is not None}
+        return {name: number for name in known.countries() if (number := value(name)) is not None}
 
     def rank(country: str) -> float | None:
         values = all_values()
@@ -349,8 +349,8 @@ def draw(page: Page) -> Image.Image:
     for plate in page.plates:
         pen.rectangle(_inclusive(plate.box), fill=COLOURS[plate.colour])
         side, line = plate.box[3] - plate.box[1], (plate.box[1] + plate.box[3] + page.print_size) / 2
-        for place, character in enumerate(plate.text):
-            pen.text((plate.box[0] + side * (place + 0.5), line), character, font=font, fill=_INK, anchor="ms")
+        for position, character in enumerate(plate.text):
+            pen.text((plate.box[0] + side * (position + 0.5), line), character, font=font, fill=_INK, anchor="ms")
     return paper
 
 

@@ -44,11 +44,11 @@ class Planned:
         """The relation that the question asks for; "" if it asks for the country."""
         return self.example.metadata["relation"]
 
-    def named(self, found: Sequence[Passage] | None) -> str:
+    def named(self, passages: Sequence[Passage] | None) -> str:
         """The country, given the passages of a search by the picture: the right one if it is among them, else the first."""
-        if not found:
+        if not passages:
             return self.country
-        titles = [passage.title for passage in found]
+        titles = [passage.title for passage in passages]
         return right if (right := self.example.metadata["country"]) in titles else titles[0]
 
     def query(self, country: str) -> str:
@@ -101,11 +101,11 @@ class Planned:
     def _remembered(self, country: str) -> str:
         return known.facts(country)[self.relation] if self._taught(country) else self.guess
 
-    def _answer(self, country: str, found: Sequence[Passage]) -> str:
+    def _answer(self, country: str, passages: Sequence[Passage]) -> str:
         if not self.relation:
             return country
         stated = known.passage_id(country, self.relation)
-        if any(passage.id == stated for passage in found):
+        if any(passage.id == stated for passage in passages):
             return known.searched_countries()[country].facts[self.relation]
         return self._remembered(country)
 
@@ -170,5 +170,5 @@ def _known(rng: np.random.Generator, rarely: float) -> str:
 
 def value_by_chance(relation: str, rng: np.random.Generator) -> str:
     """The value of a relation of a random known country."""
-    values = [found[relation] for name in known.known_countries() if relation in (found := known.facts(name))]
+    values = [facts[relation] for name in known.known_countries() if relation in (facts := known.facts(name))]
     return values[int(rng.integers(len(values)))]

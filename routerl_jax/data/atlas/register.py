@@ -87,8 +87,8 @@ class RegisterPage:
 
     def entry(self, mark: str) -> tuple[int, str]:
         """Cell and code of a mark. Raises ValueError if the page has no such mark."""
-        place = self.marks.index(mark)
-        return self.cells[place], self.codes[place]
+        index = self.marks.index(mark)
+        return self.cells[index], self.codes[index]
 
     def box(self, mark: str) -> Box:
         """The cell of a mark: left, top, right, bottom in pixels of the page."""
@@ -191,9 +191,9 @@ def register_questions(split: world.Split, count: int, start: int = 0) -> list[E
         raise ValueError(f"the register has {most} questions of the {split} split, fewer than {start + count}")
     questions = []
     for index in range(start, start + count):
-        turn, place = divmod(index, len(ASKED))
-        asked = ASKED[place]
-        number = turn * ASKED.count(asked) + ASKED[:place].count(asked)
+        turn, position = divmod(index, len(ASKED))
+        asked = ASKED[position]
+        number = turn * ASKED.count(asked) + ASKED[:position].count(asked)
         questions.append(_question(asked, *wanted[number]))
     return questions
 

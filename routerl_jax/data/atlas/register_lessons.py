@@ -179,14 +179,14 @@ def _visit(
     if rng.random() < shares.titled:
         steps = [_search(thought, title(country, topic), tool, page)]
     else:
-        found = drawn_page(country, _any(list(TOPICS), rng), rng)
-        steps = [_search(thought, country, tool, found)]
-        if found.topic == topic:
-            page = found
+        drawn = drawn_page(country, _any(list(TOPICS), rng), rng)
+        steps = [_search(thought, country, tool, drawn)]
+        if drawn.topic == topic:
+            page = drawn
         elif asked == "codes" or rng.random() >= shares.again:
-            return steps, seen(found, mark, raw), guess
+            return steps, seen(drawn, mark, raw), guess
         else:
-            steps.append(_search(seen(found, mark, raw), title(country, topic), tool, page))
+            steps.append(_search(seen(drawn, mark, raw), title(country, topic), tool, page))
     cell, code = page.entry(mark)
     answer = str(cell) if asked == "cell" else code if _readable(page, raw) else guess
     if rng.random() >= shares.looks:
@@ -216,11 +216,11 @@ def row_box(cell: int) -> Box:
     return 0, row, ACROSS, row + 1
 
 
-def _search(thought: str, query: str, tool: str, found: RegisterPage) -> DemonstrationStep:
+def _search(thought: str, query: str, tool: str, page: RegisterPage) -> DemonstrationStep:
     buffer = io.BytesIO()
-    draw(found).save(buffer, "PNG", compress_level=1)
+    draw(page).save(buffer, "PNG", compress_level=1)
     image = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    passage = Passage(id=found.id, title=found.title, text=found.title, image=image)
+    passage = Passage(id=page.id, title=page.title, text=page.title, image=image)
     return DemonstrationStep(thought=thought, query=query, tool=tool, passages=(passage,))
 
 

@@ -113,8 +113,8 @@ def figures_in_a_row(rng: np.random.Generator) -> tuple[UInt8[np.ndarray, "H W 3
     figures = _drawn_figures(rng, int(rng.integers(2, 5)))
     size, push, ink = float(rng.uniform(17, 27)), float(rng.uniform(-4, 4)), _ink(rng)
     paper = Image.new("RGB", (4 * TOKEN, TOKEN), _PAPER)
-    for place, figure in enumerate(figures):
-        x = (place + 0.5) * TOKEN + push + rng.uniform(-2, 2)
+    for i, figure in enumerate(figures):
+        x = (i + 0.5) * TOKEN + push + rng.uniform(-2, 2)
         _write(paper, figure, size, (x, TOKEN / 2 + rng.uniform(-3, 3)), ink)
     return np.asarray(paper), figures
 
@@ -123,8 +123,8 @@ def sheet_of_figures(rng: np.random.Generator) -> tuple[UInt8[np.ndarray, "H W 3
     """Sixteen digits of all sizes and shades, one per token of a picture of four by four tokens, row by row."""
     figures = _drawn_figures(rng, 16)
     paper = Image.new("RGB", (4 * TOKEN, 4 * TOKEN), _PAPER)
-    for place, figure in enumerate(figures):
-        x, y = (TOKEN * (where + 0.5) + rng.uniform(-4, 4) for where in (place % 4, place // 4))
+    for i, figure in enumerate(figures):
+        x, y = (TOKEN * (where + 0.5) + rng.uniform(-4, 4) for where in (i % 4, i // 4))
         _write(paper, figure, float(rng.uniform(14, 28)), (x, y), _ink(rng))
     return np.asarray(paper), figures
 

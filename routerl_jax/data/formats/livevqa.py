@@ -36,10 +36,10 @@ class LiveVQA(QuestionFormat):
         return any(f"{level}_qa" in row for level in _LEVELS)
 
     def parts(self, row: Row, place: Place) -> Sequence[Row]:
-        found = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
-        if not found:
+        parts = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
+        if not parts:
             raise place.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
-        return found
+        return parts
 
     def example(self, row: Row, place: Place) -> Example | None:
         level = row["level"]

@@ -65,16 +65,18 @@ class Musique(QuestionFormat):
         return [item for item, _ in paragraphs(row, place).values()]
 
 
-def _decomposition(steps: Any, found: dict[int, tuple[Passage, bool | None]], place: Place) -> list[dict[str, Any]]:
+def _decomposition(
+    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], place: Place
+) -> list[dict[str, Any]]:
     """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []
     for step in steps:
         number = step.get("paragraph_support_idx")
-        if number is not None and found and number not in found:
+        if number is not None and paragraphs and number not in paragraphs:
             raise place.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
-        support = found[number][0].id if number is not None and found else None
+        support = paragraphs[number][0].id if number is not None and paragraphs else None
         result.append({"question": step.get("question"), "answer": step.get("answer"), "support": support})
     return result
 

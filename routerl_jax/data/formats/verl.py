@@ -53,10 +53,10 @@ class Verl(QuestionFormat):
         columns = _columns(row)
         plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
         as_they_are = dataclasses.replace(example, metadata=columns)
-        found = _of_data_set(columns | plain, lambda form, fields: form.example(fields, place), as_they_are)
-        if found is None:  # the row has no answer, according to the data set
+        original = _of_data_set(columns | plain, lambda form, fields: form.example(fields, place), as_they_are)
+        if original is None:  # the row has no answer, according to the data set
             return None
-        metadata = dict(found.metadata)
+        metadata = dict(original.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
         return dataclasses.replace(example, metadata=metadata | image_urls(row, place))
 

@@ -42,17 +42,17 @@ def searches_of_correct(rows: Rows, by: str = "") -> list[Panel]:
     return [lambda axis: _searches_of_correct(axis, right, by)] if right else []
 
 
-def _searches_of_correct(axis: Any, found: Rows, by: str) -> None:
+def _searches_of_correct(axis: Any, distributions: Rows, by: str) -> None:
     """Distributions over numbers of searches, with their means. They are side by side, or one below the other if there are more
     than colours."""
-    numbers = sorted({int(count) for row in found.values() for count in row["share"]})
+    numbers = sorted({int(count) for row in distributions.values() for count in row["share"]})
     axis.set_title(f"Searches of questions answered rightly{by}")
-    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in found.items()]
-    if len(found) > len(COLORS):
-        stacked(axis, names, [row["share"] for row in found.values()], [str(number) for number in numbers])
+    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in distributions.items()]
+    if len(distributions) > len(COLORS):
+        stacked(axis, names, [row["share"] for row in distributions.values()], [str(number) for number in numbers])
         return
-    width = 0.8 / len(found)
-    for i, (name, row) in enumerate(zip(names, found.values())):
+    width = 0.8 / len(distributions)
+    for i, (name, row) in enumerate(zip(names, distributions.values())):
         positions = [number - 0.4 + (i + 0.5) * width for number in numbers]
         heights = [row["share"].get(str(number), 0.0) for number in numbers]
         axis.bar(positions, heights, width, color=color_of(i), label=name)

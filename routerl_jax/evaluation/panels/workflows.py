@@ -26,12 +26,12 @@ def workflow_panels(workflows: Mapping[str, Rows], colors: Mapping[str, str]) ->
     panels: list[Panel] = [lambda axis: _grouped(axis, named, "EM in the same workflow", colors)]
     for name, rows in compared.items():
         for key, groups in next(iter(rows.values()))["by"].items():
-            found = {
+            values = {
                 f"{value} ({row['n']})": {policy: row_of["by"][key][value] for policy, row_of in rows.items()}
                 for value, row in groups.items()
             }
             heading = f"EM in {title(name)}, by {key} (questions)"
-            panels.append(lambda axis, found=found, heading=heading: _grouped(axis, found, heading, colors))
+            panels.append(lambda axis, values=values, heading=heading: _grouped(axis, values, heading, colors))
     return panels
 
 

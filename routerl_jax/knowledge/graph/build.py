@@ -307,7 +307,7 @@ def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | No
     if config.extractor == "given":
         given = PrecomputedTriples(config.triples)
         yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
-    elif config.extractor == "hipporag":  # its triples are `Known`; it has none of other passages
+    elif config.extractor == "hipporag":  # HippoRAG's triples are `Known`; other passages have none
         yield lambda passages: [_NOTHING] * len(passages)
     elif config.extractor == "rules":
         yield RuleExtractor().extract

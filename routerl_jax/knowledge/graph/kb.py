@@ -48,10 +48,10 @@ class WalkSettings:
     """How a query finds passages. The defaults are those of HippoRAG 2, and of RouteRAG."""
 
     link_facts: Size = 5  # facts nearest to the query
-    link_phrases: Size = 5  # of their phrases, those with the largest weights
+    link_phrases: Size = 5  # number of phrases of these facts that are used, those with the largest weights
     # "released": as RouteRAG's code, where a phrase's last fact overwrites others
     phrase_weights: PhraseWeights = "average"
-    passage_weight: float = 0.05  # of the dense scores of passages (0..1) beside those of facts
+    passage_weight: float = 0.05  # weight of the passages' dense scores (0..1) beside the scores of facts
     damping: BelowOne = 0.5  # probability of walking on
     tolerance: float = 1e-6  # tolerance of the ranks; below 2e-7 they are computed in float64
     backend: str = "auto"  # "host", "device", or "auto": the device unless it is a CPU

@@ -78,14 +78,14 @@ def _extraction(passage: Passage) -> Extraction:
     return Extraction(entities=tuple(entities), triples=checked_triples(triples)[0])
 
 
-def _triples(sentence: str, subject: str, found: list[tuple[int, int, str]]) -> list[Triple]:
+def _triples(sentence: str, subject: str, spans: list[tuple[int, int, str]]) -> list[Triple]:
     result: list[Triple] = []
     after = 0
-    for i, (start, end, name) in enumerate(found):
+    for i, (start, end, name) in enumerate(spans):
         between = _words(sentence[after:start])
         if subject and not _same(name, subject):
             result.append((subject, between or "has", name))
-        last = found[i - 1][2] if i else ""
+        last = spans[i - 1][2] if i else ""
         if last and not last[0].isdigit() and not _same(last, subject) and not _same(last, name):
             result.append((last, between or "and", name))
         after = end

@@ -51,7 +51,7 @@ class PagesConfig:
     """Configuration of `build_pages`."""
 
     corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
-    kind: str = "pages"  # of knowledge base
+    kind: str = "pages"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
@@ -81,12 +81,12 @@ class OcrConfig:
     """Configuration of `build_ocr`: pages are found by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
-    kind: str = "ocr"  # of knowledge base
+    kind: str = "ocr"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
     encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
-    index: str = ""  # index of that knowledge base, likewise
+    index: str = ""  # index of that knowledge base; default: that of its kind
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:

@@ -102,7 +102,9 @@ class Reader:
         """The text of a page in the file itself (a PDF's text layer); "" if there is none."""
         if page.path.suffix.lower() != ".pdf":
             return page.text
-        return self._pdf(page, f"{page.path}, page {page.number}", lambda found: found.get_textpage().get_text_range())
+        return self._pdf(
+            page, f"{page.path}, page {page.number}", lambda pdf_page: pdf_page.get_textpage().get_text_range()
+        )
 
     def _pdf(self, page: Page, name: str, use: Callable[[Any], Any]) -> Any:
         with self._lock:

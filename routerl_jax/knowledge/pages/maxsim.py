@@ -89,7 +89,7 @@ class MaxSim:
             self._score([queries[i] for i in batch], totals, batch, alone)
         return totals
 
-    def _score(self, queries: list[np.ndarray], found: np.ndarray, which: list[int], alone: bool) -> None:
+    def _score(self, queries: list[np.ndarray], scores: np.ndarray, which: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
         starts = np.cumsum([0, *lengths[:-1]])
         dtype = self._blocks[0].values.dtype
@@ -104,7 +104,7 @@ class MaxSim:
             (device,) = block.values.devices()
             best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
             scores_PQ = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32)
-            found[np.asarray(which)[:, None], block.rows] = scores_PQ.T
+            scores[np.asarray(which)[:, None], block.rows] = scores_PQ.T
 
         list(_threads().map(one, self._blocks))
 

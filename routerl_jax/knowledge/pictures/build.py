@@ -52,9 +52,9 @@ class PicturesConfig:
     encoder: str = "openai/clip-vit-large-patch14"
     instruction: str = ""  # only for text_image: put before queries of text alone, as in the model's training
     image_instruction: str = ""  # only for text_image: put before queries with a picture
-    index: str = AUTO  # as in knowledge.build
+    index: str = AUTO  # index of the vectors, as in knowledge.build
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only if ScaNN is the index
-    # of the pictures that are kept: the shorter side, pixels; they are what is embedded
+    # shorter side, in pixels, of the stored pictures, which are also the ones that are embedded
     side: Annotated[int, Range(least=32)] = 384
     picture_format: PictureFormat = "jpeg"  # jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged picture: raise, or skip the row and report

@@ -78,7 +78,9 @@ def _read_routerag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[
         queries, indices = by_mode.setdefault(mode, ([], []))
         queries.append(_MODE.sub("", query).strip())
         indices.append(i)
-    return [(SearchRequest(queries=queries, k=k, mode=mode), places) for mode, (queries, places) in by_mode.items()]
+    return [
+        (SearchRequest(queries=queries, k=k, mode=mode), positions) for mode, (queries, positions) in by_mode.items()
+    ]
 
 
 def _write_routerag(body: Mapping[str, Any], results: TimedResults) -> Any:

@@ -57,12 +57,12 @@ def open_served(config: ServeConfig) -> list[Served]:
             raise ValueError(f"knowledge base {name!r} has two modes {mode!r}")
         modes[mode] = source
     opened: dict[str, KnowledgeBase] = {}
-    for source in dict.fromkeys(place for modes in sources.values() for place in modes.values()):
+    for source in dict.fromkeys(path for modes in sources.values() for path in modes.values()):
         remote = "://" in source
         opened[source] = load_kb(source, index=config.index if config.index and has_index(source) else None)
         if config.warm_up and not remote:
             warm_up(opened[source])
-    return [Served(name, {mode: opened[place] for mode, place in modes.items()}) for name, modes in sources.items()]
+    return [Served(name, {mode: opened[path] for mode, path in modes.items()}) for name, modes in sources.items()]
 
 
 def warm_up(kb: KnowledgeBase) -> None:

@@ -138,11 +138,11 @@ def _read_call(arguments: Mapping[str, Any], schema: Mapping[str, Any], limits: 
     )
 
 
-def _result(found: Sequence[Passage], seconds: float) -> Any:
+def _result(retrieved: Sequence[Passage], seconds: float) -> Any:
     from mcp import types
 
-    passages = [passage_json(passage) for passage in found]
-    texts = [f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(found, 1)]
+    passages = [passage_json(passage) for passage in retrieved]
+    texts = [f"Doc {i}(Title: {passage.title}) {passage.text}" for i, passage in enumerate(retrieved, 1)]
     content: list[Any] = [types.TextContent(text="\n".join(texts) or "Nothing was found.")]
     for passage in passages:
         head, _, data = passage["image"].partition(";base64,")

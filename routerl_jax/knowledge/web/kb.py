@@ -101,12 +101,12 @@ class WebKB(KnowledgeBase):
     async def _search_all(self, queries: Sequence[Query], k: int) -> TimedResults:
         seconds = [0.0] * len(queries)
 
-        async def timed(place: int) -> list[Passage]:
+        async def timed(index: int) -> list[Passage]:
             started = time.perf_counter()
             try:
-                return await self._answer(queries[place], k)
+                return await self._answer(queries[index], k)
             finally:
-                seconds[place] = time.perf_counter() - started
+                seconds[index] = time.perf_counter() - started
 
         outcomes = await asyncio.gather(*map(timed, range(len(queries))), return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
@@ -197,14 +197,14 @@ class WebKB(KnowledgeBase):
         return state
 
     async def _scatter(
-        self, hits: list[Hit], want: int, ends: float, found: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
+        self, hits: list[Hit], want: int, ends: float, state: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
     ) -> None:
         """Works on as many results at once as are still wanted. After a failure, the next one starts."""
         waiting = collections.deque(enumerate(hits))
         running: dict[asyncio.Future[Passage], int] = {}
         try:
-            while len(found.passages) < want and (waiting or running):
-                while waiting and len(running) + len(found.passages) < want:
+            while len(state.passages) < want and (waiting or running):
+                while waiting and len(running) + len(state.passages) < want:
                     rank, hit = waiting.popleft()
                     task = asyncio.ensure_future(work(rank, hit))
                     task.add_done_callback(_seen)
@@ -213,16 +213,16 @@ class WebKB(KnowledgeBase):
                     running, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    found.problems.append(f"{len(running)} pages were not done in time")
+                    state.problems.append(f"{len(running)} pages were not done in time")
                     return
                 for task in sorted(done, key=running.__getitem__):
                     rank = running.pop(task)
                     try:
-                        found.passages[rank] = task.result()
+                        state.passages[rank] = task.result()
                     except NotRecorded:
                         raise
                     except WebError as error:
-                        found.problems.append(str(error))
+                        state.problems.append(str(error))
         finally:
             for task in running:
                 task.cancel()

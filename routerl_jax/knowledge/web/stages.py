@@ -104,12 +104,12 @@ class Stages:
 
         key = self._key("summary", query, page.url, page.title, page.text)
         about = f"{query} | {page.url}"
-        found = await self._kept(
+        record = await self._kept(
             "summary", key, about, self._config.cache.summary_seconds, ask, keep=lambda value: not value["problem"]
         )
-        if found["problem"]:
+        if record["problem"]:
             self.counts.add("summary", failures=1)
-        return Summary(**found)
+        return Summary(**record)
 
     async def upload(self, content: bytes, name: str) -> str:
         """Uploads a picture so that the search engine can see it. Returns its URL. Raises WebError."""

@@ -154,8 +154,8 @@ def save(model: Clip, directory: pathlib.Path) -> None:
 def _part(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """A tower's section. As in transformers, an old section `name`_dict replaces it entirely, if there is one."""
     old = config.get(f"{name}_dict")
-    found = (config.get(name) or {}) if old is None else old
-    return {**defaults, **{key: value for key, value in found.items() if key in defaults}}
+    part = (config.get(name) or {}) if old is None else old
+    return {**defaults, **{key: value for key, value in part.items() if key in defaults}}
 
 
 def _tower(part: Mapping[str, Any]) -> TowerConfig:

@@ -73,10 +73,10 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
         "init_scale": vision.get("initializer_range", 0.02),
     }
     if newest:
-        places = vision.get("num_position_embeddings", 2304)
-        if math.isqrt(places) ** 2 != places:
+        positions = vision.get("num_position_embeddings", 2304)
+        if math.isqrt(positions) ** 2 != positions:
             raise UnsupportedModelError(
-                f"{source}: num_position_embeddings={places} is no square; supported: a square grid"
+                f"{source}: num_position_embeddings={positions} is no square; supported: a square grid"
             )
         return VisionConfig(
             **common,
@@ -84,7 +84,7 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
             out=vision.get("out_hidden_size", 3584),
             norm="layer",
             gated=False,
-            table=math.isqrt(places),
+            table=math.isqrt(positions),
             deep_layers=tuple(vision.get("deepstack_visual_indexes", (8, 16, 24))),
         )
     if not newer:

@@ -78,8 +78,8 @@ def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any
     The name is searched for, in this order, in the directory's name (in the hub's cache: the repository's), in `_name_or_path`
     and in the class of config.json.
     """
-    place = directory.absolute()
-    repository = place.parent.parent.name if place.parent.name == "snapshots" else place.name
+    path = directory.absolute()
+    repository = path.parent.parent.name if path.parent.name == "snapshots" else path.name
     names = [repository.rpartition("--")[-1], str(said.get("_name_or_path") or "").rstrip("/").rpartition("/")[-1]]
     for name in [*names, *(said.get("architectures") or [])]:
         for pattern, facts in PUBLISHED.items():

@@ -147,10 +147,10 @@ def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
     return max(values, key=lambda pair: pair[1])
 
 
-def _gains(turns: int, found: Sequence[HopScore]) -> list[float]:
+def _gains(turns: int, scores: Sequence[HopScore]) -> list[float]:
     """One number per turn: its improvement over the best earlier turn at the same hop, summed over its hops."""
     rewards, best = [0.0] * turns, dict[int, float]()
-    for worth in found:
+    for worth in scores:
         before = best.get(worth.place, 0.0)
         rewards[worth.turn] += max(worth.value - before, 0.0)
         best[worth.place] = max(worth.value, before)
@@ -177,13 +177,13 @@ def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
         hops = _open(waiting)
         yield Judged(k, hops)
         if kind == "answer":
-            closed = next((place for place, hop in hops if _closes(turn, hop, shown, normalizer)), None)
+            closed = next((i for i, hop in hops if _closes(turn, hop, shown, normalizer)), None)
             waiting.pop(closed, None)  # type: ignore[arg-type]
             continue
         shown = _passages(turn)
         if not turn.asked:
-            found |= {place for place, hop in enumerate(path) if hop.found_in(shown)}
-            while closed_now := [place for place, _ in _open(waiting) if place in found]:
+            found |= {i for i, hop in enumerate(path) if hop.found_in(shown)}
+            while closed_now := [i for i, _ in _open(waiting) if i in found]:
                 for index in closed_now:
                     del waiting[index]
 

@@ -282,9 +282,9 @@ class VRAGAgent(Agent):
         """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
         return chat.look(turn, self.regions)
 
-    def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
         """The best pages that have not been shown yet."""
-        return [passage for passage in found if passage.id not in known][: self.pages]
+        return [passage for passage in passages if passage.id not in known][: self.pages]
 
     async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
         """Searches and shows new pages. Returns False if there is no room even for a message that nothing fits."""
@@ -366,8 +366,8 @@ class VanillaRAG(VRAGAgent):
             await self._search(example.question, chat, tools, set())
         return await self._end(chat)
 
-    def fresh(self, found: Sequence[Passage], known: set[str]) -> list[Passage]:
-        return list(found[: self.pages * self.search_budget])
+    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
+        return list(passages[: self.pages * self.search_budget])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -393,12 +393,12 @@ class MovedBoxes(VRAGAgent):
         return chat.look(turn, self.regions, moved(written.box, self.regions.box_scale, frame, position))
 
 
-def moved(box: Sequence[float], box_scale: float, frame: Size, place: Sequence[float]) -> tuple[float, ...]:
-    """A box of the same size, as far as it fits, moved within the picture. `place` is its relative position: at 0 it touches
+def moved(box: Sequence[float], box_scale: float, frame: Size, position: Sequence[float]) -> tuple[float, ...]:
+    """A box of the same size, as far as it fits, moved within the picture. `position` is relative: at 0 it touches
     the left (top) edge, at 1 the right (bottom) one."""
     sides = (box_scale or frame[0], box_scale or frame[1])
     spans = [min(box[axis + 2], side) - max(box[axis], 0) for axis, side in enumerate(sides)]
     # slightly larger, so that rounding does not make a box too small
     sizes = [min(span * (1 + 1e-9), side) for span, side in zip(spans, sides)]
-    starts = [(side - size) * at for side, size, at in zip(sides, sizes, place)]
+    starts = [(side - size) * at for side, size, at in zip(sides, sizes, position)]
     return (*starts, *(start + size for start, size in zip(starts, sizes)))

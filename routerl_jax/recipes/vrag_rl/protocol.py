@@ -67,7 +67,7 @@ def parse(text: str, tool: str) -> Action:
 def with_box(text: str, box: Sequence[float]) -> str:
     """The turn with this box instead of its own."""
     head, close, rest = text.rpartition(THINK[1])
-    return head + close + _BOX.sub(lambda found: f"{found[1]}{_listed(box)}{found[3]}", rest)
+    return head + close + _BOX.sub(lambda match: f"{match[1]}{_listed(box)}{match[3]}", rest)
 
 
 def has_box(text: str) -> bool:
