@@ -65,6 +65,14 @@ class CallingAgent(Agent):
 
     # --- what the policy writes ---
 
+    def check_tags(self, what: str) -> None:
+        """Raises ValueError if the policy calls functions. `what` needs the tags of the agent's own protocol."""
+        if self.functions:
+            raise ValueError(
+                f"{what} needs the tags of the agent's own protocol, and the policy calls functions: leave one of them out "
+                "(config.agent.grammar)"
+            )
+
     def whole(self, turn: Turn) -> bool:
         """Whether a turn ends as the form says. A message ends with the template's own token."""
         return not self.functions or turn.stop_reason == "eos"

@@ -17,7 +17,7 @@ from routerl_jax.core.types import Action, Call, Observation, Passage
 
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
-_TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
+TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
 END_OF_TURN = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
 _THOUGHTS = re.compile(r"</?think>")
 
@@ -182,7 +182,7 @@ def _wrong(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
 
 def has_tags(text: str) -> bool:
     """Whether a text has marks of calls or answers."""
-    return any(tag in text for tag in _TAGS)
+    return any(tag in text for tag in TAGS)
 
 
 def line_of(passage: Passage) -> str:
@@ -192,7 +192,7 @@ def line_of(passage: Passage) -> str:
 
 def tagless(text: str) -> str:
     """A text from elsewhere on one line, with its marks of calls and answers broken up."""
-    return without_tags(text, _TAGS)
+    return without_tags(text, TAGS)
 
 
 def thought_of(text: str) -> str:
