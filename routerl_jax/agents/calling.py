@@ -7,13 +7,14 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
-from routerl_jax.agents.agent import LLM, Agent, Tools
+from routerl_jax.agents.agent import LLM, Agent, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.grammar import TOO_LONG
 from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Episode, Example, Observation, Turn
+from routerl_jax.data.rounds import RecordedRounds
 
 
 class Form(Protocol):
@@ -72,6 +73,10 @@ class CallingAgent(Agent):
                 f"{what} needs the tags of the agent's own protocol, and the policy calls functions: leave one of them out "
                 "(config.agent.grammar)"
             )
+
+    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        self.check_tags("learning from recorded rounds")
+        return super().recorded_pieces(recorded)
 
     def whole(self, turn: Turn) -> bool:
         """Whether a turn ends as the form says. A message ends with the template's own token."""

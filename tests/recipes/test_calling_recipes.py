@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import io
 import json
+import pathlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.evaluation.records import episode_record
 from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD as MMSEARCH_REWARD
 from routerl_jax.recipes.r1_router.agents import StepAgent
@@ -29,6 +32,7 @@ from routerl_jax.recipes.r1_searcher import STAGE_1
 from routerl_jax.recipes.vrag_rl.rewards import RELEASED, reward
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training import config as schema
+from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.setup import build_recipe
 from tests import seeing
 from tests.agents import chat_templates as templates
@@ -395,6 +399,26 @@ def test_vrag_rl_s_turns_are_read_as_its_tags_are() -> None:
     assert call("qwen25", "search_pages", "", query="How many?").lstrip() in engine.tokenizer.decode(
         once.sequences[0].tokens
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_episodes_in_a_chat_are_learnt_from_as_they_were_recorded(name: str, tmp_path: pathlib.Path) -> None:
+    """Their observations have the template's marks, which are no text of a page."""
+    turns = (call(name, "search_pages", query="population"), f"<answer>42</answer>{end(name)}")
+    episode, engine = play(name, vrag(), SMALL_PRINT, {"pages": Finds()}, *turns)
+    row = episode_record(episode, step=0)
+    write_json_lines(tmp_path / "episodes.jsonl", [row, {**row, "id": "other"}])
+    config = schema.TrainConfig(
+        model=schema.ModelConfig(path="somewhere"),
+        knowledge={"pages": schema.KnowledgeConfig()},
+        warm_start=schema.WarmStartConfig(
+            demonstrations=str(tmp_path / "episodes.jsonl"), select={"em": 1.0}, least=1.0
+        ),
+    )
+    worked: Any = open_demonstrations(config, vrag())[0][0]
+    written = demonstrated(vrag().opening(SMALL_PRINT, engine.tokenizer), worked.pieces, engine.tokenizer)
+    np.testing.assert_array_equal(written.tokens, episode.sequences[0].tokens)
+    np.testing.assert_array_equal(written.loss_mask, episode.sequences[0].loss_mask)
 
 
 # --- R1-Router ---
