@@ -8,16 +8,19 @@ import io
 import json
 import pathlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from configs import mmsearch_r1_qwen25_vl_7b, r1_router_qwen25_vl_7b, vrag_rl_qwen25_vl_3b, vrag_rl_qwen25_vl_7b
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
@@ -566,7 +569,23 @@ def test_r1_router_s_golden_steps(name: str, tmp_path: Any) -> None:
     assert [row["total"] for row in terms(wrong)] == [0.0] * len(golden)
 
 
-# --- what tool calls can't express ---
+# --- configurations, and what tool calls can't express ---
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        (mmsearch_r1_qwen25_vl_7b, "search_image"),
+        (vrag_rl_qwen25_vl_7b, "search_pages"),
+        (vrag_rl_qwen25_vl_3b, "search_pages"),
+        (r1_router_qwen25_vl_7b, "search_text"),
+    ],
+)
+def test_full_size_configurations(module: ModuleType, function: str) -> None:
+    """The rewards of the paper stay, and the model gets a chat template that shows tools."""
+    config = from_config_dict(schema.TrainConfig, module.get_config("tool_calls"))
+    assert (config.model.chat_template, config.agent.instruct) == ("hermes", True)
+    assert function in [one["function"]["name"] for one in build_recipe(config).agent.functions]
 
 
 @pytest.mark.parametrize(
