@@ -165,7 +165,8 @@ def test_a_step(recipe: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     results = rl.train_rl(config, tmp_path / "run")
     (row,) = read_metrics(tmp_path / "run")
     assert row["sampler_gap/max"] < 1e-3
-    print(row, results)
+    assert row["rollout/well_formed_rate"] > 0
+    assert row["reward/total"] > 0
     lines = (tmp_path / "run" / "episodes" / "step-000000.jsonl").read_text().splitlines()
-    for line in lines:
-        print([turn["text"] for turn in json.loads(line)["turns"]], json.loads(line)["rewards"] if "rewards" in json.loads(line) else "")
+    first = [json.loads(line)["turns"][0]["text"] for line in lines]
+    print(row["rollout/well_formed_rate"], row["reward/total"], first, results["agents"]["trained"])
