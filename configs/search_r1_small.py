@@ -12,8 +12,8 @@ def get_config() -> ml_collections.ConfigDict:
 
     python -m launch.train --config=configs/search_r1_small.py --workdir=runs/search_r1_small
 
-    All questions need a search. Half of the demonstrations of the warm start answer without one, so its policy knows the protocol
-    and uses it by chance.
+    All questions need a search. Half of the demonstrations of the warm start answer without one, so its policy knows the
+    protocol and uses it by chance.
     """
     return to_config_dict(
         schema.TrainConfig(

@@ -108,5 +108,5 @@ class RerankedKB(KnowledgeBase):
         ]
         each = (time.perf_counter() - started) / max(len(pairs), 1)
         taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, found)]
-        facts = found.facts if isinstance(found, TimedResults) else ()
-        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], facts)
+        walks = found.walks if isinstance(found, TimedResults) else ()
+        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], walks)

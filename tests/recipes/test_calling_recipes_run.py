@@ -105,7 +105,7 @@ def golden(path: pathlib.Path) -> str:
     rows = [
         Trajectory(
             id=str(i),
-            question="Where?",
+            question=f"Where? {i}",
             steps=(
                 RouteStep(query="c", retrievers=("text retriever",)),
                 AnswerStep(answer="Accra", documents=(Document(retriever="text retriever", text="Accra."),)),
