@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +30,7 @@ from routerl_jax.training.writer import read_metrics
 from tests import seeing
 from tests.agents import chat_templates as templates
 
-LENGTH = 1536
+LENGTH = 1280
 
 
 def pictured(seed: int, high: int, wide: int) -> str:
@@ -129,7 +128,7 @@ RECIPES: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step(recipe: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was shown is what is sampled: every turn is well formed, and is paid as the paper says."""
+    """The start learns the form, then a step of RL is rewarded for it."""
     for module in (rl, sft):
         monkeypatch.setattr(module, "build_mesh", lambda _: single_device_mesh())
     tools, paid, agent = RECIPES[recipe]
@@ -156,17 +155,14 @@ def test_a_step(recipe: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
         learner=schema.LearnerConfig(drop_no_signal=False, length_buckets=(LENGTH,), micro_tokens=LENGTH),
         evaluation=schema.EvaluationConfig(every=0, examples=0, final_examples=2, before=False, baselines=False),
         warm_start=schema.WarmStartConfig(
-            steps=60,
-            examples=1,
+            steps=45,
+            examples=4 if steps else 1,
             demonstrations=steps or f"made:{__name__}:shown",
             optimizer=schema.OptimizerConfig(lr=1e-2, warmup=5, weight_decay=0.0),
         ),
     )
-    results = rl.train_rl(config, tmp_path / "run")
+    rl.train_rl(config, tmp_path / "run")
     (row,) = read_metrics(tmp_path / "run")
     assert row["sampler_gap/max"] < 1e-3
     assert row["rollout/well_formed_rate"] > 0
     assert row["reward/total"] > 0
-    lines = (tmp_path / "run" / "episodes" / "step-000000.jsonl").read_text().splitlines()
-    first = [json.loads(line)["turns"][0]["text"] for line in lines]
-    print(row["rollout/well_formed_rate"], row["reward/total"], first, results["agents"]["trained"])
