@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from routerl_jax.training import config as schema
 
 # Atlas's knowledge bases: MiniLM embeddings, built into the cache in seconds on first use.
@@ -23,3 +25,13 @@ ATLAS_POLICY = {
     "max_length": 512,
     "tied_embeddings": True,
 }
+
+
+def with_tool_calls(run: schema.TrainConfig) -> schema.TrainConfig:
+    """The run with JSON tool calls instead of its recipe's tags. Qwen2.5-VL's own chat template shows no tools, so it gets one
+    that does."""
+    return dataclasses.replace(
+        run,
+        model=dataclasses.replace(run.model, chat_template="hermes"),
+        agent=dataclasses.replace(run.agent, grammar="tool_calls"),
+    )

@@ -2,11 +2,17 @@
 
 import ml_collections
 
+from configs.common import with_tool_calls
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT, FROM_INSTRUCT, RELEASED, Preset
 from routerl_jax.training import config as schema
 
-PRESETS: dict[str, Preset] = {"after_sft": AFTER_SFT, "from_instruct": FROM_INSTRUCT, "released": RELEASED}
+PRESETS: dict[str, Preset] = {
+    "after_sft": AFTER_SFT,
+    "from_instruct": FROM_INSTRUCT,
+    "tool_calls": FROM_INSTRUCT,
+    "released": RELEASED,
+}
 VARIANTS = (*PRESETS, "sft")
 
 _TOKEN = 28 * 28  # pixels of an image token
@@ -41,6 +47,7 @@ def get_config(variant: str = "after_sft") -> ml_collections.ConfigDict:
     :after_sft      supervised learning, then RL with KL 0.01 and no reward for the pattern; with a policy that has learnt from
                     demonstrations already, --config.model.path=DIR --config.warm_start.steps=0
     :from_instruct  RL of the instruct model as it is, without KL, 0.1 of the reward for the pattern
+    :tool_calls     as :from_instruct, with JSON tool calls instead of the tags (not the paper's)
     :released       as :after_sft, with what the released code does where it differs: 5 updates a step, a shorter warm-up, a
                     mean over tokens, its reward, its judge and its crops
     :sft            the supervised learning alone
@@ -72,7 +79,7 @@ def vrag_run(model: str, tensor: int, variant: str) -> schema.TrainConfig:
     teaching = schema.OptimizerConfig(
         lr=1e-5, schedule="cosine", warmup=_SUPERVISED // 10, decay_to=0.0, weight_decay=0.0, b2=0.999
     )
-    return schema.TrainConfig(
+    run = schema.TrainConfig(
         kind="sft" if supervised else "rl",
         recipe="vrag_rl",
         steps=_SUPERVISED if supervised else 0,
@@ -131,9 +138,10 @@ def vrag_run(model: str, tensor: int, variant: str) -> schema.TrainConfig:
         ),
         checkpoint=schema.CheckpointConfig(every=25),
         warm_start=schema.WarmStartConfig(
-            steps=0 if supervised or variant == "from_instruct" else _SUPERVISED,
+            steps=0 if supervised or variant in ("from_instruct", "tool_calls") else _SUPERVISED,
             demonstrations="messages:sft.jsonl",
             examples=_DEMONSTRATIONS,
             optimizer=teaching,
         ),
     )
+    return with_tool_calls(run) if variant == "tool_calls" else run

@@ -16,7 +16,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.request import Request, Want
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
-from routerl_jax.core.types import Call, Passage, Query
+from routerl_jax.core.types import Call, Passage, Query, Walk
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.query import as_read, query_image, query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
@@ -69,8 +69,8 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
 
 def _call_from_json(fields: dict[str, Any]) -> Call:
     passages: Iterable[dict[str, Any]] = fields.pop("passages")
-    facts = tuple(fields.pop("facts"))
-    return Call(passages=tuple(Passage(**passage) for passage in passages), facts=facts, **fields)
+    walk = Walk(facts=tuple(fields.pop("facts")), nodes=tuple(fields.pop("nodes")))
+    return Call(passages=tuple(Passage(**passage) for passage in passages), **walk._asdict(), **fields)
 
 
 async def search_calls(
@@ -143,7 +143,7 @@ class _Reply(NamedTuple):
 
     result: _Result
     seconds: float
-    facts: tuple[str, ...] = ()
+    walk: Walk = Walk()
 
 
 class _Failed(Exception):
@@ -199,8 +199,8 @@ async def _search(
             try:
                 reply, seconds = timed_search(_asked(tools[tool], want), read, k)
                 results = _checked(tool, reply, len(queries))
-                facts = reply.facts if isinstance(reply, TimedResults) else [()] * len(results)
-                return list(map(_Reply, results, seconds, facts))
+                walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
+                return list(map(_Reply, results, seconds, walks))
             except Exception as error:
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
@@ -233,8 +233,8 @@ def _call(tool: str, query: Query, reply: _Reply, cost: float) -> Call:
         image = query_image(query)
     except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
-    result, seconds, facts = reply
-    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost, facts=facts)
+    result, seconds, walk = reply
+    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost, **walk._asdict())
     if isinstance(result, _Failure):
         error = replace_surrogates(result.message)
         if len(error) > _LONGEST_ERROR:

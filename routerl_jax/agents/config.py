@@ -15,7 +15,7 @@ from routerl_jax.core.checked import Count, Size, checked
 class AgentConfig:
     """How the policy works on a question. Training and evaluation use the same agent (except for evaluation.k)."""
 
-    grammar: str = ""  # agents.grammar.GRAMMARS; empty: the recipe's own
+    grammar: str = ""  # agents.grammar.GRAMMARS; empty: the recipe's own; every recipe takes tool_calls
     max_searches: Count = 3  # most searches per question
     k: Size = 2  # passages per search
     max_turn_tokens: Size = 64  # most tokens that the policy writes in a turn

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
 from routerl_jax.agents.observation import Look, Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import (
     Action,
     Call,
@@ -31,7 +31,7 @@ OnInvalid = Literal["remind", "end"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SearchAgent(Agent):
+class SearchAgent(CallingAgent):
     """Runs a policy through search turns to an answer.
 
     Attributes:
@@ -64,11 +64,7 @@ class SearchAgent(Agent):
     prompt_suffix: str = ""
     regions: RegionRule = RegionRule()
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        return await self.of(llm.tokenizer)._run(example, llm, tools)
-
     async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        """`run`, with the grammar already in the model's form."""
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         reserve = self.reserve(chat)
         for _ in range(self.max_searches):
@@ -88,32 +84,18 @@ class SearchAgent(Agent):
             if action.kind == "invalid" and self.on_invalid == "end":
                 return chat.episode(answer=None, truncated=turn.stop_reason == "length")
             if crop is not None:
-                shown = self._say(chat, self.grammar.closer(crop), reserve)
+                shown = self.say(chat, self.grammar.closer(crop), reserve)
             elif action.kind == "invalid":
-                shown = self._say(chat, self.grammar.reminder(action.error), reserve)
+                shown = self.say(chat, self.grammar.reminder(action.error), reserve)
             else:
                 shown = self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
             if not shown:
                 return await self.final_answer(chat, reserve, truncated=True, unanswered=True)
         return await self.final_answer(chat, reserve)
 
-    def of(self, tokenizer: Tokenizer) -> Self:
-        """The agent with its grammar in this model's form. Raises ValueError if the model has none."""
-        grammar = self.grammar.of(tokenizer)
-        return self if grammar is self.grammar else dataclasses.replace(self, grammar=grammar)
-
-    @property
-    def functions(self) -> tuple[dict[str, Any], ...]:
-        """The grammar's."""
-        return self.grammar.functions
-
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
-        return dataclasses.replace(self, grammar=self.grammar.told(schemas))
-
     def reserve(self, chat: Conversation) -> int:
         """Tokens kept for the last turn, and in a chat for the reply to a search whose result does not fit."""
-        last_turn = self.answer_tokens + chat.tokens_of(self.last_opening)
-        return last_turn + (chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0)
+        return self.answer_tokens + chat.tokens_of(self.last_opening) + self.note_tokens(chat)
 
     @property
     def last_opening(self) -> str:
@@ -165,8 +147,8 @@ class SearchAgent(Agent):
         The prompt shows no documents, so `room` (tokens that the conversation may take) changes nothing.
         """
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        if functions := self.grammar.functions:
-            self.grammar.of(tokenizer)  # refuses a model without such a form
+        if functions := self.functions:
+            self.of(tokenizer)  # refuses a model without such a form
             asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
             told = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
             return [*tokenizer.chat([*told, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
@@ -189,34 +171,26 @@ class SearchAgent(Agent):
         if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
             answer = answer[answer.index(opening) + len(opening) :]
-        return [*pieces, (Spoken(lambda _: answer) if self.functions else answer, True)]
+        return [*pieces, (self.spoken(lambda _: answer), True)]
 
     def _written(self, step: DemonstrationStep) -> str | Spoken:
         """A turn with a search or a closer look."""
-
-        def write(grammar: Grammar) -> str:
-            if step.box:
-                return grammar.write_look(step.thought, step.box)
-            return grammar.write_search(step.thought, step.query, step.tool)
-
-        return Spoken(lambda tokenizer: write(self.grammar.of(tokenizer))) if self.functions else write(self.grammar)
+        if step.box:
+            return self.spoken(lambda agent: agent.grammar.write_look(step.thought, step.box))
+        return self.spoken(lambda agent: agent.grammar.write_search(step.thought, step.query, step.tool))
 
     def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
         """What follows such a turn."""
-
-        def framed(said: Observation) -> Observation | Reply:
-            return Reply(said, "tool") if self.functions else said
-
         if step.box:
-            return Look(box=step.box, rule=self.regions, said=lambda crop: framed(self.grammar.closer(crop)))
+            return Look(box=step.box, rule=self.regions, said=lambda crop: self.framed(self.grammar.closer(crop)))
         call = Call(tool=step.tool, query=step.query, passages=step.passages)
-        return framed(self.grammar.observation(call, step.passages))
+        return self.framed(self.grammar.observation(call, step.passages))
 
     def _read(self, turn: Turn) -> Action:
         text = turn.forced + turn.text
         turn.action = self.grammar.parse(text)
         whole = "eos" if self.functions else "stop"  # the stop reason of a turn that is not cut off
-        turn.well_formed = self.grammar.well_formed(text) and (turn.stop_reason == whole or not self.functions)
+        turn.well_formed = self.grammar.well_formed(text) and self.whole(turn)
         # Of a forced turn only the policy's part is judged (a closed answer): the policy could not write a thought before it.
         if turn.forced:
             answer = self.grammar.write_answer("", turn.action.answer)
@@ -231,24 +205,11 @@ class SearchAgent(Agent):
         limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
 
         def fits(shown: Sequence[Passage]) -> bool:
-            return self._size(chat, self.grammar.observation(call, shown)) <= limit
+            return self.size_of(chat, self.grammar.observation(call, shown)) <= limit
 
         shown = fitting(call.passages, fits, cut=bool(self.max_observation_tokens))
         names = [passage.id for passage in shown]
-        return self._say(chat, self.grammar.observation(call, shown), reserve, names)
-
-    def _size(self, chat: Conversation, observation: Observation) -> int:
-        return chat.reply_tokens(observation, role="tool") if self.functions else chat.tokens_of(observation)
-
-    def _say(self, chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
-        """Shows an observation to the policy; False if it leaves no room for the last turn."""
-        if self._size(chat, observation) > chat.room - reserve:
-            return False
-        if self.functions:
-            chat.reply(observation, passages, role="tool")
-        else:
-            chat.observe(observation, passages)
-        return True
+        return self.say(chat, self.grammar.observation(call, shown), reserve, names)
 
     async def final_answer(
         self, chat: Conversation, reserve: int, truncated: bool = False, unanswered: bool = False
@@ -261,8 +222,8 @@ class SearchAgent(Agent):
         """
         if chat.room < reserve:
             return chat.episode(answer=None, truncated=True)
-        if unanswered and self.functions:
-            chat.reply(TOO_LONG, role="tool")
+        if unanswered:
+            self.end_turn(chat, TOO_LONG, reserve)
         chat.force(self.last_opening)
         turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
         action = self._read(turn)

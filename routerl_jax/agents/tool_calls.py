@@ -17,8 +17,8 @@ from routerl_jax.core.types import Action, Call, Observation, Passage
 
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
-_TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
-_END = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
+TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
+END_OF_TURN = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
 _THOUGHTS = re.compile(r"</?think>")
 
 
@@ -81,22 +81,26 @@ class ToolCalls(Grammar):
         return _ANSWER
 
     def parse(self, text: str) -> Action:
-        text = _END.sub("", text)
+        text = END_OF_TURN.sub("", text)
         answer = between(text, *_ANSWER)
         try:
             call = self._form.read(text)
         except BadCall as error:
-            return Action(kind="invalid", thought=_thought(text), error=str(error))
+            return Action(kind="invalid", thought=thought_of(text), error=str(error))
         if call is None:
             if answer is None:
-                error = f"there is neither a tool call nor an answer between {_ANSWER[0]} and {_ANSWER[1]}"
-                return Action(kind="invalid", thought=_thought(text), error=error)
-            return Action(kind="answer", answer=answer, thought=_thought(text.partition(_ANSWER[0])[0]))
+                return self._words(text)
+            return Action(kind="answer", answer=answer, thought=thought_of(text.partition(_ANSWER[0])[0]))
         if answer is not None:
             return Action(
-                kind="invalid", thought=_thought(call.before), error="there are a tool call and an answer; do one"
+                kind="invalid", thought=thought_of(call.before), error="there are a tool call and an answer; do one"
             )
-        return self._action(call, _thought(call.before))
+        return self._action(call, thought_of(call.before))
+
+    def _words(self, text: str) -> Action:
+        """The action of a turn without a call and without an answer."""
+        error = f"there is neither a tool call nor an answer between {_ANSWER[0]} and {_ANSWER[1]}"
+        return Action(kind="invalid", thought=thought_of(text), error=error)
 
     def _action(self, call: ReadCall, thought: str) -> Action:
         """The action of a call."""
@@ -107,36 +111,33 @@ class ToolCalls(Grammar):
             error = f"there is no function {quoted(call.name)}; there are: {names}"
             return Action(kind="invalid", thought=thought, error=error)
         tool, schema = tools[call.name]
-        query, error = arguments.get(schema.query), ""
-        if schema.query not in arguments:
-            error = f"the argument {schema.query!r} of {call.name} is missing"
-        elif unknown := sorted(set(arguments) - {schema.query}):
-            error = f"{call.name} has no argument {quoted(unknown[0])}; it has {schema.query!r} alone"
-        elif not isinstance(query, str):
-            error = f"the argument {schema.query!r} of {call.name} must be a string"
-        elif not query.strip():
-            error = f"the argument {schema.query!r} of {call.name} is empty"
-        if error:
+        if error := _wrong(schema, arguments):
             return Action(kind="invalid", thought=thought, error=error)
-        return Action(kind="search", tool=tool, query=" ".join(replace_surrogates(str(query)).split()), thought=thought)
+        query = " ".join(replace_surrogates(arguments[schema.query]).split()) if schema.query else ""
+        return Action(kind="search", tool=tool, query=query, thought=thought)
 
     def well_formed(self, text: str) -> bool:
         """True for thoughts and a call, or thoughts and an answer, with nothing behind them and no other tag."""
-        text = _END.sub("", text)
+        text = END_OF_TURN.sub("", text)
         action = self.parse(text)
         if action.kind in ("search", "region"):
             call = self._form.read(text)
             assert call is not None
-            return not call.after.strip() and not any(tag in call.before for tag in _TAGS)
+            return not call.after.strip() and not has_tags(call.before)
         if action.kind == "answer":
             before, _, rest = text.partition(_ANSWER[0])
             answer, _, after = rest.partition(_ANSWER[1])
-            return not after.strip() and not any(tag in before + answer for tag in _TAGS)
+            return not after.strip() and not has_tags(before + answer)
         return False
 
     def write_search(self, thought: str, query: str, tool: str) -> str:
         schema = self._all[tool]
-        return self._form.write(thought, schema.name, {schema.query: query})
+        return self._form.write(thought, schema.name, {schema.query: query} if schema.query else {})
+
+    def query_opening(self, tool: str) -> str:
+        """The beginning of a search turn, up to the text of its query."""
+        written = self.write_search("", "", tool)
+        return written[: written.rindex('""') + 1]
 
     def write_answer(self, thought: str, answer: str) -> str:
         said = f"{thought}\n" if thought else ""
@@ -165,6 +166,25 @@ class ToolCalls(Grammar):
         )
 
 
+def _wrong(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
+    """What is wrong with the arguments of a call; "" if nothing is."""
+    if schema.query and schema.query not in arguments:
+        return f"the argument {schema.query!r} of {schema.name} is missing"
+    if unknown := sorted(set(arguments) - {schema.query}):
+        has = f"it has {schema.query!r} alone" if schema.query else "it has none"
+        return f"{schema.name} has no argument {quoted(unknown[0])}; {has}"
+    if not schema.query:
+        return ""
+    if not isinstance(query := arguments[schema.query], str):
+        return f"the argument {schema.query!r} of {schema.name} must be a string"
+    return "" if query.strip() else f"the argument {schema.query!r} of {schema.name} is empty"
+
+
+def has_tags(text: str) -> bool:
+    """Whether a text has marks of calls or answers."""
+    return any(tag in text for tag in TAGS)
+
+
 def line_of(passage: Passage) -> str:
     """A passage on one line, without marks of calls and answers."""
     return tagless(one_line(passage))
@@ -172,8 +192,9 @@ def line_of(passage: Passage) -> str:
 
 def tagless(text: str) -> str:
     """A text from elsewhere on one line, with its marks of calls and answers broken up."""
-    return without_tags(text, _TAGS)
+    return without_tags(text, TAGS)
 
 
-def _thought(text: str) -> str:
+def thought_of(text: str) -> str:
+    """A thought without the tags around it."""
     return _THOUGHTS.sub(" ", text).strip()

@@ -17,7 +17,7 @@ class ToolSchema:
     Attributes:
       name: of the function, as the model writes it.
       description: for the model.
-      query: name of the argument that holds the query, a string. Every call must have it.
+      query: name of the argument that holds the query, a string. Every call must have it. "": the function has no arguments.
       about: the JSON schema of that argument.
     """
 
@@ -31,7 +31,8 @@ class ToolSchema:
     @property
     def json(self) -> dict[str, Any]:
         """The JSON schema that chat templates take."""
-        parameters = {"type": "object", "properties": {self.query: dict(self.about)}, "required": [self.query]}
+        arguments = {self.query: dict(self.about)} if self.query else {}
+        parameters = {"type": "object", "properties": arguments, "required": list(arguments)}
         return {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": parameters},

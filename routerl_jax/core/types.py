@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int16, Int32
@@ -97,6 +97,18 @@ class Passage:
     image: str = ""
 
 
+class Walk(NamedTuple):
+    """How a query walked over a graph of phrases and passages.
+
+    Attributes:
+      facts: where it began, best first, as "subject | predicate | object".
+      nodes: the phrases at which it was oftenest, most first.
+    """
+
+    facts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
     """One tool call and its reply. A failed call has `error` set and no passages; it never raises in an agent.
@@ -106,8 +118,7 @@ class Call:
       image: digest of the picture that was searched for; "" if none.
       seconds: time that this query took, without the other queries of its batch (`knowledge.timing`).
       cost: the tool's price of the query (`KnowledgeBase.cost`), the same in every run.
-      facts: the facts from which a walk over a graph began, best first, as "subject | predicate | object"; () where there is
-        no walk, or where it is not known.
+      facts, nodes: see `Walk`; () where there is no walk over a graph, or where it is not known.
     """
 
     tool: str
@@ -118,6 +129,7 @@ class Call:
     seconds: float = 0.0
     cost: float = 0.0
     facts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

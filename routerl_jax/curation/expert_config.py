@@ -78,6 +78,7 @@ class ExpertJobConfig(DemonstrationConfig):
         )
         agent = build_recipe(run).agent
         assert isinstance(agent, VRAGAgent)
+        agent.check_tags("a job that makes demonstrations")
         if agent.shows != "picture" or not agent.looks:
             raise ValueError(
                 f"config.agent.settings: shows={agent.shows!r}, looks={agent.looks}: the experts show how to look at pictures; "

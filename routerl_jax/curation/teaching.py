@@ -82,6 +82,7 @@ class TeachingConfig(DemonstrationConfig):
         )
         agent = build_recipe(run).agent
         assert isinstance(agent, MMSearchAgent)
+        agent.check_tags("a job that makes demonstrations")
         return agent
 
 

@@ -71,6 +71,8 @@ def turn_parts(
     for call in turn["calls"]:
         if call.get("facts"):
             parts.append(Text.assemble(("  from    ", "dim"), ("; ".join(call["facts"]), "dim")))
+        if call.get("nodes"):
+            parts.append(Text.assemble(("  through ", "dim"), ("; ".join(call["nodes"]), "dim")))
         parts.append(findings(call, pictured))
     parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
     if turn.get("rewards"):

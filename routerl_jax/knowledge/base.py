@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from jax.sharding import Mesh
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.corpus import corpus_sha256
 from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.encoders import TextEncoder
@@ -84,7 +84,7 @@ class KnowledgeBase(abc.ABC):
         filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]
         times = [0.0] * len(results)
-        facts: list[tuple[str, ...]] = [()] * len(results)
+        walks = [Walk()] * len(results)
         if filled:
             answers, seconds = timed_search(self._search, [read[i] for i in filled], k)
             if len(answers) != len(filled):
@@ -95,9 +95,9 @@ class KnowledgeBase(abc.ABC):
             for i, passages, elapsed in zip(filled, answers, seconds):
                 results[i], times[i] = passages, elapsed
             if isinstance(answers, TimedResults):
-                for i, known in zip(filled, answers.facts):
-                    facts[i] = known
-        return TimedResults(results, times, facts)
+                for i, walk in zip(filled, answers.walks):
+                    walks[i] = walk
+        return TimedResults(results, times, walks)
 
 
 class Opener(Protocol):

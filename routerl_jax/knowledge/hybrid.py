@@ -7,13 +7,13 @@ import contextvars
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from routerl_jax.core.buckets import in_bucket
 from routerl_jax.core.checked import NonNegative, Size, checked
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
 from routerl_jax.knowledge.counts import Counts
@@ -101,7 +101,9 @@ class HybridKB(KnowledgeBase):
             )
             for i in range(len(queries))
         ]
-        return TimedResults(joined, [sum(times) for times in zip(*(results.seconds for results in rankings))])
+        seconds = [sum(times) for times in zip(*(results.seconds for results in rankings))]
+        walks = [_joined(walks) for walks in zip(*(results.walks for results in rankings))]
+        return TimedResults(joined, seconds, walks)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +160,14 @@ def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
 def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
     """The member's results for the parts of each query that it reads; [] for a query without such parts."""
     readable = [_readable(query, member.reads) for query in queries]
-    return TimedResults(*timed_search(member.search, readable, k))
+    found, seconds = timed_search(member.search, readable, k)
+    return TimedResults(found, seconds, found.walks if isinstance(found, TimedResults) else ())
+
+
+def _joined(walks: Iterable[Walk]) -> Walk:
+    """What the members' walks passed, each phrase and fact once."""
+    facts, nodes = ([name for names in part for name in names] for part in zip(*walks))
+    return Walk(facts=tuple(dict.fromkeys(facts)), nodes=tuple(dict.fromkeys(nodes)))
 
 
 def _readable(query: Query, reads: frozenset[str]) -> Query:

@@ -108,5 +108,5 @@ class RerankedKB(KnowledgeBase):
         ]
         each = (time.perf_counter() - started) / max(len(pairs), 1)
         taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
-        facts = results.facts if isinstance(results, TimedResults) else ()
-        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], facts)
+        walks = results.walks if isinstance(results, TimedResults) else ()
+        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], walks)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 
 
 class TimedResults(list[list[Passage]]):
@@ -16,19 +16,17 @@ class TimedResults(list[list[Passage]]):
     Args:
       results: the passages of each query.
       seconds: the seconds of each query alone; finite and not negative.
-      facts: where each query's walk over a graph began (`Call.facts`); () if nothing is known of walks.
+      walks: each query's walk over a graph; () if nothing is known of walks.
 
     Raises:
-      ValueError: `seconds` or `facts` has another length, or `seconds` other values.
+      ValueError: `seconds` or `walks` has another length, or `seconds` other values.
     """
 
-    def __init__(
-        self, results: Iterable[list[Passage]], seconds: Iterable[float], facts: Iterable[tuple[str, ...]] = ()
-    ) -> None:
+    def __init__(self, results: Iterable[list[Passage]], seconds: Iterable[float], walks: Iterable[Walk] = ()) -> None:
         super().__init__(results)
-        self.facts = list(facts) or [()] * len(self)
-        if len(self.facts) != len(self):
-            raise ValueError(f"facts of {len(self.facts)} queries for {len(self)} results")
+        self.walks = list(walks) or [Walk()] * len(self)
+        if len(self.walks) != len(self):
+            raise ValueError(f"walks of {len(self.walks)} queries for {len(self)} results")
         self.seconds = [float(value) for value in seconds]
         if len(self.seconds) != len(self):
             raise ValueError(f"{len(self.seconds)} times for {len(self)} results; give the seconds of each query")

@@ -20,7 +20,7 @@ from routerl_jax.recipes.search import search_recipe
 from routerl_jax.rewards.garbled import garbled
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import REWARD_TERMS
+from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS
 
 BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"
 BEGIN_DOCUMENTS, END_DOCUMENTS = "<|begin_of_documents|>", "<|end_of_documents|>"
@@ -276,6 +276,9 @@ def tags_in_order(episode: Episode) -> float:
     """1 if there are exactly one </think>, <answer> and </answer> and no <think> (the Llama server's stage 1)."""
     return float(not _think_tags(episode) and not _answer_tags(episode))
 
+
+for _name in ("format", "violation", "calls", "tags"):
+    READS_TAGS[f"r1_searcher.{_name}"] = lambda options: True
 
 Reward = Mapping[str, float | Mapping[str, Any]]
 

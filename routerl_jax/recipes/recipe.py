@@ -39,6 +39,8 @@ class Recipe:
     reward: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
+TOOL_CALLS = "tool_calls"  # the grammar that recipes with a protocol of their own take, too
+
 # (config.agent, config.stages, names of the knowledge bases, config.evaluation.normalizer) -> Recipe
 RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")
 
@@ -51,11 +53,12 @@ def check_own_protocol(agent: AgentConfig, recipe: str, prompt: str, instead_of_
       instead_of_on_invalid: what decides what follows a turn that can't be read, for the error.
 
     Raises:
-      ValueError: a grammar or a prompt is set, or `on_invalid` is not the default.
+      ValueError: another grammar than `tool_calls`, or a prompt is set, or `on_invalid` is not the default.
     """
-    if agent.grammar:
+    if agent.grammar not in ("", TOOL_CALLS):
         raise ValueError(
-            f"config.agent.grammar={agent.grammar!r}: config.recipe={recipe!r} has tags of its own; leave it empty"
+            f"config.agent.grammar={agent.grammar!r}: config.recipe={recipe!r} has tags of its own; leave it empty, or take "
+            f"{TOOL_CALLS!r}"
         )
     if agent.prompt or agent.prompt_suffix:
         raise ValueError(

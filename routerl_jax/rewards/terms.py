@@ -53,6 +53,9 @@ class TurnTerm:
 
 REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm, StepTerm or TurnTerm
 
+# Terms that look for a protocol's tags in what the policy wrote, and with which options they do. JSON tool calls have no tags.
+READS_TAGS: dict[str, Callable[[Mapping[str, Any]], bool]] = {}
+
 
 def _answer_term(metric: Callable[[str | None, Golds, str], float]) -> RewardTerm:
     def term(episode: Episode, normalizer: str = "search_r1") -> float:
@@ -150,6 +153,12 @@ class RewardFunction:
     def asks(self) -> tuple[str, ...]:
         """The terms that need a judge's verdicts."""
         return tuple(name for name in self.terms if _options(REWARD_TERMS.get(name)) & {"verdict", "verdicts"})
+
+    @property
+    def reads_tags(self) -> tuple[str, ...]:
+        """The terms that need the tags of a protocol (`READS_TAGS`)."""
+        options = {name: spec if isinstance(spec, Mapping) else {} for name, spec in self.terms.items()}
+        return tuple(name for name in self.terms if name in READS_TAGS and READS_TAGS[name](options[name]))
 
     def _verdicts(self, episodes: Sequence[Episode]) -> Sequence[Verdict]:
         if self.judge is None:

@@ -285,9 +285,10 @@ class Shuffled:
 def _pieces(episode: Episode) -> Pieces:
     pieces: Pieces = []
     for turn in episode.turns:
-        pictures = tuple(item for item in turn.shown if item.digest)
-        observation = Rendered(text=turn.observation, shown=pictures) if pictures else turn.observation
-        pieces += [(turn.forced, False), (turn.text, True), (observation, False)]
+        pieces += [(turn.forced, False), (turn.text, True)]
+        if turn.observation:  # as it was shown: the marks of a chat in it are the template's
+            pictures = tuple(item for item in turn.shown if item.digest)
+            pieces.append((Rendered(text=turn.observation, shown=pictures), False))
     return [(piece, learnt) for piece, learnt in pieces if piece]
 
 

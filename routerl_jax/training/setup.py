@@ -201,6 +201,7 @@ def build_recipe(config: TrainConfig) -> Recipe:
     _check_verdicts(config, recipe)
     agent = _with_settings(recipe.agent, config.agent)
     if agent.functions:
+        _check_tags(recipe)
         agent = agent.told(tool_schemas(config.knowledge))
     elif told := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
@@ -213,6 +214,17 @@ def build_recipe(config: TrainConfig) -> Recipe:
 def _asks(stage: Stage) -> tuple[str, ...]:
     """The terms of a stage's reward that need a judge's verdicts."""
     return stage.reward.asks if isinstance(stage.reward, RewardFunction) else ()
+
+
+def _check_tags(recipe: Recipe) -> None:
+    """Raises ValueError if a reward needs tags, which a policy that calls functions does not write."""
+    for stage in recipe.stages:
+        if isinstance(stage.reward, RewardFunction) and (terms := stage.reward.reads_tags):
+            raise ValueError(
+                f"config.stages.{stage.name}.reward.{terms[0]} looks for tags in what the policy writes, with these options, "
+                "and config.agent.grammar='tool_calls' writes none: every attempt would be scored wrong. Take another term or "
+                "option (docs/tool_calls.md)"
+            )
 
 
 def _check_verdicts(config: TrainConfig, recipe: Recipe) -> None:

@@ -113,9 +113,9 @@ _MARKS = (
 )
 
 
-def tokenizer(template: str | None) -> Tokenizer:
-    """A byte-level vocabulary with the marks of ChatML and Llama 3, and this chat template."""
-    hf = copy.deepcopy(tiny.tokenizer().hf)
+def tokenizer(template: str | None, given: Tokenizer | None = None) -> Tokenizer:
+    """A byte-level vocabulary (or a copy of the one given) with the marks of ChatML and Llama 3, and this chat template."""
+    hf = copy.deepcopy((given or tiny.tokenizer()).hf)
     hf.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in _MARKS])
     hf.bos_token = "<|begin_of_text|>"
     hf.chat_template = template

@@ -32,11 +32,13 @@ def test_rewards_and_kl_by_variant() -> None:
         {"vrag_rl.ndcg": pytest.approx(0.2), "judge": pytest.approx(0.7), "vrag_rl.pattern": pytest.approx(0.1)},
         0.0,
     )
+    assert paid["tool_calls"] == paid["from_instruct"]
     assert paid["released"][0]["vrag_rl.gated_judge"] == 0.7
     assert paid["released"][1] == 0.01
     assert {name: run.warm_start.steps for name, run in runs.items()} == {
         "after_sft": 281,
         "from_instruct": 0,
+        "tool_calls": 0,
         "released": 281,
         "sft": 0,
     }
@@ -44,15 +46,16 @@ def test_rewards_and_kl_by_variant() -> None:
     assert {name: run.learner.aggregation for name, run in runs.items() if run.kind == "rl"} == {
         "after_sft": "sequence",
         "from_instruct": "sequence",
+        "tool_calls": "sequence",
         "released": "token",
     }
     assert (runs["released"].judge.model, runs["after_sft"].judge.model) == (
         "qwen-max-latest",
         "Qwen/Qwen2.5-7B-Instruct",
     )
-    with pytest.raises(ValueError, match="expected one of after_sft, from_instruct, released, sft"):
+    with pytest.raises(ValueError, match="expected one of after_sft, from_instruct, tool_calls, released, sft"):
         vrag_rl_qwen25_vl_7b.get_config("mine")
-    with pytest.raises(ValueError, match="expected one of after_sft, from_instruct, released, sft"):
+    with pytest.raises(ValueError, match="expected one of after_sft, from_instruct, tool_calls, released, sft"):
         vrag_rl_qwen25_vl_3b.get_config("mine")
 
 

@@ -255,7 +255,7 @@ def test_the_paper_s_settings() -> None:
     assert (released.rollout.samples, released.learner.aggregation) == (5, "token")
     assert released.stages["main"].reward == RELEASED_REWARD
     assert (released.data, released.learner.optimizer) == (config.data, config.learner.optimizer)
-    with pytest.raises(ValueError, match="neither 'paper' nor 'released'"):
+    with pytest.raises(ValueError, match="expected one of paper, released, tool_calls"):
         r1_router_qwen25_vl_7b.get_config("mine")
 
 

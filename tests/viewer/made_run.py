@@ -67,7 +67,9 @@ def seen(name: str, page: pathlib.Path) -> Episode:
 
 def _walked(made: Episode) -> Episode:
     """The same, where the search walked over a graph."""
-    made.turns[0].calls = [dataclasses.replace(call, facts=("lion | lives in | savannah",)) for call in made.calls]
+    made.turns[0].calls = [
+        dataclasses.replace(call, facts=("lion | lives in | savannah",), nodes=("lion", "mane")) for call in made.calls
+    ]
     return made
 
 

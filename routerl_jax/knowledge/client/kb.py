@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from routerl_jax.core.time_limit import seconds_left
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import query_key
-from routerl_jax.knowledge.serving.schema import passage_json, passage_of
+from routerl_jax.knowledge.serving.schema import passage_json, passage_of, walk_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import gather_bounded, shared_loop
@@ -178,7 +178,9 @@ class HttpKB(KnowledgeBase):
             if self._cache is not None:
                 packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        return TimedResults((list(results[key][0]) for key in keys), (results[key][1] for key in keys))
+        found = [results[key] for key in keys]
+        passages = (list(passages) for passages, _, _ in found)
+        return TimedResults(passages, (seconds for _, seconds, _ in found), (walk for _, _, walk in found))
 
     def _key(self, query: Query, k: int) -> str:
         return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
@@ -194,7 +196,8 @@ class HttpKB(KnowledgeBase):
         for key, packed in self._cache.get_many(keys).items():
             try:
                 entry = json.loads(packed)
-                results[key] = [passage_of(fields) for fields in entry["passages"]], float(entry["seconds"])
+                passages = [passage_of(fields) for fields in entry["passages"]]
+                results[key] = passages, float(entry["seconds"]), walk_of(entry.get("walk", {}))
             except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
                 continue
         return results
@@ -231,19 +234,20 @@ class HttpKB(KnowledgeBase):
         return reply, time.perf_counter() - started
 
     def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
-        """Passages and seconds of each query. `part`: seconds per query if the server gives none."""
+        """Passages, seconds and walk of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
-            timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results))
+            walks = [walk_of(fields) for fields in reply.get("walks", ())]
+            timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results), walks)
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error
         if len(results) != count:
             raise Unavailable(f"{self._bases[0]}: {len(results)} results for {count} queries")
-        return list(zip(timed, timed.seconds))
+        return list(zip(timed, timed.seconds, timed.walks))
 
 
 _PICTURES = 8  # pictures per request; a page may have several megabytes
-_Found = tuple[list[Passage], float]  # passages of a query, and its seconds
+_Found = tuple[list[Passage], float, Walk]  # passages of a query, its seconds, and its walk over a graph
 
 
 def _parse(url: str) -> tuple[str, str | None]:
@@ -269,5 +273,6 @@ def _query_json(query: Query) -> Any:
     return body | {key: value for key, value in beside.items() if value}
 
 
-def _pack(passages: Sequence[Passage], seconds: float) -> bytes:
-    return json.dumps({"passages": [passage_json(passage) for passage in passages], "seconds": seconds}).encode()
+def _pack(passages: Sequence[Passage], seconds: float, walk: Walk) -> bytes:
+    rows = [passage_json(passage) for passage in passages]
+    return json.dumps({"passages": rows, "seconds": seconds, "walk": walk._asdict()}).encode()

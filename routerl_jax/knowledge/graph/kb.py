@@ -14,6 +14,7 @@ from jaxtyping import Float32
 
 from routerl_jax.core.checked import BelowOne, Size, checked
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.types import Walk
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder
 from routerl_jax.knowledge.encoders import TextEncoder
@@ -39,6 +40,10 @@ BACKENDS = ("host", "device")
 
 _QUERIES = 64  # queries that walk at once
 _MEMORY = 2**30  # bytes up to which facts, or their vectors, are held in memory
+_SHOWN = 8  # phrases of a walk that are recorded
+_Steps = tuple[
+    list[int], list[int]
+]  # rows of the facts from which a query walked, and of the phrases that it passed most
 _ROWS = 65_536  # passages that are compared at a time
 
 
@@ -109,6 +114,7 @@ class GraphKB(KnowledgeBase):
         if len(self.graph.fact_ends):
             directory = store.directory / FACTS
             self.facts = StoredPassages(directory, _MEMORY, store.hint)
+            self.phrases = StoredPassages(store.directory / ENTITIES, _MEMORY, store.hint)
             self.fact_vectors = StoredArray(directory / EMBEDDINGS, _MEMORY, store.hint)
             facts = len(self.facts)
         if facts != len(self.graph.fact_ends) or self.graph.passages != len(store):
@@ -164,28 +170,36 @@ class GraphKB(KnowledgeBase):
     def _search(self, queries: list[str], k: int) -> TimedResults:
         started = time.perf_counter()
         ranked: list[tuple[np.ndarray, np.ndarray]] = []
-        linked: list[list[int]] = []
+        walks: list[_Steps] = []
         for start in range(0, len(queries), _QUERIES):
-            best, facts = self._ranked(queries[start : start + _QUERIES], k)
+            best, steps = self._ranked(queries[start : start + _QUERIES], k)
             ranked += best
-            linked += facts
+            walks += steps
         rows = np.unique(np.concatenate([ids for ids, _ in ranked]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         results = [
             [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
             for ids, scores in ranked
         ]
-        facts = [tuple(" | ".join(triple) for triple in self.triples(rows)) if rows else () for rows in linked]
-        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), facts)
+        told = [self._told(*steps) for steps in walks]
+        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), told)
 
-    def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[list[int]]]:
-        """Rows and scores of the k best passages of each query, and the rows of the facts from which it walked."""
+    def _told(self, facts: list[int], phrases: list[int]) -> Walk:
+        """A walk in words."""
+        if self.facts is None or not facts:
+            return Walk()
+        nodes = tuple(one.text for one in self.phrases.take(phrases))
+        return Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
+
+    def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Steps]]:
+        """Rows and scores of the k best passages of each query, and how it walked to them."""
         vectors = self._vectors(queries)
         same = self.fact_prefix == self._vectors.prefix  # then a query is embedded once
         linked = self._linked(queries, vectors if same else self._vectors(queries, self.fact_prefix))
         dense = self._dense(vectors)
         walking = [i for i, facts in enumerate(linked) if facts]
         scores = dense.copy()
+        passed: list[list[int]] = [[] for _ in queries]
         if walking:
             entities = self.graph.entities
             reset = np.zeros((self.graph.nodes, len(walking)), np.float32)
@@ -201,9 +215,13 @@ class GraphKB(KnowledgeBase):
                 )
                 reset[list(weights), column] = list(weights.values())
             scores = scores.astype(np.float64)
-            scores[walking] = self._walk(reset)[entities:].T
+            ranks = self._walk(reset)
+            scores[walking] = ranks[entities:].T
+            for column, i in enumerate(walking):
+                passed[i] = largest_of(ranks[:entities, column], min(_SHOWN, entities)).tolist()
         best = [largest_of(row, min(k, len(row))) for row in scores]
-        return [(rows, row[rows]) for rows, row in zip(best, scores)], [[row for row, _ in facts] for facts in linked]
+        steps = [([row for row, _ in facts], phrases) for facts, phrases in zip(linked, passed)]
+        return [(rows, row[rows]) for rows, row in zip(best, scores)], steps
 
     def _dense(self, vectors: Float32[np.ndarray, "Q D"]) -> Float32[np.ndarray, "Q P"]:
         """Inner products with all passages, scaled to 0..1."""

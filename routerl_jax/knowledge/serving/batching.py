@@ -14,7 +14,7 @@ from typing import Protocol
 from absl import logging
 
 from routerl_jax.core.checked import NonNegative, Size, checked
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.knowledge.together import search_together
@@ -54,6 +54,7 @@ class _Request:
     future: asyncio.Future[TimedResults]
     results: list[list[Passage]]
     seconds: list[float]
+    walks: list[Walk]
     taken: int = 0  # queries that are in a call already
     missing: int = 0
 
@@ -102,7 +103,8 @@ class Batcher:
             raise self._full()
         future: asyncio.Future[TimedResults] = asyncio.get_running_loop().create_future()
         nothing = [[] for _ in queries]
-        request = _Request(queries, k, future, nothing, [0.0] * len(queries), missing=len(queries))
+        seconds, walks = [0.0] * len(queries), [Walk()] * len(queries)
+        request = _Request(queries, k, future, nothing, seconds, walks, missing=len(queries))
         future.add_done_callback(lambda _: self._forget(request))
         self._requests.append(request)
         self._unfinished += 1
@@ -196,14 +198,15 @@ class Batcher:
             if isinstance(results, Exception):
                 _fail(request, results)
                 continue
-            request.results[start:stop] = [passages for passages, _ in results]
-            request.seconds[start:stop] = [seconds for _, seconds in results]
+            request.results[start:stop] = [passages for passages, _, _ in results]
+            request.seconds[start:stop] = [seconds for _, seconds, _ in results]
+            request.walks[start:stop] = [walk for _, _, walk in results]
             request.missing -= stop - start
             if not request.missing and not request.future.done():
-                request.future.set_result(TimedResults(request.results, request.seconds))
+                request.future.set_result(TimedResults(request.results, request.seconds, request.walks))
 
-    async def _timed(self, queries: Sequence[Query], k: int) -> list[tuple[list[Passage], float]]:
-        """Makes one call. Per query: its passages and its seconds."""
+    async def _timed(self, queries: Sequence[Query], k: int) -> list[tuple[list[Passage], float, Walk]]:
+        """Makes one call. Per query: its passages, its seconds and its walk."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         results, times = await loop.run_in_executor(self._thread, self._search, list(queries), k)
@@ -212,7 +215,8 @@ class Batcher:
         self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
         if self._observer:
             self._observer.batch(len(queries), seconds)
-        return list(zip(results, times))
+        walks = results.walks if isinstance(results, TimedResults) else [Walk()] * len(queries)
+        return list(zip(results, times, walks))
 
     def _search(self, queries: list[Query], k: int) -> tuple[list[list[Passage]], list[float]]:
         self.searching = True

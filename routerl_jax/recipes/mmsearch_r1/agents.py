@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
-from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Reply
+from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
+from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -30,13 +32,14 @@ from routerl_jax.core.types import (
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.knowledge.query import with_question
 from routerl_jax.recipes.mmsearch_r1 import protocol
+from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits
 
 NO_PICTURE = "the question shows no picture to search by"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MMSearchAgent(Agent):
+class MMSearchAgent(CallingAgent):
     """In each round the policy answers, searches by the question's picture, or searches by text.
 
     A turn without an allowed action, or an image search for a question without a picture, ends the rounds. Then the answer is
@@ -54,6 +57,7 @@ class MMSearchAgent(Agent):
       thoughts: let the policy think before an action that is begun for it, as before its own actions. A small policy that is
         trained for the protocol knows no other form.
       instruct: explain the task (for pretrained models).
+      grammar: tool calls instead of the tags. What is found then comes as a tool's message.
     """
 
     searches_field: ClassVar[str] = "searches"
@@ -72,6 +76,11 @@ class MMSearchAgent(Agent):
     force_answer: bool = True
     thoughts: bool = False
     instruct: bool = False
+    grammar: MMSearchCalls | None = None
+
+    def __post_init__(self) -> None:
+        if self.thoughts:
+            self.check_tags("config.agent.settings.thoughts")
 
     @property
     def search_budget(self) -> int:
@@ -79,9 +88,9 @@ class MMSearchAgent(Agent):
         return self.limits.allowed
 
     @property
-    def choices(self) -> RouteChoices:
+    def choices(self) -> RouteChoices | None:
         """The choice of a turn's action. All are allowed in the first round; later, one that is not allowed is invalid."""
-        return protocol.choices(self.image_tool, self.text_tool)
+        return None if self.grammar else protocol.choices(self.image_tool, self.text_tool)
 
     @property
     def limits(self) -> Limits:
@@ -93,23 +102,24 @@ class MMSearchAgent(Agent):
             image_first=self.image_first,
         )
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
         searches: list[Kind] = []
         for _ in range(self.searches + 1):
             room = chat.room - self._reserve(chat)
             if room < 1:
                 return await self._forced(chat, truncated=True)
-            turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
+            turn = await chat.generate(stop=self._stops, max_tokens=min(self.max_turn_tokens, room))
             action = self.read(turn, example, searches)
             if action.kind in ("answer", "refusal"):
                 return chat.episode(answer=action.answer if action.kind == "answer" else None)
             if action.kind == "invalid":
-                return await self._forced(chat, truncated=turn.stop_reason == "length")
+                cut = turn.stop_reason == "length"
+                return await self._forced(chat, truncated=cut, unanswered=self._reminder(action))
             kind = self.kind_of(action.tool)
             searches.append(kind)
             if not await self._search(kind, action.query, example, chat, tools, searches):
-                return await self._forced(chat, truncated=True)
+                return await self._forced(chat, truncated=True, unanswered=TOO_LONG)
         return await self._forced(chat)
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
@@ -127,6 +137,7 @@ class MMSearchAgent(Agent):
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
         """The rounds up to the first without a search, each judged as in a rollout."""
+        self.check_tags("reading recorded rounds")
         turns: list[Turn] = []
         searches: list[Kind] = []
         for item in recorded.rounds:
@@ -147,15 +158,15 @@ class MMSearchAgent(Agent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        return protocol.TAGS
+        return self.grammar.special_tokens if self.grammar else protocol.TAGS
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         """The token ids of the first message: the pictures, the question, and with `instruct` the explanation of the task."""
-        return self._message(
-            protocol.first(example.question, self.limits, self.instruct), example, tokenizer, image_marker
-        )
+        self.of(tokenizer)  # refuses a model that can't write in this form
+        first = protocol.first(example.question, self.limits, self.instruct, self._words)
+        return self._message(first, example, tokenizer, image_marker, self.functions)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The turns of a demonstration. The tools of its steps must be this agent's; an image search has no query."""
@@ -164,18 +175,41 @@ class MMSearchAgent(Agent):
         for step in demonstration.steps:
             kind = self.kind_of(step.tool)
             searches.append(kind)
-            action = protocol.IMAGE_SEARCH if kind == "image" else f"<text_search>{step.query}</text_search>"
-            pieces.append((f"<reason>{step.thought}</reason>\n{action}", True))
+            pieces.append((self._written(step.thought, kind, step.query), True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             observation = self.observation(call, step.passages, kind, demonstration.example, searches)
-            pieces.append((Reply(observation) if self.instruct else observation, False))
+            pieces.append((self.framed(observation), False))
         last = f"<reason>{demonstration.thought}</reason>\n<answer>{demonstration.answer}</answer>"
-        return [*pieces, (last, True)]
+        if self.grammar:
+            last = self.grammar.write_answer(demonstration.thought, demonstration.answer)
+        return [*pieces, (self.spoken(lambda _: last), True)]
+
+    def _written(self, thought: str, kind: Kind, query: str) -> str | Spoken:
+        """A turn that searches."""
+
+        def write(agent: MMSearchAgent) -> str:
+            if agent.grammar:
+                return agent.grammar.write_search(
+                    thought, query, agent.image_tool if kind == "image" else agent.text_tool
+                )
+            action = protocol.IMAGE_SEARCH if kind == "image" else f"<text_search>{query}</text_search>"
+            return f"<reason>{thought}</reason>\n{action}"
+
+        return self.spoken(write)
 
     # --- what a rollout is made of ---
 
-    def _message(self, text: str, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+    def _message(
+        self,
+        text: str,
+        example: Example,
+        tokenizer: Tokenizer,
+        image_marker: str,
+        functions: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         content = image_marker * len(example.images) + tokenizer.plain(text, keep=self.special_tokens)
+        if self.grammar:
+            return tokenizer.chat([Message(role="user", content=content)], tools=functions)
         if self.instruct and tokenizer.has_chat_template:
             return tokenizer.chat([Message(role="user", content=content)])
         return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
@@ -185,7 +219,7 @@ class MMSearchAgent(Agent):
 
     def _reserve(self, chat: Conversation) -> int:
         """Tokens kept free for an answer that is begun for the policy."""
-        return self.forced.reserve(chat) if self.force_answer else 0
+        return self.forced.reserve(chat) + self.note_tokens(chat) if self.force_answer else 0
 
     def kind_of(self, tool: str) -> Kind:
         """The kind of search for which a knowledge base is used."""
@@ -201,7 +235,9 @@ class MMSearchAgent(Agent):
             if why:
                 action = dataclasses.replace(action, kind="invalid", error=why)
         turn.action = action
-        turn.well_formed = action.kind != "invalid" and not turn.forced and protocol.well_formed(turn.text)
+        formed = self.grammar.well_formed if self.grammar else protocol.well_formed
+        own = not turn.forced and self.whole(turn)
+        turn.well_formed = action.kind != "invalid" and own and formed(turn.text)
         return action
 
     async def _search(
@@ -217,28 +253,49 @@ class MMSearchAgent(Agent):
         def said(shown: Sequence[Passage]) -> Observation:
             return self.observation(call, shown, kind, example, made)
 
-        size, say = (chat.reply_tokens, chat.reply) if self.instruct else (chat.tokens_of, chat.observe)
-        shown = fitting(call.passages, lambda some: size(said(some)) <= limit, cut=kind == "text")
-        if size(said(shown)) > chat.room - self._reserve(chat):
-            return False
-        say(said(shown), [passage.id for passage in shown])
-        return True
+        shown = fitting(call.passages, lambda some: self.size_of(chat, said(some)) <= limit, cut=kind == "text")
+        return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
+
+    def framed(self, said: Observation) -> Observation | Reply:
+        """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
+        return Reply(said) if self.instruct and not self.functions else super().framed(said)
 
     def observation(
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]
     ) -> Observation:
         """The observation after a search: the results, then the question with its pictures again."""
+        found = protocol.information(call, passages, kind)
+        if self.grammar:
+            found = protocol.results(call, passages, kind, tool_calls.TAGS)
         return [
-            "" if self.instruct else "\n",
-            *protocol.information(call, passages, kind),
+            "" if self.instruct or self.grammar else "\n",
+            *found,
             *(Shown(image=image) for image in example.images),
-            protocol.after(example.question, made, self.limits, self.instruct),
+            protocol.after(example.question, made, self.limits, self.instruct, self._words),
         ]
 
-    async def _forced(self, chat: Conversation, truncated: bool = False) -> Episode:
-        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set."""
+    @property
+    def _words(self) -> protocol.Words:
+        return self.grammar.words() if self.grammar else protocol.Words()
+
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        return self.grammar.stops if self.grammar else protocol.STOPS
+
+    def _reminder(self, action: Action) -> str:
+        """What is said to an invalid turn before an answer is begun: tags have no words for it."""
+        return self.grammar.reminder(action.error) if self.grammar else ""
+
+    async def _forced(self, chat: Conversation, truncated: bool = False, unanswered: str = "") -> Episode:
+        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set.
+
+        Args:
+          unanswered: what is said to the policy's latest turn, if that got no reply.
+        """
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)
+        if unanswered:
+            self.end_turn(chat, unanswered, self._reserve(chat))
         return await self.forced.answer(chat, self._parse, truncated)
 
     @property
@@ -253,7 +310,10 @@ class MMSearchAgent(Agent):
         )
 
     def _parse(self, text: str) -> Action:
-        return protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+        if self.grammar is None:
+            return protocol.parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+        action = self.grammar.parse(text)
+        return dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
 
 
 def picture_query(example: Example) -> Query:
@@ -273,7 +333,7 @@ class DirectAnswer(MMSearchAgent):
     ) -> list[int]:
         return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self.forced.answer(self._begin(example, llm), self._parse)
 
 
@@ -285,24 +345,27 @@ class RagWorkflow(MMSearchAgent):
     the text search.
     """
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
         searches: list[Kind] = []
         if example.images and self.image_searches:
-            between = await self.forced.thoughts(chat, self._reserve(chat) + chat.tokens_of(protocol.IMAGE_SEARCH))
-            chat.write(between + protocol.IMAGE_SEARCH).action = Action(kind="search", tool=self.image_tool)
+            search = self.grammar.write_search("", "", self.image_tool) if self.grammar else protocol.IMAGE_SEARCH
+            between = await self.forced.thoughts(chat, self._reserve(chat) + chat.tokens_of(search))
+            chat.write(between + search).action = Action(kind="search", tool=self.image_tool)
             searches.append("image")
             if not await self._search("image", "", example, chat, tools, searches):
-                return await self._forced(chat, truncated=True)
-        opening = chat.tokens_of(protocol.TEXT_OPENING)
+                return await self._forced(chat, truncated=True, unanswered=TOO_LONG)
+        begun = self.grammar.query_opening(self.text_tool) if self.grammar else protocol.TEXT_OPENING
+        opening = chat.tokens_of(begun)
         if chat.room - self._reserve(chat) - opening < 1:
             return await self._forced(chat, truncated=True)
         query = min(self.max_turn_tokens, chat.room - self._reserve(chat) - opening)
-        chat.force(await self.forced.thoughts(chat, self._reserve(chat) + opening + query) + protocol.TEXT_OPENING)
-        turn = await chat.generate(stop=("</text_search>",), max_tokens=query)
+        chat.force(await self.forced.thoughts(chat, self._reserve(chat) + opening + query) + begun)
+        turn = await chat.generate(stop=() if self.grammar else ("</text_search>",), max_tokens=query)
         action = turn.action = self._parse(turn.forced + turn.text)
         if action.kind == "search":
             searches.append("text")
             if not await self._search("text", action.query, example, chat, tools, searches):
-                return await self._forced(chat, truncated=True)
-        return await self._forced(chat)
+                return await self._forced(chat, truncated=True, unanswered=TOO_LONG)
+            return await self._forced(chat)
+        return await self._forced(chat, unanswered=self._reminder(action))

@@ -29,7 +29,7 @@ TAGS = (
     *("<information>", "</information>", "<answer>", "</answer>"),
 )
 _ACTION_MARKS = ("<search><img></search>", "<text_search>", "</text_search>", "<answer>", "</answer>", REFUSAL)
-_QUERY_LETTERS = 2000  # most letters of a query; search engines take less
+QUERY_LETTERS = 2000  # most letters of a query; search engines take less
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
         return Action(kind="search", tool=image_tool, thought=thought)
     query = between(text, "<text_search>", "</text_search>") if text.endswith("</text_search>") else None
     if query is not None:
-        query = " ".join(query.split())[:_QUERY_LETTERS]
+        query = " ".join(query.split())[:QUERY_LETTERS]
         if query:
             return Action(kind="search", tool=text_tool, query=query, thought=thought)
         return Action(kind="invalid", thought=thought, error="the query is empty")
@@ -124,11 +124,32 @@ def well_formed(text: str) -> bool:
 # --- what is said to the policy ---
 
 
-def first(question: str, limits: Limits, instruct: bool) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+    """How the policy is told to write its actions. Tool calls have other words (`calls`).
+
+    Attributes:
+      inside: where thoughts stand.
+      by_picture, in_words: what it does to search, in the task.
+      query: what it does to search in words, after a search.
+      found: where results stand.
+    """
+
+    inside: str = " inside <reason> and </reason>"
+    by_picture: str = f"end your turn with {IMAGE_SEARCH}"
+    in_words: str = "end your turn with a short search query inside <text_search> and </text_search>"
+    query: str = "end with a query inside <text_search> and </text_search>"
+    found: str = "What is found stands inside <information> and </information>. "
+
+
+_TAGGED = Words()
+
+
+def first(question: str, limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
     """The text after the picture in the first message."""
     if not instruct:
         return f"Question: {question}\n"
-    return f"{_task(limits)}\n\nThe question: {question}"
+    return f"{_task(limits, words)}\n\nThe question: {question}"
 
 
 def direct(question: str, instruct: bool) -> str:
@@ -138,31 +159,29 @@ def direct(question: str, instruct: bool) -> str:
     return f"Look at the picture and answer the question in as few words as possible.\nQuestion: {question}"
 
 
-def _task(limits: Limits) -> str:
+def _task(limits: Limits, words: Words) -> str:
     by_picture = (
-        f"If you cannot tell what the picture shows and need to, end your turn with {IMAGE_SEARCH}. The picture is then "
+        f"If you cannot tell what the picture shows and need to, {words.by_picture}. The picture is then "
         "searched for, and you see similar pictures with their titles"
         + (" (in your first turn alone)" if limits.image_first else "")
         + (". " if limits.image_searches == 1 else f", up to {limits.image_searches} times. ")
     )
-    in_words = (
-        "If you know what is shown but lack a fact, end your turn with a short search query inside <text_search> and "
-        "</text_search>; summaries of what is found follow"
-        + (". " if limits.text_searches == 1 else f". You may do this {limits.text_searches} times. ")
+    in_words = f"If you know what is shown but lack a fact, {words.in_words}; summaries of what is found follow" + (
+        ". " if limits.text_searches == 1 else f". You may do this {limits.text_searches} times. "
     )
     return (
         "Answer the question about the picture. First look for what you recognise in it: people, places, objects, writing, "
         "events. "
         + (by_picture if limits.image_searches else "")
         + (in_words if limits.text_searches else "")
-        + "What is found stands inside <information> and </information>. If you are sure of what is shown and of the answer, "
-        "search for nothing. Begin each turn with your thoughts inside <reason> and </reason>, then do one thing: search or "
+        + f"{words.found}If you are sure of what is shown and of the answer, "
+        f"search for nothing. Begin each turn with your thoughts{words.inside}, then do one thing: search or "
         "answer. Write the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Mount "
         "Kenya</answer>."
     )
 
 
-def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -> str:
+def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
     """The text after a search's results and the picture: the question again, and the actions allowed now (table 3)."""
     if not instruct:
         return f"Question: {question}\n"
@@ -171,13 +190,12 @@ def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool) -
         lines.append("Find out from these results what the picture shows, as far as the question asks for it.")
     if limits.left("text", made):
         lines.append(
-            "Think inside <reason> and </reason> about what is still missing. If it must be looked up, end with a query inside "
-            "<text_search> and </text_search> that names what the picture shows. Otherwise write the answer alone inside "
-            "<answer> and </answer>."
+            f"Think{words.inside} about what is still missing. If it must be looked up, {words.query} that names what the "
+            "picture shows. Otherwise write the answer alone inside <answer> and </answer>."
         )
     else:
         lines.append(
-            "Think inside <reason> and </reason> about what the results say. No search is left. If the answer is neither in "
+            f"Think{words.inside} about what the results say. No search is left. If the answer is neither in "
             f"them nor known to you, end with the words: {REFUSAL}. Otherwise write the answer alone inside <answer> and "
             "</answer>."
         )
@@ -189,15 +207,20 @@ def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str
 
     Tags within titles and summaries are broken up, so that results can't write actions in place of the policy.
     """
+    return ["<information>\n", *results(call, passages, kind), "</information>\n"]
+
+
+def results(call: Call, passages: Sequence[Passage], kind: Kind, tags: Sequence[str] = TAGS) -> list[str | Shown]:
+    """The content of `information`, with these tags broken up."""
     if message := unshown(call, passages):
-        return [f"<information>\n{message}\n</information>\n"]
-    pieces: list[str | Shown] = ["<information>\n"]
+        return [f"{message}\n"]
+    pieces: list[str | Shown] = []
     for number, passage in enumerate(passages, 1):
         if kind == "image":
             pieces.append(f"{number}. ")
             if passage.image:
                 pieces.append(Shown(passage=passage.id, image=passage.image))
-            pieces.append(f" {one_line(passage.title or passage.text, TAGS)}\n")
+            pieces.append(f" {one_line(passage.title or passage.text, tags)}\n")
         else:
             link = f"({passage.id}) " if "://" in passage.id else ""
             text = (
@@ -205,5 +228,5 @@ def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str
                 if not passage.title or passage.title in passage.text
                 else f"{passage.title}: {passage.text}"
             )
-            pieces.append(f"{number}. {link}{one_line(text, TAGS)}\n")
-    return [*pieces, "</information>\n"]
+            pieces.append(f"{number}. {link}{one_line(text, tags)}\n")
+    return pieces

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
+from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
 from routerl_jax.recipes.recipe import RECIPES, Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
@@ -24,8 +25,8 @@ def mmsearch_r1(
     `image_k` and `force_answer` are in config.agent.settings.
 
     Raises:
-      ValueError: there are other knowledge bases than one for pictures and one for text; a grammar, prompt or `on_invalid` is
-        set, which this recipe does not have; or a reward term is unknown.
+      ValueError: there are other knowledge bases than one for pictures and one for text; another grammar than
+        `tool_calls`, a prompt or `on_invalid` is set, which this recipe does not have; or a reward term is unknown.
     """
     check_own_protocol(
         agent,
@@ -52,6 +53,7 @@ def mmsearch_r1(
             max_observation_tokens=agent.max_observation_tokens,
             answer_tokens=agent.answer_tokens,
             instruct=agent.instruct,
+            grammar=MMSearchCalls(tools=tuple(tools), image_tool=image[0]) if agent.grammar else None,
         ),
         stages=stages_of(stages, normalizer),
         reward=REWARD,

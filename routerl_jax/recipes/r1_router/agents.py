@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
@@ -17,25 +18,28 @@ from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.generation.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.calls import StepCalls
+from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 
 _ANSWER_OPENING = "<answer>"
 _UNKNOWN = "not known"  # stands for the answer to a sub-question if no answer of the policy could be read
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepAgent(Agent):
+class StepAgent(CallingAgent):
     """Works on a single golden step (Step-GRPO, equation 11): one chat with the gold steps before it, and one turn.
 
     The episode's answer is the sub-question of a route, or the answer.
 
     Attributes:
-      protocol: the tags and prompts.
+      protocol: the tags, or tool calls, and the prompts.
       max_turn_tokens: most tokens of a turn; documents leave this much room for it.
       max_observation_tokens: most tokens of the documents of a chat, in whole documents; 0: as many as there is room for.
       instruct: explain the task to the model (for pretrained models).
       prompt_suffix: text that begins the policy's turns, such as `<think>`.
     """
+
+    form_field: ClassVar[str] = "protocol"
 
     protocol: StepProtocol
     max_turn_tokens: int = 512
@@ -43,7 +47,7 @@ class StepAgent(Agent):
     instruct: bool = False
     prompt_suffix: str = ""
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         step = golden_step(example)
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
@@ -54,7 +58,7 @@ class StepAgent(Agent):
         return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
 
     @property
-    def choices(self) -> RouteChoices:
+    def choices(self) -> RouteChoices | None:
         """Those of the protocol."""
         return self.protocol.choices
 
@@ -92,7 +96,8 @@ class StepAgent(Agent):
     def step_pieces(self, example: Example) -> Pieces:
         step = golden_step(example)
         assert step is not None
-        return [(self.protocol.write_golden(step).removeprefix(self.prompt_suffix), True)]
+        written = self.spoken(lambda agent: agent.protocol.write_golden(step).removeprefix(self.prompt_suffix))
+        return [(written, True)]
 
     def _prompt(self, said: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
         marks = image_marker * len(example.images)
@@ -111,15 +116,13 @@ class StepAgent(Agent):
             if chat.tokens_of(begun) >= chat.room:
                 raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
             chat.force(begun)
-        turn = await chat.generate(stop=(said.stop,), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room))
+        turn = await chat.generate(
+            stop=self.protocol.stops(said), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
+        )
         chat.close()
         turn.asked = said.asked
-        text = turn.forced + turn.text
-        if said.stop == "</ret>":
-            turn.action, turn.well_formed = self.protocol.parse_route(text), well_formed_route(text)
-        else:
-            thought = "<think></think>" if forced else ""  # the policy could not write a thought before a forced answer
-            turn.action, turn.well_formed = self.protocol.parse_answer(text), well_formed_answer(thought + text)
+        turn.action, formed = self.protocol.read(said, turn.forced + turn.text, bool(forced))
+        turn.well_formed = formed and self.whole(turn)
         return chat, turn
 
     def _room(self, example: Example, llm: LLM, said: StepPrompt) -> int:
@@ -169,8 +172,9 @@ class StepwiseAgent(StepAgent):
       sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
       routing: chooses the knowledge base that is called; the policy does, except in baselines.
       beyond: what to search for if the policy would stop before the budget is spent. None: nothing, it stops. "own": the
-        sub-question that the policy writes when it is begun for it; if that is none again, the question itself, with the
-        retriever that it names. A routing: the question itself, in the knowledge base that the routing chooses.
+        sub-question that the policy writes when it is begun for it (a policy that calls functions is shown none to stop with);
+        if that is none again, the question itself, with the retriever that it names. A routing: the question itself, in the
+        knowledge base that the routing chooses.
     """
 
     max_searches: int = 3
@@ -181,9 +185,9 @@ class StepwiseAgent(StepAgent):
     routing: Routing = PolicyRouting()
     beyond: Routing | Literal["own"] | None = None
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         if golden_step(example) is not None:
-            return await super().run(example, llm, tools)
+            return await super()._run(example, llm, tools)
         chats: list[Conversation] = []
         history = await self._gather(example, llm, tools, chats)
         answer = await self._answer(self.protocol.final(example.question, history), example, llm, chats)
@@ -286,10 +290,15 @@ class StepwiseAgent(StepAgent):
         if self.beyond != "own":
             tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
             return Action(kind="search", tool=tool, query=example.question)
-        prompt = self.protocol.route(example.question, history)
-        question = llm.tokenizer.plain(example.question)
-        for begun in (self.protocol.route_opening(), self.protocol.route_opening(question)):
-            chat, turn = await self._turn(prompt, example, llm, forced=begun)
+        agent, begun = self, ("",)
+        if isinstance(self.protocol, StepCalls):
+            agent = dataclasses.replace(self, protocol=self.protocol.unending())
+        else:
+            question = llm.tokenizer.plain(example.question)
+            begun = (self.protocol.route_opening(), self.protocol.route_opening(question))
+        prompt = agent.protocol.route(example.question, history)
+        for opening in begun:
+            chat, turn = await agent._turn(prompt, example, llm, forced=opening)
             chats.append(chat)
             if _searches(turn.action):
                 return turn.action
@@ -316,7 +325,7 @@ class OneSearch(StepwiseAgent):
 
     tool: str
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
         chats: list[Conversation] = []
         answer = await self._answer(self.read(example.question, call, example, llm, last=True), example, llm, chats)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.calls import RouteCalls, StepCalls
 from routerl_jax.recipes.r1_router.steps import StepProtocol
-from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.recipe import RECIPES, TOOL_CALLS, Recipe
 from routerl_jax.recipes.search import StageSettings, stages_of
 
 
@@ -16,13 +17,13 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 
     Raises:
-      ValueError: a grammar, prompt or `on_invalid` is set, which this recipe does not have; `sees` names no knowledge base; or
-        a reward term is unknown.
+      ValueError: another grammar than `tool_calls`, a prompt or `on_invalid` is set, which this recipe does not have; `sees`
+        names no knowledge base; or a reward term is unknown.
     """
-    if agent.grammar not in ("", "r1_router"):
+    if agent.grammar not in ("", "r1_router", TOOL_CALLS):
         raise ValueError(
             f"config.agent.grammar={agent.grammar!r}: config.recipe='r1_router' has tags and chats of its own; leave "
-            "it empty, or set config.recipe='search'"
+            f"it empty, or set config.recipe='search', or take {TOOL_CALLS!r}"
         )
     if agent.prompt:
         raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")
@@ -33,9 +34,12 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
         )
     if unknown := [name for name in agent.sees if name not in tools]:
         raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
+    protocol = StepProtocol(tools=tuple(tools))
+    if agent.grammar == TOOL_CALLS:
+        protocol = StepCalls(tools=tuple(tools), routes=RouteCalls(tools=tuple(tools)))
     return Recipe(
         agent=StepwiseAgent(
-            protocol=StepProtocol(tools=tuple(tools)),
+            protocol=protocol,
             max_searches=agent.max_searches,
             k=agent.k,
             max_turn_tokens=agent.max_turn_tokens,

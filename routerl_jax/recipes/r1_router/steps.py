@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Action, Message
 from routerl_jax.data.trajectories import Document, GoldenStep, label_of, tool_of
 from routerl_jax.recipes.r1_router.grammar import retriever_choices
@@ -46,6 +48,8 @@ class StepProtocol:
       holds: for the instructions, what each knowledge base contains, by its name.
     """
 
+    inside: ClassVar[str] = " inside <think> and </think>"  # where the instructions say that thoughts stand
+
     tools: tuple[str, ...]
     holds: Mapping[str, str] = dataclasses.field(
         default_factory=lambda: {
@@ -66,9 +70,24 @@ class StepProtocol:
         return label_of(tool)
 
     @property
-    def choices(self) -> RouteChoices:
+    def choices(self) -> RouteChoices | None:
         """How a route names its knowledge base. After the sub-question `none` there is no choice."""
         return retriever_choices(self.tools, lambda text: self.parse_route(text).kind == "search")
+
+    # --- whether the policy calls functions (`calls.StepCalls` does) ---
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """JSON schemas of the functions that route chats show; () for tags."""
+        return ()
+
+    def of(self, tokenizer: Tokenizer) -> Self:
+        """The protocol in this model's form. Raises ValueError if the model has none."""
+        return self
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        """The protocol with these functions, by knowledge base."""
+        return self
 
     # --- what is said to the policy ---
 
@@ -84,17 +103,17 @@ class StepProtocol:
     def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
         """Asks for the answer to a sub-question from documents (equation 6). `trouble` says why there are none."""
         user = f"{_shown(documents, trouble)}Question: {query}\nAnswer:\n"
-        return StepPrompt(system=_ANSWER_SYSTEM, user=user, stop="</answer>", asked="answer")
+        return StepPrompt(system=_answer_system(self.inside), user=user, stop="</answer>", asked="answer")
 
     def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
         """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
         user = f"{_shown(documents, trouble)}Question: {question}\nFinal answer:\n"
-        return StepPrompt(system=_DIRECT_SYSTEM, user=user, stop="</answer>", asked="final")
+        return StepPrompt(system=_direct_system(self.inside), user=user, stop="</answer>", asked="final")
 
     def final(self, question: str, history: History) -> StepPrompt:
         """Asks for the answer to the question (equation 8)."""
         user = f"{_so_far(question, history)}Final answer:\n"
-        return StepPrompt(system=_FINAL_SYSTEM, user=user, stop="</answer>", asked="final")
+        return StepPrompt(system=_final_system(self.inside), user=user, stop="</answer>", asked="final")
 
     def golden(self, question: str, step: GoldenStep) -> StepPrompt:
         """The chat of a golden step, in the same words as any other chat."""
@@ -129,6 +148,20 @@ class StepProtocol:
         if step.kind == "route":
             return self.write_route("", step.query, self.tool_of(step.retrievers[0]))
         return self.write_answer("", step.answers[0])
+
+    def stops(self, said: StepPrompt) -> tuple[str, ...]:
+        """The strings that end the turn of a chat."""
+        return (said.stop,)
+
+    def read(self, said: StepPrompt, text: str, forced: bool) -> tuple[Action, bool]:
+        """The action of a chat's turn, and whether the turn has the right form.
+
+        Args:
+          forced: the turn was begun for the policy, which could not write a thought before it.
+        """
+        if said.asked == "route":
+            return self.parse_route(text), well_formed_route(text)
+        return self.parse_answer(text), well_formed_answer(f"<think></think>{text}" if forced else text)
 
     def parse_route(self, text: str) -> Action:
         """A search (with tool `none` if nothing more is needed), or `invalid` with the reason."""
@@ -175,15 +208,19 @@ class StepProtocol:
             [Message(role="system", content=said.system), Message(role="user", content=user.rstrip("\n"))]
         )
 
-    def _route_system(self) -> str:
-        named = [
-            f"- {self.label(tool)}: {self.holds.get(tool, f'whatever is kept under {tool!r}')}" for tool in self.tools
-        ]
+    def _step_task(self, kind: str, name: Callable[[str], str]) -> str:
+        """What a route is, and what each knowledge base, called a `kind`, is named and holds."""
+        named = [f"- {name(tool)}: {self.holds.get(tool, f'whatever is kept under {tool!r}')}\n" for tool in self.tools]
         return (
             "A question is to be answered in small steps. You are shown the question and the sub-questions that have been "
             "answered so far. Choose the step that comes next: one sub-question that asks for a single fact, that can be "
-            "understood by itself and that no answer above settles already, and the one retriever that is most likely to "
-            "know. The retrievers:\n" + "\n".join(named) + "\n"
+            f"understood by itself and that no answer above settles already, and the one {kind} that is most likely to "
+            f"know. The {kind}s:\n{''.join(named)}"
+        )
+
+    def _route_system(self) -> str:
+        return (
+            f"{self._step_task('retriever', self.label)}"
             "First weigh inside <think> and </think> what is known and what is missing. Then write the sub-question inside "
             "<sub-question> and </sub-question>, and the name of the retriever inside <ret> and </ret>. If the answers above "
             "are enough for the question, write none in both. Write nothing else. For example:\n"
@@ -191,18 +228,30 @@ class StepProtocol:
         )
 
 
-_FINDINGS = (
-    "You are given what a search has found, and a question. Think inside <think> and </think> about which of the findings bear "
-    "on it; some may not. "
-)
 _SHORT = "Then write the answer to the question alone, in as few words as it takes, inside <answer> and </answer>. "
 _HELPLESS = "If nothing of it helps, answer with what you know. Write nothing else."
-_ANSWER_SYSTEM = f"{_FINDINGS}Then answer in one sentence inside <answer> and </answer>. {_HELPLESS}"
-_DIRECT_SYSTEM = f"{_FINDINGS}{_SHORT}{_HELPLESS}"
-_FINAL_SYSTEM = (
-    "You are given a question, and sub-questions with their answers that were worked out for it. Put them together inside "
-    f"<think> and </think>. {_SHORT}Write nothing else."
-)
+
+
+def _findings(inside: str) -> str:
+    return (
+        f"You are given what a search has found, and a question. Think{inside} about which of the findings bear on it; some "
+        "may not. "
+    )
+
+
+def _answer_system(inside: str) -> str:
+    return f"{_findings(inside)}Then answer in one sentence inside <answer> and </answer>. {_HELPLESS}"
+
+
+def _direct_system(inside: str) -> str:
+    return f"{_findings(inside)}{_SHORT}{_HELPLESS}"
+
+
+def _final_system(inside: str) -> str:
+    return (
+        "You are given a question, and sub-questions with their answers that were worked out for it. Put them together"
+        f"{inside}. {_SHORT}Write nothing else."
+    )
 
 
 def _shown(documents: Sequence[Document], trouble: str) -> str:

@@ -9,17 +9,21 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
-from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Marked, Reply
+from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
+from routerl_jax.agents.looking_calls import LOOK, LookingCalls
+from routerl_jax.agents.observation import Look, Marked, Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
     Call,
     Demonstration,
+    DemonstrationStep,
     Episode,
     Example,
     Message,
@@ -39,7 +43,7 @@ _FACTOR = 28
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VRAGAgent(Agent):
+class VRAGAgent(CallingAgent):
     """Searches page images, looks closer at regions of the latest picture, and answers (algorithm 1).
 
     A search shows the best page that has not been shown yet, or says that none is left. A turn without an action, or with one
@@ -66,6 +70,7 @@ class VRAGAgent(Agent):
         refer, for rows without `frame_pixels`; (): the boxes are already in the form of this run's model. VRAG-RL's rows refer
         to copies by smart-resize with at most 512 x 28 x 28 pixels.
       instruct: explain the task (for pretrained models). Observations then come as a user's messages.
+      grammar: tool calls instead of the tags. Observations then come as a tool's messages.
     """
 
     searches_field: ClassVar[str] = "searches"
@@ -85,15 +90,18 @@ class VRAGAgent(Agent):
     thoughts: bool = False
     recorded_pixels: tuple[int, ...] = (4 * 28 * 28, 512 * 28 * 28)
     instruct: bool = False
+    grammar: LookingCalls | None = None
 
     def __post_init__(self) -> None:
+        if self.thoughts:
+            self.check_tags("config.agent.settings.thoughts")
         if self.recorded_pixels and not (
             len(self.recorded_pixels) == 2 and 0 < self.recorded_pixels[0] <= self.recorded_pixels[1]
         ):
             setting = f"recorded_pixels={self.recorded_pixels}"
             raise ValueError(f"{setting} must be a least and a most number of pixels, or ()")
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
         known: set[str] = set()
         searches = 0
@@ -101,7 +109,7 @@ class VRAGAgent(Agent):
             room = chat.room - self._reserve(chat)
             if room < 1:
                 return await self._end(chat, truncated=True)
-            turn = await chat.generate(stop=protocol.STOPS, max_tokens=min(self.max_turn_tokens, room))
+            turn = await chat.generate(stop=self._stops, max_tokens=min(self.max_turn_tokens, room))
             action = self.read(turn, searches)
             if action.kind == "answer":
                 return chat.episode(answer=action.answer)
@@ -110,9 +118,10 @@ class VRAGAgent(Agent):
                 shown = await self._search(action.query, chat, tools, known)
             else:
                 crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
-                shown = self._say(chat, [self._reminder(turn) if crop is None else crop])
+                said = [self._reminder(turn) if crop is None else crop]
+                shown = self.say(chat, said, self._reserve(chat))
             if not shown:
-                return await self._end(chat, truncated=True)
+                return await self._end(chat, truncated=True, unanswered=True)
         return await self._end(chat)
 
     @property
@@ -121,8 +130,13 @@ class VRAGAgent(Agent):
         return min(self.max_turns, self.searches or self.max_turns)
 
     @property
-    def choices(self) -> RouteChoices:
-        return protocol.choices(self.tool, self.looks)
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """Those of the grammar; without `looks`, no closer look."""
+        return tuple(one for one in super().functions if self.looks or one["function"]["name"] != LOOK)
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        return None if self.grammar else protocol.choices(self.tool, self.looks)
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
         """The paper's `vanilla_rag` and `react`; and `random_box` and `centre_box`, which move the policy's boxes."""
@@ -146,6 +160,7 @@ class VRAGAgent(Agent):
     def recorded(self, recorded: RecordedRounds) -> Episode:
         """The rounds up to the first answer, each read as in a rollout. An answer after the last turn counts as begun for the
         policy, because the released code asks once more then."""
+        self.check_tags("reading recorded rounds")
         turns: list[Turn] = []
         searches = 0
         for number, item in enumerate(recorded.rounds):
@@ -172,7 +187,7 @@ class VRAGAgent(Agent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        return protocol.TAGS
+        return self.grammar.special_tokens if self.grammar else protocol.TAGS
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
@@ -180,6 +195,13 @@ class VRAGAgent(Agent):
         """The token ids of the prompt: the question's pictures, the question, and with `instruct` the explanation of the
         task."""
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        if self.grammar:
+            self.of(tokenizer)  # refuses a model without such a form
+            words = protocol.tool_call_words(self.functions[0]["function"]["name"])
+            task = protocol.task(self.max_turns, self.looks, self.regions, self.shows, words)
+            told = [Message(role="system", content=task)] if self.instruct else []
+            asked = Message(role="user", content=f"Question: {question}")
+            return tokenizer.chat([*told, asked], tools=self.functions)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
         task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
@@ -194,17 +216,16 @@ class VRAGAgent(Agent):
         pieces: Pieces = []
         known: set[str] = set()
         for step in demonstration.steps:
+            pieces.append((self._written(step), True))
             if step.box:
-                pieces.append((protocol.look(step.thought, step.box), True))
-                pieces.append((Look(box=step.box, rule=self.regions, said=lambda crop: self._framed([crop])), False))
+                pieces.append((Look(box=step.box, rule=self.regions, said=lambda crop: self.framed([crop])), False))
                 continue
-            pieces.append((protocol.search(step.thought, step.query), True))
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             fresh = self.fresh(step.passages, known)
             known.update(passage.id for passage in fresh)
-            pieces.append((self._framed(protocol.page(call, fresh, fresh, self.shows)), False))
+            pieces.append((self.framed(self._page(call, fresh, fresh)), False))
         if not demonstration.forced:
-            return [*pieces, (protocol.answer(demonstration.thought, demonstration.answer), True)]
+            return [*pieces, (self._written_answer(demonstration.thought, demonstration.answer), True)]
         opening = protocol.ANSWER_OPENING
         if self.thoughts:
             begins, ends = protocol.THINK
@@ -212,7 +233,27 @@ class VRAGAgent(Agent):
             opening = f"\n{opening}"
         return [*pieces, (opening, False), (f"{demonstration.answer}</answer>", True)]
 
+    def _written(self, step: DemonstrationStep) -> str | Spoken:
+        """A turn that searches or looks closer."""
+
+        def write(agent: VRAGAgent) -> str:
+            if agent.grammar is None:
+                search, look = protocol.search(step.thought, step.query), protocol.look
+            else:
+                search, look = (
+                    agent.grammar.write_search(step.thought, step.query, agent.tool),
+                    agent.grammar.write_look,
+                )
+            return look(step.thought, step.box) if step.box else search
+
+        return self.spoken(write)
+
+    def _written_answer(self, thought: str, answer: str) -> str | Spoken:
+        write = self.grammar.write_answer if self.grammar else protocol.answer
+        return self.spoken(lambda _: write(thought, answer))
+
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        self.check_tags("reading recorded rounds")
         pieces: Pieces = []
         latest = recorded.example.images[-1:]
         pixels = self.recorded_pixels if recorded.frame_pixels is None else recorded.frame_pixels
@@ -220,7 +261,7 @@ class VRAGAgent(Agent):
             pieces.append((self._marked(item.text, number, latest, pixels), True))
             latest = item.images[-1:] or latest
             if number < len(recorded.rounds):
-                pieces.append((self._framed(item.pieces), False))
+                pieces.append((self.framed(item.pieces), False))
         return pieces
 
     def _marked(
@@ -272,11 +313,19 @@ class VRAGAgent(Agent):
         elif action.kind == "answer" and not searches:
             action = dataclasses.replace(action, error=protocol.UNSEARCHED)
         turn.action = action
-        turn.well_formed = action.kind != "invalid" and protocol.well_formed(turn.text)
+        formed = self.grammar.well_formed if self.grammar else protocol.well_formed
+        turn.well_formed = action.kind != "invalid" and self.whole(turn) and formed(turn.text)
         return action
 
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        return self.grammar.stops if self.grammar else protocol.STOPS
+
     def _parse(self, text: str) -> Action:
-        return protocol.parse(text, self.tool)
+        if self.grammar is None:
+            return protocol.parse(text, self.tool)
+        action = self.grammar.parse(text)
+        return dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
 
     def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
         """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
@@ -298,36 +347,28 @@ class VRAGAgent(Agent):
         limit = min(self.max_observation_tokens or room, room)
 
         def said(shown: Sequence[Passage]) -> Observation:
-            return protocol.page(call, fresh, shown, self.shows)
+            return self._page(call, fresh, shown)
 
-        shown = fitting(fresh, lambda some: self._size(chat, said(some)) <= limit, cut=self.shows == "text")
+        shown = fitting(fresh, lambda some: self.size_of(chat, said(some)) <= limit, cut=self.shows == "text")
         known.update(passage.id for passage in shown)
-        return self._say(chat, said(shown), [passage.id for passage in shown])
+        return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
+
+    def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
+        tags = tool_calls.TAGS if self.grammar else protocol.TAGS
+        return protocol.page(call, fresh, shown, self.shows, tags)
 
     def _reminder(self, turn: Turn) -> str:
         assert turn.action is not None
-        return protocol.reminder(turn.action.error, self.looks)
+        error = turn.action.error
+        return self.grammar.reminder(error) if self.grammar else protocol.reminder(error, self.looks)
 
-    def _framed(self, said: Observation) -> Observation | Reply:
-        """The observation in the form for the policy: a user's message if the policy chats."""
+    def framed(self, said: Observation) -> Observation | Reply:
+        """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
+        if self.functions:
+            return super().framed(said)
         if self.instruct:
             return Reply(said)
         return ["\n", *([said] if isinstance(said, str) else said), "\n"]
-
-    def _size(self, chat: Conversation, said: Observation) -> int:
-        framed = self._framed(said)
-        return chat.reply_tokens(framed.observation) if isinstance(framed, Reply) else chat.tokens_of(framed)
-
-    def _say(self, chat: Conversation, said: Observation, passages: Sequence[str] = ()) -> bool:
-        """Feeds an observation. Returns False if there is no room for it besides an answer."""
-        if self._size(chat, said) > chat.room - self._reserve(chat):
-            return False
-        framed = self._framed(said)
-        if isinstance(framed, Reply):
-            chat.reply(framed.observation, passages)
-        else:
-            chat.observe(framed, passages)
-        return True
 
     @property
     def forced(self) -> ForcedAnswer:
@@ -342,12 +383,18 @@ class VRAGAgent(Agent):
 
     def _reserve(self, chat: Conversation) -> int:
         """Tokens kept free for an answer that is begun for the policy."""
-        return self.forced.reserve(chat) if self.force_answer else 0
+        return self.forced.reserve(chat) + self.note_tokens(chat) if self.force_answer else 0
 
-    async def _end(self, chat: Conversation, truncated: bool = False) -> Episode:
-        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set."""
+    async def _end(self, chat: Conversation, truncated: bool = False, unanswered: bool = False) -> Episode:
+        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set.
+
+        Args:
+          unanswered: the latest turn got no reply.
+        """
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)
+        if unanswered:
+            self.end_turn(chat, TOO_LONG, self._reserve(chat))
         return await self.forced.answer(chat, self._parse, truncated)
 
 
@@ -358,13 +405,17 @@ class VanillaRAG(VRAGAgent):
     The agent writes the search in place of the policy.
     """
 
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
-        search = f"{protocol.SEARCH_OPENING}{llm.tokenizer.plain(example.question)}</search>"
+        question = llm.tokenizer.plain(example.question)
+        search = f"{protocol.SEARCH_OPENING}{question}</search>"
+        if self.grammar:
+            search = self.grammar.write_search("", question, self.tool)
+        shown = True
         if chat.tokens_of(search) <= chat.room - self._reserve(chat):
             chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
-            await self._search(example.question, chat, tools, set())
-        return await self._end(chat)
+            shown = await self._search(example.question, chat, tools, set())
+        return await self._end(chat, unanswered=not shown)
 
     def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
         return list(passages[: self.pages * self.search_budget])

@@ -7,11 +7,13 @@ prompt, code and data use `<bbox>`. We read both and write the latter.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import RouteChoices, between, one_line, unshown
+from routerl_jax.agents.looking_calls import LOOK
 from routerl_jax.core.types import Action, Call, Passage, Shown
 from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box
 
@@ -23,7 +25,7 @@ _ACTIONS = ("search", "bbox", "region", "answer")
 
 STOPS = tuple(f"</{name}>" for name in _ACTIONS)
 TAGS = (*THINK, *(f"<{slash}{name}>" for name in _ACTIONS for slash in ("", "/")))
-_QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
+QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
 _BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
@@ -61,7 +63,7 @@ def parse(text: str, tool: str) -> Action:
         return invalid(f"there is nothing between <{actions[0]}> and </{actions[0]}>")
     if actions[0] == "answer":
         return Action(kind="answer", answer=content, thought=thought)
-    return Action(kind="search", tool=tool, query=" ".join(content.split())[:_QUERY_LETTERS], thought=thought)
+    return Action(kind="search", tool=tool, query=" ".join(content.split())[:QUERY_LETTERS], thought=thought)
 
 
 def with_box(text: str, box: Sequence[float]) -> str:
@@ -106,17 +108,35 @@ def answer(thought: str, answer: str) -> str:
 # --- what is said to the policy ---
 
 
-def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows) -> str:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Words:
+    """How the policy is told to write thoughts, searches and boxes; tool calls have others (`tool_call_words`)."""
+
+    think: str = "think first, inside <think> and </think>"
+    search: str = "write a search query inside <search> and </search>"
+    look: str = "give a box around it as <bbox>[left, top, right, bottom]</bbox>"
+
+
+def tool_call_words(search: str) -> Words:
+    """Those for a policy that calls functions. `search` is the name of the one that searches."""
+    return Words(
+        think="think first",
+        search=f"call {search} with a search query",
+        look=f"call {LOOK} with a box around it, [left, top, right, bottom]",
+    )
+
+
+def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows, words: Words = Words()) -> str:
     """The explanation of the task, for pretrained models (figure 9; without regions figure 10)."""
     item = "page" if shows == "picture" else "text of the page"
     unit = f"on a scale from 0 to {rule.box_scale:g} over each side" if rule.box_scale else "in pixels"
     closer = (
-        "If something in the picture shown last is too small to be read, give a box around it as "
-        f"<bbox>[left, top, right, bottom]</bbox>, {unit}, and that part of it is shown enlarged. "
+        f"If something in the picture shown last is too small to be read, {words.look}, {unit}, and that part of it is shown "
+        "enlarged. "
     )
     return (
-        "Find the answer to the question in a collection of pages. Whenever you are shown something new, think first, inside "
-        "<think> and </think>. Then do one thing. If you lack something, write a search query inside <search> and </search>: "
+        f"Find the answer to the question in a collection of pages. Whenever you are shown something new, {words.think}. Then "
+        f"do one thing. If you lack something, {words.search}: "
         f"the best {item} for it that you have not been shown yet follows. "
         + (closer if looks else "")
         + f"You have {max_turns} turns in all. As soon as you know the answer, write it alone, in a few words, inside <answer> "
@@ -124,12 +144,15 @@ def task(max_turns: int, looks: bool, rule: RegionRule, shows: Shows) -> str:
     )
 
 
-def page(call: Call, fresh: Sequence[Passage], shown: Sequence[Passage], shows: Shows) -> list[str | Shown]:
+def page(
+    call: Call, fresh: Sequence[Passage], shown: Sequence[Passage], shows: Shows, tags: Sequence[str] = TAGS
+) -> list[str | Shown]:
     """The observation after a search: a page, or why there is none.
 
     Args:
       fresh: the new pages that were found.
       shown: those of them for which there is room.
+      tags: what is broken up in the text of a page.
     """
     if call.error is None and call.passages and not fresh:
         return ["No page is left: all that this query finds have been shown."]
@@ -140,7 +163,7 @@ def page(call: Call, fresh: Sequence[Passage], shown: Sequence[Passage], shows: 
         if shows == "picture" and passage.image:
             pieces.append(Shown(passage=passage.id, image=passage.image))
         else:
-            pieces.append(one_line(f"{passage.title}: {passage.text}" if passage.title else passage.text, TAGS))
+            pieces.append(one_line(f"{passage.title}: {passage.text}" if passage.title else passage.text, tags))
     return pieces
 
 

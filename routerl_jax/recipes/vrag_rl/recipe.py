@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.config import AgentConfig
+from routerl_jax.agents.looking_calls import LookingCalls
 from routerl_jax.recipes.recipe import RECIPES, Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
@@ -20,8 +21,8 @@ def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequ
     `regions`, `force_answer` and `thoughts` are in config.agent.settings.
 
     Raises:
-      ValueError: there is not exactly one knowledge base, or no turn; a grammar, prompt, `sees` or `on_invalid` is set, which
-        this recipe does not have; or a reward term is unknown.
+      ValueError: there is not exactly one knowledge base, or no turn; another grammar than `tool_calls`, a prompt, `sees` or
+        `on_invalid` is set, which this recipe does not have; or a reward term is unknown.
     """
     check_own_protocol(
         agent,
@@ -51,6 +52,7 @@ def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequ
             max_observation_tokens=agent.max_observation_tokens,
             answer_tokens=agent.answer_tokens,
             instruct=agent.instruct,
+            grammar=LookingCalls(tools=tuple(tools)) if agent.grammar else None,
         ),
         stages=stages_of(stages, normalizer),
         reward=AFTER_SFT.reward,

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.retrieval import gold_passages_of, retrieval
-from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
 from routerl_jax.rewards.verdicts import counts, judge_reward
 
 Variant = Literal["paper", "released"]
@@ -95,6 +95,9 @@ def _has_gold(episode: Episode) -> bool:
 
 REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=_has_gold))
 REWARD_TERMS.register("vrag_rl.gated_judge")(StepTerm(gated_judge, judges=counts))
+READS_TAGS["vrag_rl.ndcg"] = lambda options: bool(options.get("gated"))
+READS_TAGS["vrag_rl.gated_judge"] = lambda options: True
+READS_TAGS["vrag_rl.pattern"] = lambda options: options.get("variant") == "released"
 
 Terms = Mapping[str, float | Mapping[str, Any]]
 

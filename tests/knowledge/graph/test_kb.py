@@ -13,20 +13,25 @@ from rich.console import Console
 
 from routerl_jax.agents.calls import search_calls
 from routerl_jax.core.rows import read_rows
-from routerl_jax.core.types import Episode, Example, Turn
+from routerl_jax.core.types import Episode, Example, Turn, Walk
 from routerl_jax.evaluation.records import episode_of, write_records
 from routerl_jax.evaluation.trajectory import render
+from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.graph.linking import RecognitionFilter
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples
+from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.models.encoder import Encoder
+from routerl_jax.remote.cache import MemoryCache
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, write_triples
 from tests.knowledge.helpers import HashEncoder
+from tests.knowledge.serving.servers import EchoKB, search, serving
 
 QUERIES = ["Where was the teacher of Ada Byron born?", "Thames", " ", "Jed Water", "it rains"]
 
@@ -48,8 +53,14 @@ def thames_only(_: ChatModelConfig) -> Scripted:
     )
 
 
-def by_hand(query: str, released: bool = False) -> dict[str, float]:
-    """Ranks of the passages of the small corpus, with dense matrices and no code of the package but the encoder's."""
+def by_hand(query: str) -> dict[str, float]:
+    """Ranks of the passages of the small corpus."""
+    ranks = nodes_by_hand(query)
+    return {passage.id: ranks[passage.id] for passage in PASSAGES}
+
+
+def nodes_by_hand(query: str) -> dict[str, float]:
+    """Ranks of all nodes of the small corpus, with dense matrices and no code of the package but the encoder's."""
     encoder = HashEncoder(16)
     facts = list(dict.fromkeys(tuple(p.lower() for p in t) for triples in TRIPLES.values() for t in triples))
     entities = sorted({part for s, _, o in facts for part in (s, o)})
@@ -87,7 +98,7 @@ def by_hand(query: str, released: bool = False) -> dict[str, float]:
     rank = reset
     for _ in range(200):
         rank = 0.5 * step @ rank + 0.5 * reset
-    return dict(zip((p.id for p in PASSAGES), rank[len(entities) :]))
+    return dict(zip(nodes, rank))
 
 
 @pytest.mark.parametrize("query", ["Where was the teacher of Ada Byron born?", "Thames", "Jed Water", "x y z"])
@@ -116,6 +127,9 @@ def test_where_a_walk_began_is_recorded_with_the_call(kb: GraphKB, tmp_path: pat
         expected = kb.triples(row for row, _ in kb.link([query])[0]) if query.strip() else []
         assert call.facts == tuple(" | ".join(triple) for triple in expected)
         assert len(call.facts) == (5 if query.strip() else 0)
+        ranks = nodes_by_hand(query) if query.strip() else {}
+        phrases = [node for node in ranks if node not in [passage.id for passage in PASSAGES]]
+        assert list(call.nodes) == sorted(phrases, key=lambda phrase: -ranks[phrase])[:8]
     turn = Turn(text="", stop_reason="stop", tokens=0, calls=calls)
     episode = Episode(
         example=Example(id="1", question="?", answers=()), sample=0, answer=None, turns=[turn], sequences=[]
@@ -125,7 +139,21 @@ def test_where_a_walk_began_is_recorded_with_the_call(kb: GraphKB, tmp_path: pat
     assert episode_of(record, place).calls == calls
     console = Console(width=400, record=True, file=io.StringIO())
     console.print(render(record))
-    assert "; ".join(calls[0].facts) in console.export_text()
+    text = console.export_text(clear=False)
+    assert "; ".join(calls[0].facts) in text
+    assert "through " + "; ".join(calls[0].nodes) in text
+
+
+def test_walks_of_a_served_one_and_of_a_member_are_known(kb: GraphKB) -> None:
+    walks = kb.search(QUERIES, 2).walks
+    with serving(kb, EchoKB()) as url:
+        served = HttpKB(f"{url}/{kb.name}", cache=MemoryCache(10), batch=2)
+        for _ in range(2):  # the second time from the cache
+            assert served.search(QUERIES, 2).walks == walks
+        assert "walks" not in search(f"{url}/echo", {"queries": ["x"]}).json()
+        assert HybridKB([EchoKB(), served, kb]).search(QUERIES, 2).walks == walks
+    with pytest.raises(ValueError, match="walks of 1 queries for 2 results"):
+        TimedResults([[], []], [0.0, 0.0], [Walk()])
 
 
 def test_phrase_weights_as_released(kb: GraphKB) -> None:

@@ -60,11 +60,14 @@ function found(told, call, short, shown) {
   return h("div", { class: "call" }, head, walk(call), call.passages.length ? call.passages.map((passage) => passageOf(told, passage, short, shown.size > 0 && !shown.has(passage.id))) : h("p", { class: "faint" }, "nothing found"));
 }
 
-// Where a walk over a graph began.
+// Where a walk over a graph began, and what it passed oftenest.
 function walk(call) {
   if (!call.facts?.length) return null;
-  return h("p", { class: "walk faint", title: "facts nearest to the query, best first: from their phrases the walk over the graph began" },
+  const began = h("p", { class: "walk faint", title: "facts nearest to the query, best first: from their phrases the walk over the graph began" },
     "walks from ", call.facts.map((fact) => h("span", {}, fact)));
+  if (!call.nodes?.length) return began;
+  return [began, h("p", { class: "walk faint", title: "phrases at which the walk over the graph was oftenest, most first" },
+    "through ", call.nodes.map((node) => h("span", {}, node)))];
 }
 
 function passageOf(told, passage, short, unseen) {

@@ -1,0 +1,121 @@
+"""Agents whose policy may call tools as functions in its model's chat template: what they have in common."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, Self
+
+from routerl_jax.agents.agent import LLM, Agent, Pieces, Tools
+from routerl_jax.agents.conversation import Conversation
+from routerl_jax.agents.grammar import TOO_LONG
+from routerl_jax.agents.observation import Reply, Spoken
+from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tool_schema import ToolSchema
+from routerl_jax.core.types import Episode, Example, Observation, Turn
+from routerl_jax.data.rounds import RecordedRounds
+
+
+class Form(Protocol):
+    """How a policy writes its actions: a grammar, or what has these members of it (`Grammar` describes them)."""
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]: ...
+    def of(self, tokenizer: Tokenizer) -> Any: ...
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
+
+
+class CallingAgent(Agent):
+    """An agent whose policy calls functions if the agent's form has some. Then every turn is a message of the model's chat, and
+    what follows it comes as a tool's message. Subclasses are dataclasses, and write `_run`.
+
+    Attributes:
+      form_field: name of the field with the form (None there: tags of the agent's own).
+    """
+
+    form_field: ClassVar[str] = "grammar"
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        return await self.of(llm.tokenizer)._run(example, llm, tools)
+
+    @abc.abstractmethod
+    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        """`run`, with the agent already in the form of the model."""
+
+    @property
+    def _form(self) -> Form | None:
+        return getattr(self, self.form_field)
+
+    def _with(self, form: Form) -> Self:
+        changed: Any = dataclasses.replace(self, **{self.form_field: form})  # type: ignore[type-var]
+        return changed
+
+    def of(self, tokenizer: Tokenizer) -> Self:
+        """The agent in the form of this model. Raises ValueError if the model has none."""
+        form = None if self._form is None else self._form.of(tokenizer)
+        return self if form is None or form is self._form else self._with(form)
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """Those of the form."""
+        return () if self._form is None else self._form.functions
+
+    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        return self if self._form is None else self._with(self._form.told(schemas))
+
+    # --- what the policy writes ---
+
+    def check_tags(self, what: str) -> None:
+        """Raises ValueError if the policy calls functions. `what` needs the tags of the agent's own protocol."""
+        if self.functions:
+            raise ValueError(
+                f"{what} needs the tags of the agent's own protocol, and the policy calls functions: leave one of them out "
+                "(config.agent.grammar)"
+            )
+
+    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        self.check_tags("learning from recorded rounds")
+        return super().recorded_pieces(recorded)
+
+    def whole(self, turn: Turn) -> bool:
+        """Whether a turn ends as the form says. A message ends with the template's own token."""
+        return not self.functions or turn.stop_reason == "eos"
+
+    def spoken(self, write: Callable[[Self], str]) -> str | Spoken:
+        """A turn for a demonstration, which `write` makes from the agent in a model's form."""
+        return Spoken(lambda tokenizer: write(self.of(tokenizer))) if self.functions else write(self)
+
+    # --- what it is shown ---
+
+    def framed(self, said: Observation) -> Observation | Reply:
+        """An observation as the policy gets it: as a tool's message if it calls functions."""
+        return Reply(said, "tool") if self.functions else said
+
+    def size_of(self, chat: Conversation, said: Observation) -> int:
+        """Number of tokens that an observation takes."""
+        framed = self.framed(said)
+        if isinstance(framed, Reply):
+            return chat.reply_tokens(framed.observation, role=framed.role)
+        return chat.tokens_of(framed)
+
+    def say(self, chat: Conversation, said: Observation, kept: int, passages: Sequence[str] = ()) -> bool:
+        """Shows an observation to the policy. Returns False, and shows nothing, if less than `kept` tokens would be left."""
+        if self.size_of(chat, said) > chat.room - kept:
+            return False
+        framed = self.framed(said)
+        if isinstance(framed, Reply):
+            chat.reply(framed.observation, passages, role=framed.role)
+        else:
+            chat.observe(framed, passages)
+        return True
+
+    def note_tokens(self, chat: Conversation) -> int:
+        """Tokens kept for the reply to a turn whose proper reply has no room."""
+        return chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0
+
+    def end_turn(self, chat: Conversation, said: Observation, kept: int) -> None:
+        """Replies to a turn before an answer is begun for the policy. If `said` leaves less than `kept` tokens, the reply is a
+        note that uses `note_tokens` of them. Without functions nothing is said, because the answer follows in the same text."""
+        if self.functions and not self.say(chat, said, kept):
+            chat.reply(TOO_LONG, role="tool")
