@@ -158,11 +158,14 @@ def _help() -> None:
     from routerl_jax.comparison.papers import known, table
     from routerl_jax.core.console import print_listing
 
-    benchmark_headings = ("name", "paper", "knowledge bases", "", "licence", "where the data are had")
+    benchmarks = benchmark.listing()
+    benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
     table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
     listings = [
         ("agents", "agents", ("name", "paper", "needs", ""), agents.listing()),
-        ("benchmarks", "benchmarks", benchmark_headings, benchmark.listing()),
+        ("benchmarks", "benchmarks", benchmark_headings, [row[:-1] for row in benchmarks]),
+        # a table of its own: as a column it would be a finger wide
+        ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in benchmarks]),
         ("report", "tables", table_headings, table.listing(list(BENCHMARKS))),
         ("report", "figures", known.FIGURE_HEADINGS, known.listing()),
     ]

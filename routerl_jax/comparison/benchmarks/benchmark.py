@@ -181,5 +181,7 @@ def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tu
     advice = f". {benchmark.get}" if benchmark.get else ""
     advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
     return ValueError(
-        f"benchmark {name!r}: its {what} is not there; {where}{advice}".replace("questions is", "questions are")
+        f"benchmark {name!r}: its {what} is not there; {where}{advice} To do without it, name the others in --benchmarks.".replace(
+            "questions is", "questions are"
+        )
     )

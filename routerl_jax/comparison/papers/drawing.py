@@ -111,6 +111,8 @@ def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Seq
     for label, rows in there.items():
         curve(axis, rows, key, label, colors[label])
     axis.set(title=title, xlabel="step")
+    if key != REWARD:  # counts and shares begin at 0
+        axis.set_ylim(0, max(axis.get_ylim()[1], 0.1))
     legend(axis)
 
 
