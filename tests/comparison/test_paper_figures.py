@@ -391,6 +391,7 @@ def test_mmsearch_r1_of_a_comparison_tells_prompted_and_trained_apart(tmp_path: 
         "runs/x": of("", True, 0.5),
         "mmsearch_r1:rag_workflow": of("rag_workflow", False, 0.2),
         "runs/x:rag_workflow": of("rag_workflow", True, 0.4),
+        "runs/x:vanilla_rag": of("vanilla_rag", True, 0.3),  # of no figure
     }
     benchmarks = {name: {"n": 12, "rows": rows} for name in ("fvqa", "infoseek", "livevqa")}
     (tmp_path / "results.json").write_text(json.dumps({"card": {"rows": {}}, "benchmarks": benchmarks}))
@@ -400,6 +401,7 @@ def test_mmsearch_r1_of_a_comparison_tells_prompted_and_trained_apart(tmp_path: 
         "OOD tasks: livevqa",
     ]
     assert heights(accuracy) == [20.0, 20.0, 40.0, 40.0]
+    assert "trained policy's weights" not in drawn_of("mmsearch_r1.figure4", tmp_path).get_suptitle()
     assert all("neither start nor trained" in said(axis) for axis in rings)  # no episodes are there
     accuracy, *_ = drawn_of("mmsearch_r1.figure5", tmp_path).axes
     assert heights(accuracy) == [10.0] * 3 + [50.0] * 3

@@ -175,10 +175,11 @@ def of_comparison(
                 lacking -= {benchmark} if labels else set()
                 runs = {label: name for name, label in labels.items() if here[name]["policy"].startswith("run-")}
                 training |= {label: pathlib.Path(name) for label, name in runs.items() if ":" not in name}
-                routed |= any(":" in name for name in runs.values())
+                routed |= any(":" in name for name in runs.values()) and not method.agent.startswith(RECIPE)
     for compared in comparisons.values():
         for benchmark, result in compared["benchmarks"].items():
-            pages = {_pages(row): row for row in result["rows"].values() if _routing(row, recipe) == "vanilla_rag"}
+            vanilla = [row for row in result["rows"].values() if _routing(row, recipe) == "vanilla_rag"]
+            pages = {_pages(row): row for row in vanilla if "pages" in row["agent"]["fields"]}
             at_once[benchmark] = pages | at_once.get(benchmark, {})
             here = [row for row in result["rows"].values() if _routing(row, recipe) == ""]
             if here and compared["card"].get("k"):
