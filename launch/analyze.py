@@ -17,10 +17,12 @@ numbers of passages per search, and with other retrievers (an encoder's name rep
 words). Writes analysis.json and analysis.png.
 
     python -m launch.analyze --workdir=runs/vrag_rl_small --figures=vrag_rl.figure4,vrag_rl.figure5
+    python -m launch.analyze --figures=r1_searcher.figure3 --rows=em=runs/a,f1=runs/b
+    python -m launch.analyze --figures=help
 
-draws figures of a paper alone instead, each as NAME.png (launch.evaluate --report=help lists them). --workdir may be the
-directory of a comparison (launch.evaluate), too. For vrag_rl.figure3 a run's policy answers the first --limit questions as
-vanilla RAG with --top_k pages at once.
+draws figures of papers alone instead, each as NAME.png, and marks what was not run. --workdir may be the directory of a
+comparison (launch.evaluate), too; --rows names runs of a figure's methods. For figures by the number of documents (or of pages
+at once), a run's policy answers the first --limit questions with each of --top_k.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ from routerl_jax.parallel.platform import split_cpu, tune_process
 if __name__ == "__main__":
     tune_process()
 
-import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -47,8 +48,13 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    flags.DEFINE_string("workdir", None, "Directory of a finished run of launch.train.", required=True)
-    flags.DEFINE_list("figures", [], "Only these figures of papers, such as vrag_rl.figure4; of a comparison, too.")
+    flags.DEFINE_string("workdir", None, "Directory of a finished run of launch.train.")
+    flags.DEFINE_list(
+        "figures", [], "Only these figures of papers, such as vrag_rl.figure4, or help; of a comparison, too."
+    )
+    flags.DEFINE_list(
+        "rows", [], "Of figures: runs by the keys that --figures=help lists, such as em=runs/a,f1=runs/b."
+    )
     flags.DEFINE_bool("single_modes", True, "Try the policy with each mode alone, where it has several.")
     flags.DEFINE_list("top_k", ["1", "2", "3", "5"], "Passages per search to try; empty: none.")
     flags.DEFINE_list("retrievers", [], "Encoders, or bm25, to try in the place of the run's.")
@@ -57,15 +63,26 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
+    from routerl_jax.comparison.papers.known import FIGURE_HEADINGS, listing
+    from routerl_jax.core.console import print_listing
     from routerl_jax.evaluation.analysis import analyse, analyse_calibration, analyse_workflows, training_curves
     from routerl_jax.evaluation.analysis_figure import analysis_figure
     from routerl_jax.training import run_files
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials
 
+    if "help" in FLAGS.figures:
+        print_listing("figures", FIGURE_HEADINGS, listing())
+        return
     if FLAGS.figures:
         _draw()
         return
+    if FLAGS.rows:
+        raise ValueError("--rows are of --figures: name the figures")
+    if FLAGS.workdir is None:
+        raise ValueError(
+            "--workdir is missing: give the directory of a finished run (--figures=help: what else there is)"
+        )
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
     config = load_config(workdir)
@@ -100,39 +117,27 @@ def main(_: Sequence[str]) -> None:
 
 def _draw() -> None:
     """Draws figures of papers, each alone."""
-    from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
-    from routerl_jax.comparison.papers.figure import drawing
-    from routerl_jax.comparison.papers.measured import TEST, read_measured
+    from routerl_jax.comparison.papers.drawn import draw_figures
     from routerl_jax.core.config import naming
-    from routerl_jax.evaluation.figures import save_figure
 
-    with naming("--figures"):
-        drawings = {name: drawing(name) for name in FLAGS.figures}
-    workdir, ks = pathlib.Path(FLAGS.workdir), [_number(k) for k in FLAGS.top_k if k]
+    if FLAGS.output is None and FLAGS.workdir is None:
+        raise ValueError("--output is missing: figures of --rows alone need a directory")
+    workdir = FLAGS.workdir and pathlib.Path(FLAGS.workdir)
     output = pathlib.Path(FLAGS.output or workdir / "analysis")
     check_writable("--output" if FLAGS.output else "--workdir", output)
-    for name, figure in drawings.items():
-        with naming(name):
-            measured = read_measured(workdir, figure.recipe, figure.methods)
-        output.mkdir(parents=True, exist_ok=True)
-        if figure.tries and TEST in measured.benchmarks:
-            tried = _pages_at_once(workdir, ks)
-            (output / f"{name}.json").write_text(json.dumps(tried, indent=2) + "\n")
-            measured = dataclasses.replace(measured, at_once={TEST: tried})
-        save_figure(figure.draw(measured), output / f"{name}.png")
-        print(f"{name}: {output / f'{name}.png'}")
+    rows = dict(_row(text) for text in FLAGS.rows)
+    ks = [_number(k) for k in FLAGS.top_k if k]
+    with naming("--figures"):
+        drawn = draw_figures(FLAGS.figures, workdir, output, rows=rows, ks=ks, limit=FLAGS.limit)
+    for name, path in drawn.items():
+        print(f"{name}: {path}")
 
 
-def _pages_at_once(workdir: pathlib.Path, ks: Sequence[int]) -> dict[int, Any]:
-    """A run's policy as vanilla RAG, by number of pages at once."""
-    from routerl_jax.training import run_files
-    from routerl_jax.training.load import load_config
-    from routerl_jax.training.trials import Trials
-
-    config = load_config(workdir)
-    split_cpu(config.mesh.cpu_devices)
-    trained = run_files.policy_records(config, workdir)[run_files.TRAINED]
-    return Trials(config, workdir, trained, FLAGS.limit).pages_at_once(ks)
+def _row(text: str) -> tuple[str, pathlib.Path]:
+    key, equals, directory = text.partition("=")
+    if not (key and equals and directory):
+        raise ValueError(f"--rows: {text!r} is no KEY=DIRECTORY; expected such as --rows=em=runs/a,f1=runs/b")
+    return key, pathlib.Path(directory)
 
 
 def _print(sections: Mapping[str, Mapping[str, Any]]) -> None:

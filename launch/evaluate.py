@@ -4,13 +4,15 @@ r"""Compares agents on benchmarks, or evaluates one policy on one benchmark besi
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --agents=direct,ircot_all,runs/quickstart \
         --benchmarks=atlas,hotpotqa --config.data=DATA
     python -m launch.evaluate --config=configs/eval/text_qa.py --output=results --report=r1_searcher.table2 --config.data=DATA
+    python -m launch.evaluate --output=results --report=routerag.figure4
     python -m launch.evaluate --agents=help
     python -m launch.evaluate --benchmarks=help
     python -m launch.evaluate --report=help
 
 Every agent (baseline, recipe or directory of a run) answers the questions of every benchmark. It searches that benchmark's
 knowledge bases. The program writes report.html, report.md, results.json, figures/ and episodes/BENCHMARK/AGENT.jsonl. Run the
-same command again to complete what is missing (docs/evaluation.md).
+same command again to complete what is missing (docs/evaluation.md). A figure of a paper is drawn from what --output (or
+--workdir, a run) has, into figures/NAME.png (analysis/NAME.png).
 
 One policy:
 
@@ -77,7 +79,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "report",
         None,
-        "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; help: those, and figures.",
+        "A paper's table, with its agents and benchmarks, such as r1_searcher.table2; a figure, from what is there; or help.",
     )
     flags.DEFINE_bool(
         "finished", False, "Of a comparison: ask nothing, and report what is finished; one may be running in --output."
@@ -107,6 +109,8 @@ def schemas() -> dict[str, type]:
 def main(_: Sequence[str]) -> None:
     if "help" in (*FLAGS.agents, *FLAGS.benchmarks, FLAGS.report):
         _help()
+    elif _is_figure(FLAGS.report):
+        _draw()
     elif FLAGS.config is not None and "benchmarks" in read_config_dict():
         _compare()
     else:
@@ -114,37 +118,60 @@ def main(_: Sequence[str]) -> None:
             _evaluate(stack)
 
 
+def _is_figure(report: str | None) -> bool:
+    from routerl_jax.comparison.papers.known import PAPER_FIGURES
+
+    return report is not None and report in PAPER_FIGURES
+
+
+def _draw() -> None:
+    """A figure of a paper, from the results of a comparison or of a run."""
+    from routerl_jax.comparison.config import ComparisonConfig
+    from routerl_jax.comparison.papers import drawn
+    from routerl_jax.core.config import naming
+
+    if bool(FLAGS.workdir) == bool(FLAGS.output):
+        raise ValueError(
+            f"--report={FLAGS.report} draws what is measured: give --output, the directory of a comparison, or --workdir, "
+            "that of a run. launch.analyze --figures takes more"
+        )
+    directory = pathlib.Path(FLAGS.workdir or FLAGS.output)
+    output = directory / ("analysis" if FLAGS.workdir else "figures")
+    check_writable("--workdir" if FLAGS.workdir else "--output", output)
+    rows = read_config_as(ComparisonConfig).rows if FLAGS.config is not None else {}
+    with naming("--report"):
+        found = drawn.draw_figures(
+            [FLAGS.report],
+            directory,
+            output,
+            rows={key: pathlib.Path(value) for key, value in rows.items()},
+            limit=drawn.QUESTIONS if FLAGS.limit is None else FLAGS.limit,
+        )
+    print(f"{FLAGS.report}: {found[FLAGS.report]}")
+
+
 def _help() -> None:
     """Prints what --agents, --benchmarks and --report can be."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     from routerl_jax.comparison import agents
     from routerl_jax.comparison.benchmarks import benchmark
     from routerl_jax.comparison.benchmarks.known import BENCHMARKS
-    from routerl_jax.comparison.papers import figure, table
-    from routerl_jax.comparison.papers import known as papers  # noqa: F401 - they register themselves
-    from routerl_jax.core.console import open_console
+    from routerl_jax.comparison.papers import known, table
+    from routerl_jax.core.console import print_listing
 
-    benchmark_headings = ("name", "paper", "knowledge bases", "", "licence", "where the data are had")
+    benchmarks = benchmark.listing()
+    benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
     table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
-    figure_headings = ("name", "paper", "shows", "command", "it is in")
     listings = [
         ("agents", "agents", ("name", "paper", "needs", ""), agents.listing()),
-        ("benchmarks", "benchmarks", benchmark_headings, benchmark.listing()),
+        ("benchmarks", "benchmarks", benchmark_headings, [row[:-1] for row in benchmarks]),
+        # a table of its own: as a column it would be a finger wide
+        ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in benchmarks]),
         ("report", "tables", table_headings, table.listing(list(BENCHMARKS))),
-        ("report", "figures", figure_headings, figure.listing()),
+        ("report", "figures", known.FIGURE_HEADINGS, known.listing()),
     ]
-    console = open_console()
     for name, title, headings, rows in listings:
         if "help" in (getattr(FLAGS, name) or ()):
-            printed = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-            for heading in headings:
-                printed.add_column(heading, overflow="fold")
-            for row in rows:
-                printed.add_row(*map(Text, row))
-            console.print(printed)
+            print_listing(title, headings, rows)
 
 
 def _compare() -> None:

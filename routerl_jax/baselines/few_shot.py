@@ -13,6 +13,7 @@ from routerl_jax.agents.observation import Reply
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, WorkedExample
+from routerl_jax.baselines.worked_pages import SIZE, WORKED_PAGES, PageLook, PageSearch, WorkedPages
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
 from routerl_jax.data.trajectories import document_of
@@ -21,6 +22,8 @@ from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
+from routerl_jax.recipes.vrag_rl import protocol as vrag
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +134,7 @@ class FewShotMMSearch(MMSearchAgent):
         if self.instruct and tokenizer.has_chat_template:
             return tokenizer.chat(chat)
         if self.instruct:
-            names = {"user": "User", "assistant": "Assistant"}
-            text = "".join(f"{names[message.role]}: {message.content}\n" for message in chat)
-            return tokenizer.encode_prompt(f"{text}Assistant: ")
+            return tokenizer.encode_prompt(f"{_script(chat)}Assistant: ")
         return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in chat[:-1]) + chat[-1].content)
 
     def worked(self, one: WorkedExample) -> list[Message]:
@@ -147,6 +148,79 @@ class FewShotMMSearch(MMSearchAgent):
             text = said if isinstance(said, str) else "".join(part for part in said if isinstance(part, str))
             chat.append(Message(role="assistant" if written else "user", content=text))
         return chat
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FewShotVRAG(VRAGAgent):
+    """VRAG-RL's agent after worked chats of searches, closer looks and answers. Their pages are told in words.
+
+    A worked chat that takes more turns or searches than the agent has is left out. Without closer looks, what they would show
+    is told with the page.
+
+    Attributes:
+      shots: number of worked chats, at most 8.
+    """
+
+    shots: int = 8
+
+    def opening(
+        self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
+    ) -> list[int]:
+        question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        asked = Message(role="user", content=f"Question: {question}")
+        chat = [message for one in WORKED_PAGES[: self.shots] for message in self.worked(one)]
+        if not self.instruct:
+            return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, asked]))
+        task = vrag.task(self.max_turns, self.looks, self.regions, self.shows)
+        if tokenizer.has_chat_template:
+            return tokenizer.chat([Message(role="system", content=task), *chat, asked])
+        return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, asked])}Assistant: ")
+
+    def worked(self, one: WorkedPages) -> list[Message]:
+        """A worked question as messages; [] if the agent has not enough turns or searches for it."""
+        steps = one.steps if self.looks else _told_at_once(one.steps)
+        searches = sum(isinstance(step, PageSearch) for step in steps)
+        if len(steps) + 1 > self.max_turns or searches > self.search_budget:
+            return []
+        said: list[tuple[str, str]] = []
+        for step in steps:
+            if isinstance(step, PageSearch):
+                said.append((vrag.search(step.thought, step.query), self._told("A page", step.shows)))
+            else:
+                said.append((vrag.look(step.thought, self._box(step)), self._told("That part, enlarged", step.shows)))
+        chat = [Message(role="user", content=f"Question: {one.question}")]
+        for written, shown in said:
+            chat += [Message(role="assistant", content=written), Message(role="user", content=shown)]
+        return [*chat, Message(role="assistant", content=vrag.answer(one.thought, one.answer))]
+
+    def _told(self, item: str, shows: str) -> str:
+        """What a picture shows, in words; where pages are text, that text."""
+        if self.shows == "text":
+            return shows
+        pixels = f", of {SIZE[0]} x {SIZE[1]} pixels" if item == "A page" and not self.regions.box_scale else ""
+        return f"({item}{pixels}, which shows {shows})"
+
+    def _box(self, step: PageLook) -> list[int]:
+        """The box as this agent's policy writes boxes."""
+        wide, high = [self.regions.box_scale or side for side in SIZE]
+        return [round(share * side) for share, side in zip(step.box, (wide, high, wide, high))]
+
+
+def _told_at_once(steps: Sequence[PageSearch | PageLook]) -> list[PageSearch | PageLook]:
+    """The searches alone; what a closer look would show is told with its page."""
+    told: list[PageSearch | PageLook] = []
+    for step in steps:
+        if isinstance(step, PageSearch):
+            told.append(step)
+        else:
+            told[-1] = dataclasses.replace(told[-1], shows=f"{told[-1].shows} In detail: {step.shows}")
+    return told
+
+
+def _script(chat: Sequence[Message]) -> str:
+    """A chat as plain text, a line for each message."""
+    names = {"user": "User", "assistant": "Assistant"}
+    return "".join(f"{names[message.role]}: {message.content}\n" for message in chat)
 
 
 def demonstration(one: WorkedExample, tool: str, most: int = 0) -> Demonstration:
@@ -171,10 +245,10 @@ def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searc
 
     Args:
       shots: number of worked questions, at most 8.
-      searched: knowledge base that they search; "" for the first. MMSearch-R1's search its text.
+      searched: knowledge base that they search; "" for the first. MMSearch-R1's search its text, VRAG-RL's its pages.
 
     Raises:
-      ValueError: worked questions in words can't be in the recipe's form (VRAG-RL's agent reads pages).
+      ValueError: the recipe's agent has no form of worked questions here.
     """
     made = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1")
     agent: Any = made.agent
@@ -185,6 +259,8 @@ def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searc
         return dataclasses.replace(agent, protocol=named)
     if isinstance(agent, MMSearchAgent):
         return FewShotMMSearch(**fields, shots=shots)
+    if isinstance(agent, VRAGAgent):
+        return FewShotVRAG(**fields, shots=shots)
     if isinstance(agent, SearchAgent):
         return FewShot(
             **{field.name: fields[field.name] for field in dataclasses.fields(SearchAgent)},
@@ -192,6 +268,6 @@ def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searc
             searched=searched,
         )
     raise ValueError(
-        f"recipe {recipe!r} has a {type(agent).__name__}, and the worked questions are words: few_shot is of search, "
-        "search_r1, r1_searcher, routerag, r1_router and mmsearch_r1"
+        f"recipe {recipe!r} has a {type(agent).__name__}, and there are no worked questions in its form: few_shot is of "
+        "search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1 and vrag_rl"
     )

@@ -100,7 +100,7 @@ class ComparisonConfig:
         """
         if name in PAPER_FIGURES:
             figure = PAPER_FIGURES.get(name)
-            raise ValueError(f"{figure.title} is a picture: draw it by {figure.command} ({figure.where})")
+            raise ValueError(f"{figure.title} is a picture of what was run ({figure.needs}): name it alone")
         table = PAPER_TABLES.get(name)
         if not table.agents and not self.rows:
             keys = ", ".join(f"'{key}': DIRECTORY" for key in table.keys)

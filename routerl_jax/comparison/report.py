@@ -64,6 +64,8 @@ _VERDICTS = (
     ("judge/from_cache", "kept from before"),
     ("judge/em_agreement", "EM agrees"),
     ("judge/cover_em_agreement", "CEM agrees"),
+    ("judge/right_where_cover_em", "right where CEM is"),
+    ("judge/right_where_not_cover_em", "right where CEM is not"),
 )
 
 
@@ -319,7 +321,8 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
         return []
     about = (
         "Percent of questions. A string metric agrees where it finds right or wrong what the judge finds so; percent of the "
-        "answers with such a verdict."
+        "answers with such a verdict. The last two columns say how often the judge finds right what CEM finds right, and what "
+        "CEM finds wrong: where they are about equal, it does not tell answers apart."
     )
     blocks = [Heading("Judge"), Paragraph(about), _shares(benchmarks, "", _VERDICTS)]
     lines = [

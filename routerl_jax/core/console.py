@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 _WIDTH = 200  # columns of a log or a pipe
 
@@ -19,3 +23,13 @@ def open_console() -> Console:
     if not made.is_terminal and not made.is_jupyter and "COLUMNS" not in os.environ:
         made.width = _WIDTH
     return made
+
+
+def print_listing(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table of what there is, such as for --agents=help."""
+    printed = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for heading in headings:
+        printed.add_column(heading, overflow="fold")
+    for row in rows:
+        printed.add_row(*map(Text, row))
+    open_console().print(printed)

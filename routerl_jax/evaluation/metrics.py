@@ -147,7 +147,9 @@ def averages(
         `policy_seconds_per_question` and `money_per_question`.
       - If a judge was asked: `judge` (mean of the verdicts that count; absent if none does); the shares `judge/asked` (there is
         an answer), `judge/right`, `judge/unreadable`, `judge/failed` and `judge/from_cache`; and among answers found right or
-        wrong, `judge/em_agreement` and `judge/cover_em_agreement`, the shares for which these metrics agree.
+        wrong, `judge/em_agreement` and `judge/cover_em_agreement`, the shares for which these metrics agree; and
+        `judge/right_where_cover_em` and `judge/right_where_not_cover_em`, the shares found right where CEM is 1 and where it is
+        0 (about the same for a judge that does not tell answers apart).
 
     Raises:
       ValueError: there are no episodes.
@@ -283,6 +285,13 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
             if verdict.kind in ("right", "wrong")
         ]
         shares |= {f"{name}_agreement": float(np.mean(agreed))} if agreed else {}
+    for name, covers in (("right_where_cover_em", 1), ("right_where_not_cover_em", 0)):
+        found = [
+            verdict.kind == "right"
+            for verdict, row in judged
+            if verdict.kind in ("right", "wrong") and row[ANSWER.index("cover_em")] == covers
+        ]
+        shares |= {name: float(np.mean(found))} if found else {}
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}

@@ -21,6 +21,11 @@ _WORD = rf"({'|'.join(_VERDICTS)})"
 _ALONE = re.compile(_WORD)
 # "verdict: true", also as JSON
 _LABELLED = re.compile(rf"\b(?:final )?(?:verdict|judge?ment|judge|result|answer|correct)\b[^\w:=]*[:=]\W*{_WORD}\b")
+# "the answer is wrong", as a statement of its own
+_STATED = re.compile(
+    r"\b(?:the|this|that) (?:final |given )?answer(?: to grade| given)?\W? is (not )?(right|wrong|correct|incorrect)"
+    r"(?=\s*(?:[.,;!\n]|because\b|since\b|as\b|$))"
+)
 _FIRST = re.compile(rf"{_WORD}(?=\s*(?:[.,:;!\n(-]|—|–|$))")
 
 
@@ -66,8 +71,8 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
 
     True for right, true, yes or correct; False for wrong, false, no or incorrect; in upper or lower case. Reasoning before
     `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without tags it stands alone on the
-    last line, after a label ("Verdict: true"), or at the beginning, before a comma or a full stop. None if there is no verdict,
-    or if these places disagree.
+    last line, after a label ("Verdict: true"), at the beginning before a comma or a full stop, or in a statement ("The answer
+    is wrong."). None if there is no verdict, or if these places disagree.
     """
     text = without_thinking(reply).lower()
     if tag:
@@ -79,6 +84,7 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
         return None
     text = text.strip(" \n\t*_`\"'#>[({")
     verdicts = {_lone(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
+    verdicts |= {_VERDICTS[word] != bool(negated) for negated, word in _STATED.findall(text)}
     if first := _FIRST.match(text):
         verdicts.add(_VERDICTS[first[1]])
     verdicts.discard(None)

@@ -1,5 +1,6 @@
 """Baselines that choose a knowledge base, or decide between candidates, call by call, with scripted policies."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from routerl_jax.baselines.skr import SKR
 from routerl_jax.baselines.sure import SuRe, listed
 from routerl_jax.baselines.universal_rag import UniversalRAG, chosen
 from routerl_jax.baselines.worked import WORKED
+from routerl_jax.baselines.worked_pages import SIZE, WORKED_PAGES
+from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
 from routerl_jax.recipes.r1_router.steps import well_formed_answer, well_formed_route
+from routerl_jax.recipes.vrag_rl import protocol as vrag
 from tests import tiny
 from tests.baselines.playing import EXAMPLE, played, with_template
 
@@ -258,9 +262,45 @@ def test_few_shot_of_mmsearch_r1_searches_in_words():
         assert all(mmsearch.well_formed(said) for role, said in roles if role == "assistant")
 
 
-def test_few_shot_is_of_recipes_that_read_words():
-    with pytest.raises(ValueError, match="recipe 'vrag_rl' has a VRAGAgent, and the worked questions are words"):
-        few_shot(tools=("pages",), recipe="vrag_rl")
-    agent = few_shot(tools=BOTH)  # recipe "search": any number of knowledge bases
+@pytest.mark.parametrize("looks", [True, False])
+@pytest.mark.parametrize("scale", [0, 1000])
+def test_few_shot_of_vrag_rl_searches_looks_closer_and_answers(looks, scale):
+    """Every worked turn is one that the protocol takes, and its boxes lie in the page or the scale of the boxes."""
+    made: Any = few_shot(tools=("pages",), recipe="vrag_rl")
+    agent = dataclasses.replace(made, looks=looks, regions=RegionRule(box_scale=scale), max_turns=4)
+    text = with_template().decode(agent.opening(EXAMPLE, with_template()))
+    chats = [agent.worked(one) for one in WORKED_PAGES]
+    assert text.count("[assistant] ") == sum(len(chat) // 2 for chat in chats) + 1
+    assert text.endswith(f"[user] Question: {Q}\n[assistant] ")
+    kinds_of = []
+    for chat in chats:
+        assert [message.role for message in chat] == ["user", "assistant"] * (len(chat) // 2)
+        turns = [message.content for message in chat[1::2]]
+        assert all(vrag.well_formed(turn) for turn in turns)
+        actions = [vrag.parse(turn, "pages") for turn in turns]
+        kinds_of.append([action.kind for action in actions])
+        for action in (action for action in actions if action.kind == "region"):
+            left, top, right, bottom = action.box
+            assert 0 <= left < right <= (scale or SIZE[0])
+            assert 0 <= top < bottom <= (scale or SIZE[1])
+    assert all(kinds[0] == "search" and kinds[-1] == "answer" for kinds in kinds_of)
+    assert sum("region" in kinds for kinds in kinds_of) == (4 if looks else 0)
+    assert ("<bbox>[448, 344, 672, 804]</bbox>" in text) == (looks and not scale)
+    assert "Harbour line 5,100" in text  # also where it is told with the page
+
+
+def test_few_shot_of_vrag_rl_keeps_to_the_budget():
+    agent: Any = next(iter(baseline_agents("few_shot", ("pages",), {"recipe": "vrag_rl", "max_turns": 2}).values()))
+    assert [len(agent.worked(one)) for one in WORKED_PAGES] == [4, 0, 0, 0, 0, 4, 0, 0]
+    told = dataclasses.replace(agent, shows="text", max_turns=3, searches=1)
+    assert [len(told.worked(one)) for one in WORKED_PAGES] == [4, 6, 0, 0, 6, 4, 0, 6]
+    assert told.worked(WORKED_PAGES[0])[2].content == WORKED_PAGES[0].steps[0].shows
+    turns = ("<think>a</think><search>who</search>", "<think>b</think><answer>Mary</answer>")
+    found = played(told, *turns, tools=("pages",), chats=True)
+    assert (found.asked[0][:2], found.episode.answer) == (("pages", "who"), "Mary")
+
+
+def test_few_shot_of_any_number_of_knowledge_bases():
+    agent = few_shot(tools=BOTH)  # recipe "search"
     assert isinstance(agent, FewShot)
     assert agent.grammar.tools == BOTH

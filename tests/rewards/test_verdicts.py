@@ -160,6 +160,8 @@ def test_metrics_by_hand() -> None:
             "judge/from_cache": 2 / 8,
             "judge/em_agreement": 3 / 5,  # 0, 3 and 5 of 0, 1, 2, 3 and 5
             "judge/cover_em_agreement": 3 / 5,  # the same ones
+            "judge/right_where_cover_em": 2 / 3,  # 0 and 5 of 0, 1 and 5
+            "judge/right_where_not_cover_em": 1 / 2,  # 2 of 2 and 3
         }
     )
     low, high = summarize(episodes)["judge_interval"]

@@ -180,6 +180,7 @@ def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tu
         where += " (config.data is empty: name the directory with the files of benchmarks)"
     advice = f". {benchmark.get}" if benchmark.get else ""
     advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
+    are = "are" if what == "questions" else "is"
     return ValueError(
-        f"benchmark {name!r}: its {what} is not there; {where}{advice}".replace("questions is", "questions are")
+        f"benchmark {name!r}: its {what} {are} not there; {where}{advice} --benchmarks without it does the others alone."
     )

@@ -1,16 +1,13 @@
-"""Figures of papers whose values are measured here, and the command that draws each."""
+"""Figures of papers whose values are measured here: what each shows, what it needs, and how it is drawn."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from routerl_jax.comparison.papers.measured import Measured, Method
 from routerl_jax.core.registry import Registry
-
-ANALYZE = "python -m launch.analyze --workdir=RUN"
-EVALUATE = "python -m launch.evaluate --config=configs/eval/text_qa.py --output=DIR"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,13 +18,18 @@ class Drawing:
       recipe: the recipe that the figure is about.
       methods: the methods in it.
       draw: makes the figure.
-      tries: for a run, vanilla RAG answers again with other numbers of pages (training.trials) before it is drawn.
+      tries: for a run, what answers again with other numbers (training.trials) before it is drawn: vanilla RAG with `pages` at
+        once, or the policy with `documents` of a search.
+      over_training: it needs the metrics of training alone. A run need not have ended.
+      records: it needs the episode records.
     """
 
     recipe: str
     methods: tuple[Method, ...]
     draw: Callable[[Measured], Any]
-    tries: bool = False
+    tries: Literal["", "pages", "documents"] = ""
+    over_training: bool = False
+    records: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,31 +38,31 @@ class PaperFigure:
 
     Attributes:
       shows: what the figure plots.
-      command: the command that draws or tabulates the same here.
-      where: the panel, the page of the documentation, or the file and key that has it.
-      drawing: draws it alone, in the paper's layout; None: it is part of a larger picture.
+      needs: what must have been run for all of it.
+      drawing: how it is drawn.
     """
 
     title: str
     paper: str
     shows: str
-    command: str
-    where: str
-    drawing: Drawing | None = None
+    needs: str
+    drawing: Drawing
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of --rows that the figure uses."""
+        return tuple(dict.fromkeys(method.key for method in self.drawing.methods if method.key))
 
 
 PAPER_FIGURES: Registry[PaperFigure] = Registry("figure of a paper")
-
-
-def drawing(name: str) -> Drawing:
-    """How a figure is drawn alone. Raises ValueError if there is no such figure, or if it is part of a larger picture."""
-    figure = PAPER_FIGURES.get(name)
-    if figure.drawing is None:
-        raise ValueError(f"{figure.title} is not drawn alone: {figure.command} ({figure.where})")
-    return figure.drawing
+A_RUN = "RUN (--workdir)"
+COMPARED = "DIR of a comparison (--output)"
+FIGURE_HEADINGS = ("name", "paper", "shows", "needs", "runs to be named (--rows)")
 
 
 def listing() -> list[tuple[str, str, str, str, str]]:
-    """(name, paper, what it shows, command, where the result is) of every figure, sorted by name."""
+    """(name, paper, what it shows, what it needs, keys of --rows) of every figure, sorted by name."""
     figures = [(name, PAPER_FIGURES.get(name)) for name in PAPER_FIGURES]
-    return [(name, figure.paper, figure.shows, figure.command, figure.where) for name, figure in figures]
+    return [
+        (name, figure.paper, figure.shows, figure.needs, ", ".join(figure.keys)) for name, figure in sorted(figures)
+    ]

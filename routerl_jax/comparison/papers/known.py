@@ -9,7 +9,7 @@ from routerl_jax.comparison.papers import (  # noqa: F401 - they register themse
     routerag,
     vrag_rl,
 )
-from routerl_jax.comparison.papers.figure import PAPER_FIGURES
+from routerl_jax.comparison.papers.figure import FIGURE_HEADINGS, PAPER_FIGURES, listing
 from routerl_jax.comparison.papers.table import PAPER_TABLES
 
-__all__ = ["PAPER_FIGURES", "PAPER_TABLES"]
+__all__ = ["FIGURE_HEADINGS", "PAPER_FIGURES", "PAPER_TABLES", "listing"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers.figure import ANALYZE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import A_RUN, COMPARED, PAPER_FIGURES, Drawing, PaperFigure
+from routerl_jax.comparison.papers.mmsearch_r1_figures import TRAINING, WORKFLOW, training, workflow
 from routerl_jax.comparison.papers.table import PAPER_TABLES, PaperTable, Row, Setting, columns
 
 _PAPER = "2506.20670"
@@ -62,18 +63,22 @@ PAPER_TABLES.register("mmsearch_r1.table1")(
     )
 )
 
-_ANALYZE = f"{ANALYZE} --top_k="
-_FIGURES = {
-    4: (
-        "start and trained policy under the RAG workflow; right and wrong, with and without a search",
-        "analysis.png, Start and trained policy in the same workflow (4a), Right and wrong (4b); docs/mmsearch_r1.md",
-    ),
-    5: (
-        "accuracy and search ratio after SFT and RL; reward and search ratio over training without balancing, without penalty",
-        "analysis.png, By kind or dataset of question (5a), Training (5b), of the run and its controls; docs/mmsearch_r1.md",
-    ),
-}
-for _number, (_shows, _where) in _FIGURES.items():
-    PAPER_FIGURES.register(f"mmsearch_r1.figure{_number}")(
-        PaperFigure(title=f"MMSearch-R1, Figure {_number}", paper=_PAPER, shows=_shows, command=_ANALYZE, where=_where)
+PAPER_FIGURES.register("mmsearch_r1.figure4")(
+    PaperFigure(
+        title="MMSearch-R1, Figure 4",
+        paper=_PAPER,
+        shows="start and trained policy under the RAG workflow; right and wrong, with and without a search",
+        needs=f"{A_RUN} with config.evaluation.before_baselines, or {COMPARED} with mmsearch_r1, "
+        "mmsearch_r1:rag_workflow, RUN and RUN:rag_workflow",
+        drawing=Drawing(recipe="mmsearch_r1", methods=WORKFLOW, draw=workflow, records=True),
     )
+)
+PAPER_FIGURES.register("mmsearch_r1.figure5")(
+    PaperFigure(
+        title="MMSearch-R1, Figure 5",
+        paper=_PAPER,
+        shows="accuracy and search ratio after SFT and RL; reward and searches over training, also without balance or penalty",
+        needs=f"{A_RUN} with controls sft, unbalanced and no_penalty, or {COMPARED} with mmsearch_r1 and such runs",
+        drawing=Drawing(recipe="mmsearch_r1", methods=TRAINING, draw=training),
+    )
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers.figure import ANALYZE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import A_RUN, COMPARED, PAPER_FIGURES, Drawing, PaperFigure
+from routerl_jax.comparison.papers.r1_router_figures import METHODS, routing, training
 from routerl_jax.comparison.papers.table import HUNDREDTHS, PAPER_TABLES, PaperTable, Row, Setting, columns
 from routerl_jax.training.config import KnowledgeConfig
 
@@ -128,23 +129,22 @@ _table(
     (_QWEN,),
 )
 
-_FIGURES = {
-    2: (
-        "reward and response length over training, searches of right answers",
-        "analysis.png, Training (2a, 2b) and Searches of questions answered rightly (2c); analysis.json, .searches_of_correct",
-    ),
-    3: (
-        "share of each knowledge base in first, second and third searches",
-        "analysis.png, Each search by mode; analysis.json, policies.NAME.mode_by_step",
-    ),
-}
-for _number, (_shows, _where) in _FIGURES.items():
-    PAPER_FIGURES.register(f"r1_router.figure{_number}")(
-        PaperFigure(
-            title=f"R1-Router, Figure {_number}",
-            paper=_PAPER,
-            shows=_shows,
-            command=f"{ANALYZE} --top_k= --single_modes=false",
-            where=_where,
-        )
+_NEEDS = f"{A_RUN} with a control sft, or {COMPARED} with r1_router and the runs of table 2"
+PAPER_FIGURES.register("r1_router.figure2")(
+    PaperFigure(
+        title="R1-Router, Figure 2",
+        paper=_PAPER,
+        shows="reward and response length over training, searches of right answers by kind of question",
+        needs=_NEEDS,
+        drawing=Drawing(recipe="r1_router", methods=METHODS, draw=training, records=True),
     )
+)
+PAPER_FIGURES.register("r1_router.figure3")(
+    PaperFigure(
+        title="R1-Router, Figure 3",
+        paper=_PAPER,
+        shows="share of each knowledge base in first, second and third searches on visual questions",
+        needs=_NEEDS,
+        drawing=Drawing(recipe="r1_router", methods=METHODS, draw=routing, records=True),
+    )
+)

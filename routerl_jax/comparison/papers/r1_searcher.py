@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
-from routerl_jax.comparison.papers.figure import ANALYZE, EVALUATE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import COMPARED, PAPER_FIGURES, Drawing, PaperFigure
+from routerl_jax.comparison.papers.measured import Method
+from routerl_jax.comparison.papers.r1_searcher_figures import OVER_TRAINING, online, over_training
 from routerl_jax.comparison.papers.table import PAPER_TABLES, SHARE, PaperTable, Row, Setting, columns
 
 _PAPER = "2503.05592"
@@ -122,22 +125,24 @@ _ablation(
     ),
 )
 
-_OVER_TRAINING = {
+_COMPARED = {
     2: "GRPO and Reinforce++",
     3: "answers rewarded by EM, CEM and F1",
     4: "training without and with difficult questions",
     5: "training on HotpotQA, 2Wiki and both",
 }
-for _number, _compared in _OVER_TRAINING.items():
+for _number, _methods in OVER_TRAINING.items():
     PAPER_FIGURES.register(f"r1_searcher.figure{_number}")(
         PaperFigure(
             title=f"R1-Searcher, Figure {_number}",
             paper=_PAPER,
-            shows=f"reward, response length and searches over the steps: {_compared}",
-            command=ANALYZE,
-            where=(
-                "analysis.png, Training: rewards and searched shares of the run and its config.controls; lengths and searches "
-                "of each run: figures/learning_curves.png in its directory"
+            shows=f"reward, response length and searches over the steps: {_COMPARED[_number]}",
+            needs="a run for each key (--rows), or RUN (--workdir) and its controls; none need have ended",
+            drawing=Drawing(
+                recipe="r1_searcher",
+                methods=_methods,
+                draw=functools.partial(over_training, methods=_methods),
+                over_training=True,
             ),
         )
     )
@@ -145,11 +150,17 @@ PAPER_FIGURES.register("r1_searcher.figure6")(
     PaperFigure(
         title="R1-Searcher, Figure 6",
         paper=_PAPER,
-        shows="CEM on Bamboogle, searched locally and on the web",
-        command=f"{EVALUATE} --benchmarks=bamboogle --config.metrics=\"('cover_em',)\"",
-        where=(
-            "report.html, Cover EM; once with the local corpus, once into another --output with "
-            "--config.knowledge=\"{'text': {'kind': 'web', 'directory': 'kb/web'}}\" (docs/web.md)"
+        shows="CEM on Bamboogle, searched locally and on the web, beside table 2's",
+        needs=f"{COMPARED} on bamboogle with the local corpus, and one with config.knowledge=\"{{'text': {{'kind': 'web', "
+        "'directory': 'kb/web'}}\" (docs/web.md), joined by config.compare_with",
+        drawing=Drawing(
+            recipe="r1_searcher",
+            methods=(
+                *(Method(row.method, row.agent) for row in _TABLE_2.rows if row.group == "GPT" and row.agent),
+                Method("Search-o1", "search_o1"),
+                Method("R1-Searcher", "recipe:r1_searcher"),
+            ),
+            draw=functools.partial(online, table=_TABLE_2),
         ),
     )
 )

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from routerl_jax.comparison.benchmarks.benchmark import OWN
-from routerl_jax.comparison.papers.figure import ANALYZE, EVALUATE, PAPER_FIGURES, PaperFigure
+from routerl_jax.comparison.papers.figure import A_RUN, COMPARED, PAPER_FIGURES, Drawing, PaperFigure
+from routerl_jax.comparison.papers.routerag_figures import (
+    DEPTH,
+    DOCUMENTS,
+    EFFICIENCY,
+    SYSTEMS,
+    depth,
+    documents,
+    retrieval_turns,
+    systems,
+)
 from routerl_jax.comparison.papers.table import COUNT, PAPER_TABLES, Column, PaperTable, Row, Setting, columns
 from routerl_jax.training.config import KnowledgeConfig
 
@@ -245,27 +255,28 @@ _table(
 
 _FIGURES = {
     2: (
-        "average retrieval turns with and without the efficiency reward",
-        f"{ANALYZE} --top_k= --single_modes=false",
-        "analysis.png, Turns and searches per question, of the run and its control; analysis.json, policies.NAME.searches",
+        "retrieval turns with and without the efficiency reward, by benchmark",
+        f"{COMPARED} with the runs of table 3, or {A_RUN} with a control stage1_only",
+        Drawing(recipe="routerag", methods=EFFICIENCY, draw=retrieval_turns),
     ),
     3: (
-        "average reasoning steps before and after training",
-        f"{ANALYZE} --top_k= --single_modes=false",
-        "analysis.png, Turns and searches per question: warm start and trained; analysis.json, policies.NAME.turns",
+        "reasoning steps before and after training, by benchmark",
+        f"{COMPARED} with prompted (routerag) and trained policies, or {A_RUN}",
+        Drawing(recipe="routerag", methods=DEPTH, draw=depth, records=True),
     ),
     4: (
-        "performance, response tokens and turns of several systems",
-        f"{EVALUATE} --agents=RUN,recipe,..",
-        "report.html, Quality and cost: metric against searches and tokens of a question; F1 with --config.metrics=\"('f1',)\"",
+        "F1, response tokens and turns of RouteRAG, Search-R1 and R1-Searcher, by benchmark",
+        f"{COMPARED} with these agents, as table 1's",
+        Drawing(recipe="routerag", methods=SYSTEMS, draw=systems, records=True),
     ),
     5: (
-        "EM, F1 and turns by the number of documents of a search",
-        f"{ANALYZE} --top_k=1,2,3,5 --single_modes=false",
-        "analysis.png, Passages per search; analysis.json, top_k",
+        "EM, F1 and retrieval turns by the number of documents of a search",
+        f"{A_RUN}, whose policy answers --limit questions with each of --top_k documents; or a {COMPARED} for each config.k, "
+        "joined by config.compare_with",
+        Drawing(recipe="routerag", methods=DOCUMENTS, draw=documents, tries="documents"),
     ),
 }
-for _number, (_shows, _command, _where) in _FIGURES.items():
+for _number, (_shows, _needs, _drawing) in _FIGURES.items():
     PAPER_FIGURES.register(f"routerag.figure{_number}")(
-        PaperFigure(title=f"RouteRAG, Figure {_number}", paper=_PAPER, shows=_shows, command=_command, where=_where)
+        PaperFigure(title=f"RouteRAG, Figure {_number}", paper=_PAPER, shows=_shows, needs=_needs, drawing=_drawing)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.comparison.papers.figure import ANALYZE, EVALUATE, PAPER_FIGURES, Drawing, PaperFigure
+from routerl_jax.comparison.papers.figure import A_RUN, COMPARED, PAPER_FIGURES, Drawing, PaperFigure
 from routerl_jax.comparison.papers.table import PAPER_TABLES, Column, PaperTable, Row, Setting
 from routerl_jax.comparison.papers.vrag_rl_figures import FIGURES, METHODS
 
@@ -119,34 +119,26 @@ _table(
     "The paper names neither model nor benchmarks of its averages: here they are means over the three benchmarks.",
 )
 
-_COMPARED = f"of a comparison, too ({EVALUATE} --agents=RUN,vrag_rl:vanilla_rag,vrag_rl:react)"
+_RUN_OR = f"{A_RUN}, or {COMPARED} with RUN, vrag_rl:vanilla_rag, vrag_rl:react"
 _FIGURES = {
     3: (
         "accuracy by the length of the context",
-        "--figures=vrag_rl.figure3 --top_k=1,2,4,8",
-        "analysis/vrag_rl.figure3.png, and .json; vanilla RAG answers --limit questions with so many pages at once. Of "
-        "comparisons, one for each number of pages (config.settings, vrag_rl, max_searches), joined by config.compare_with",
+        f"{A_RUN}, whose policy as vanilla RAG answers --limit questions with each of --top_k pages at once; or a {COMPARED} "
+        "for each number of pages (config.settings, vrag_rl, max_searches), joined by config.compare_with",
     ),
-    4: ("recall of gold pages", "--figures=vrag_rl.figure4", f"analysis/vrag_rl.figure4.png; {_COMPARED}"),
-    5: (
-        "accuracy on MMLongBench by source, relative to the best method",
-        "--figures=vrag_rl.figure5",
-        f"analysis/vrag_rl.figure5.png, beside table 1's numbers; {_COMPARED}",
-    ),
-    6: (
-        "latency of generation",
-        "--figures=vrag_rl.figure6",
-        f"analysis/vrag_rl.figure6.png; {_COMPARED}: only comparisons have seconds",
-    ),
+    4: ("recall of gold pages", _RUN_OR),
+    5: ("accuracy on MMLongBench by source, relative to the best method, beside table 1's", _RUN_OR),
+    6: ("latency of generation", f"{_RUN_OR}; seconds: of a comparison alone"),
 }
-for _number, (_shows, _flags, _where) in _FIGURES.items():
+for _number, (_shows, _needs) in _FIGURES.items():
     PAPER_FIGURES.register(f"vrag_rl.figure{_number}")(
         PaperFigure(
             title=f"VRAG-RL, Figure {_number}",
             paper=_PAPER,
             shows=_shows,
-            command=f"{ANALYZE} {_flags}",
-            where=_where,
-            drawing=Drawing(recipe="vrag_rl", methods=METHODS, draw=FIGURES[_number], tries=_number == 3),
+            needs=_needs,
+            drawing=Drawing(
+                recipe="vrag_rl", methods=METHODS, draw=FIGURES[_number], tries="pages" if _number == 3 else ""
+            ),
         )
     )

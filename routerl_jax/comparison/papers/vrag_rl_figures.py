@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from routerl_jax.comparison.papers.drawing import WIDTH, bars, colors_of, counted, legend_below, missing, panels, say
 from routerl_jax.comparison.papers.measured import TEST, Measured, Method, Row
 from routerl_jax.comparison.papers.table import PAPER_TABLES, PaperTable
-from routerl_jax.evaluation.figures import COLORS, color_of, legend, new_figure, panels_of
+from routerl_jax.evaluation.figures import COLORS, legend, new_figure
 from routerl_jax.evaluation.report import heading
 
 METHODS = (
@@ -24,18 +25,17 @@ METHODS = (
 _KINDS = ("source_type", "type")  # of questions: MMLongBench's, else any
 _RETRIEVAL = {"recall_at_first": "first search", "recall": "all searches", "ndcg": "NDCG, all searches"}
 _ACTIONS = {"searches_per_question": ("searches", COLORS[0]), "crops_per_question": ("closer looks", COLORS[2])}
-_WIDTH, _HEIGHT = 5.0, 3.9  # inches of a panel
 
 
 def context_length(measured: Measured) -> Any:
     """Figure 3: accuracy of vanilla RAG by the number of pages that it is shown at once, of all questions and of those whose
     gold pages are always shown ("when the information is sufficient"). Dashed: the share of gold pages that are shown."""
     names = list(measured.at_once) or list(measured.benchmarks)
-    figure, axes = _panels(len(names), "Vanilla RAG has the trained policy's weights." if TEST in names else "")
+    figure, axes = panels(len(names), "Vanilla RAG has the trained policy's weights." if TEST in names else "")
     for axis, name in zip(axes, names):
         rows = measured.at_once.get(name, {})
         if len(rows) < 2:
-            _missing(axis, name, measured.missing.get("at_once", "other numbers of pages were not tried"))
+            missing(axis, name, measured.missing.get("at_once", "other numbers of pages were not tried"))
             continue
         pages = list(rows)
         metric, found = measured.metric, list(rows.values())
@@ -54,22 +54,22 @@ def context_length(measured: Measured) -> Any:
         if all("recall" in row for row in found):
             axis.plot(pages, [row["recall"] for row in found], "s--", color=COLORS[5], label="gold pages shown")
         axis.set_xticks(pages, [_context(count, row) for count, row in rows.items()])
-        axis.set(title=_count(name, found), xlabel=_context_unit(found), ylabel=heading(metric)[:-2], ylim=(0, 1.05))
+        axis.set(title=counted(name, found), xlabel=_context_unit(found), ylabel=heading(metric)[:-2], ylim=(0, 1.05))
         legend(axis, loc="best")
     return figure
 
 
 def retrieval(measured: Measured) -> Any:
     """Figure 4: gold pages that each method's searches showed: recall of the first search, of all, and NDCG."""
-    figure, axes = _panels(len(measured.benchmarks), measured.about)
+    figure, axes = panels(len(measured.benchmarks), measured.said)
     for axis, (name, rows) in zip(axes, measured.benchmarks.items()):
         known = {method: row for method, row in rows.items() if all(key in row for key in _RETRIEVAL)}
         if not known:
-            _missing(axis, name, "no gold pages of these questions are known")
+            missing(axis, name, "no gold pages of these questions are known")
             continue
         groups = {said: {method: row[key] for method, row in known.items()} for key, said in _RETRIEVAL.items()}
-        _bars(axis, groups)
-        axis.set(title=_count(name, known.values()), ylabel="recall and NDCG of gold pages", ylim=(0, 1.12))
+        bars(axis, groups, METHODS)
+        axis.set(title=counted(name, known.values()), ylabel="recall and NDCG of gold pages", ylim=(0, 1.12))
     return figure
 
 
@@ -78,75 +78,49 @@ def by_kind(measured: Measured) -> Any:
     MMLongBench by source; kinds of other questions can't be compared with them."""
     table = PAPER_TABLES.get("vrag_rl.table1")
     groups = list(dict.fromkeys(row.group for row in table.rows))
-    figure = new_figure((_WIDTH * (1 + len(groups)), 4.9))
+    figure = new_figure((WIDTH * (1 + len(groups)), 4.9))
     axes = figure.subplots(1, 1 + len(groups), subplot_kw={"projection": "polar"})
     name, found = _kinds(measured)
     if len(found) < 3:
-        _missing(axes[0], name, "there are not three kinds of questions (source_type or type of their metadata)")
+        missing(axes[0], name, "there are not three kinds of questions (source_type or type of their metadata)")
     else:
         _radar(axes[0], found, f"{name}: {heading(measured.metric)[:-2]}")
     for axis, group in zip(axes[1:], groups):
         _radar(axis, _published(table, group), f"The paper, {group.removesuffix('-Instruct')}: MMLongBench")
-    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels())}
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False)
-    _say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.about}")
+    legend_below(figure, axes)
+    say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.said}")
     return figure
 
 
 def latency(measured: Measured) -> Any:
     """Figure 6: seconds of a question, and the searches and closer looks that they were spent on."""
-    figure, axes = _panels(2 * len(measured.benchmarks), measured.about)
+    figure, axes = panels(2 * len(measured.benchmarks), measured.said)
     for i, (name, rows) in enumerate(measured.benchmarks.items()):
         timed, actions = axes[2 * i : 2 * i + 2]
         seconds = {method: row["cost"]["seconds"] for method, row in rows.items() if "cost" in row}
         if seconds:
-            _bars(timed, {"": seconds}, "{:.3g}")
+            bars(timed, {"": seconds}, METHODS, "{:.3g}")
             label = "seconds of a question, shared side by side"
-            timed.set(title=_count(name, rows.values()), ylabel=label, xticks=[])
+            timed.set(title=counted(name, rows.values()), ylabel=label, xticks=[])
         else:
-            _missing(timed, f"{name}: seconds", measured.missing.get("seconds", "seconds were not measured"))
+            missing(timed, f"{name}: seconds", measured.missing.get("seconds", "seconds were not measured"))
         names = [textwrap.fill(method, 14, break_long_words=False) for method in rows]
         below = [0.0] * len(names)
         for key, (said, color) in _ACTIONS.items():
             values = [row.get(key, 0.0) for row in rows.values()]
-            bars = actions.bar(names, values, bottom=below, width=0.6, color=color, label=said)
+            drawn = actions.bar(names, values, bottom=below, width=0.6, color=color, label=said)
             labels = [f"{value:.2f}" if value >= 0.1 else "" for value in values]
-            actions.bar_label(bars, labels, label_type="center", fontsize=8, color="white")
+            actions.bar_label(drawn, labels, label_type="center", fontsize=8, color="white")
             below = [first + second for first, second in zip(below, values)]
         actions.tick_params(axis="x", labelsize=8)
         actions.grid(visible=False, axis="x")
         actions.set_axisbelow(True)
-        actions.set(title=_count(name, rows.values()), ylabel="per question", ylim=(0, 1.25 * max(*below, 0.1)))
+        actions.set(title=counted(name, rows.values()), ylabel="per question", ylim=(0, 1.25 * max(*below, 0.1)))
         legend(actions, loc="upper left", ncols=2)
     return figure
 
 
 FIGURES: Mapping[int, Callable[[Measured], Any]] = {3: context_length, 4: retrieval, 5: by_kind, 6: latency}
-
-
-def _panels(count: int, about: str) -> tuple[Any, list[Any]]:
-    figure = new_figure((max(_WIDTH * count, 6.4), _HEIGHT))
-    axes = panels_of(figure, 1, count)
-    _say(figure, about)
-    return figure, axes
-
-
-def _say(figure: Any, text: str) -> None:
-    if text:
-        figure.suptitle(textwrap.fill(text, int(13 * figure.get_figwidth())), fontsize=9, color="#555555")
-
-
-def _missing(axis: Any, title: str, why: str) -> None:
-    """A blank panel that says why."""
-    axis.set_axis_off()
-    axis.set_title(title)
-    text = textwrap.fill(f"not measured: {why}", 40)
-    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color="#555555")
-
-
-def _count(name: str, rows: Any) -> str:
-    counts = sorted({row["n"] for row in rows})
-    return f"{name} ({', '.join(map(str, counts))})"
 
 
 def _errors(rows: Sequence[Row], metric: str) -> list[list[float]]:
@@ -169,34 +143,6 @@ def _context(pages: int, row: Row) -> str:
 def _context_unit(rows: Sequence[Row]) -> str:
     read = all("cost" in row for row in rows)
     return f"pages shown at once, at most; {'tokens read' if read else 'image tokens'} of a question"
-
-
-def _bars(axis: Any, groups: Mapping[str, Mapping[str, float]], said: str = "{:.2f}") -> None:
-    """For each group, a bar per method."""
-    methods = list(dict.fromkeys(method for values in groups.values() for method in values))
-    width, colors = 0.8 / len(methods), _colors(methods)
-    for i, method in enumerate(methods):
-        places = [number - 0.4 + (i + 0.5) * width for number in range(len(groups))]
-        values = [group[method] for group in groups.values()]
-        bars = axis.bar(places, values, width, color=colors[method], label=method)
-        axis.bar_label(bars, [said.format(value) for value in values], fontsize=7)
-    axis.set_xticks(range(len(groups)), list(groups))
-    axis.margins(y=0.12)
-    axis.grid(visible=False, axis="x")
-    axis.set_axisbelow(True)
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
-
-
-def _colors(labels: Iterable[str]) -> dict[str, str]:
-    """A method has the same colour in all figures, and further rows of a method have colours of their own."""
-    colors: dict[str, str] = {}
-    further = len(METHODS)
-    for label in labels:
-        index = [method.name for method in METHODS].index(label.partition(",")[0])
-        if color_of(index) in colors.values():
-            index, further = further, further + 1
-        colors[label] = color_of(index)
-    return colors
 
 
 def _kinds(measured: Measured) -> tuple[str, dict[str, dict[str, float]]]:
@@ -227,7 +173,7 @@ def _radar(axis: Any, kinds: Mapping[str, Mapping[str, float]], title: str) -> N
     """A spoke for each kind, a polygon for each method."""
     angles = [2 * math.pi * i / len(kinds) for i in range(len(kinds))]
     best = {kind: max(values.values()) for kind, values in kinds.items()}
-    for method, color in _colors(next(iter(kinds.values()))).items():
+    for method, color in colors_of(next(iter(kinds.values())), METHODS).items():
         shares = [values[method] / best[kind] if best[kind] else 0.0 for kind, values in kinds.items()]
         closed, around = [*shares, shares[0]], [*angles, angles[0]]
         axis.plot(around, closed, "o-", markersize=3, color=color, label=method)

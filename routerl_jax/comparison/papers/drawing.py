@@ -1,0 +1,174 @@
+"""What figures of papers have in common: panels, bars by method, curves over training, and marks for what was not run."""
+
+from __future__ import annotations
+
+import collections
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from routerl_jax.comparison.papers.measured import TEST, Measured, Method, Records, Row
+from routerl_jax.evaluation.analysis import behaviour
+from routerl_jax.evaluation.figures import color_of, curve, legend, new_figure, panels_of
+from routerl_jax.evaluation.groups import by_group
+
+WIDTH, HEIGHT = 5.0, 3.9  # inches of a panel
+REWARD, LENGTH, SEARCHES = "reward/total", "rollout/tokens_per_question", "rollout/searches_per_question"
+_GREY = "#555555"
+_NARROW = 14  # letters of a line under bars
+
+
+def panels(count: int, said: str, columns: int = 0, width: float = WIDTH) -> tuple[Any, list[Any]]:
+    """A figure with a row of panels, or several rows of `columns`, under a text."""
+    columns = columns or count
+    rows = -(-count // columns)
+    figure = new_figure((max(width * columns, 6.4), HEIGHT * rows))
+    axes = panels_of(figure, rows, columns)
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    say(figure, said)
+    return figure, axes[:count]
+
+
+def say(figure: Any, text: str) -> None:
+    """Writes a text above a figure."""
+    if text:
+        figure.suptitle(textwrap.fill(text, int(13 * figure.get_figwidth())), fontsize=9, color=_GREY)
+
+
+def missing(axis: Any, title: str, why: str) -> None:
+    """Makes a panel blank, and says why."""
+    axis.set_axis_off()
+    axis.set_title(title)
+    text = textwrap.fill(f"not measured: {why}", 40)
+    axis.text(0.5, 0.5, text, ha="center", va="center", transform=axis.transAxes, color=_GREY)
+
+
+def counted(name: str, rows: Any) -> str:
+    """A name with the number of questions."""
+    counts = sorted({row["n"] for row in rows})
+    return f"{name} ({', '.join(map(str, counts))})"
+
+
+def colors_of(labels: Collection[str], methods: Sequence[Method]) -> dict[str, str]:
+    """A method has the same colour in all figures of its paper. Further rows of a method, and other runs, have colours of their
+    own."""
+    names = [method.name for method in methods]
+    colors: dict[str, str] = {}
+    further = len(names)
+    for label in labels:
+        name = next((one for one in names if label == one or label.startswith(f"{one}, ")), "")
+        index = names.index(name) if name else further
+        if not name or color_of(index) in colors.values():
+            index, further = further, further + 1
+        colors[label] = color_of(index)
+    return colors
+
+
+def bars(
+    axis: Any,
+    groups: Mapping[str, Mapping[str, float | None]],
+    methods: Sequence[Method],
+    said: str = "{:.2f}",
+    *,
+    with_legend: bool = True,
+) -> None:
+    """For each group, a bar per method. Where a group lacks a method that another one has, "not run"; "none" for None."""
+    labels = list(dict.fromkeys(label for values in groups.values() for label in values))
+    width, colors = 0.8 / max(len(labels), 1), colors_of(labels, methods)
+    for i, label in enumerate(labels):
+        at = {number - 0.4 + (i + 0.5) * width: values for number, values in enumerate(groups.values())}
+        there = {place: value for place, values in at.items() if (value := values.get(label)) is not None}
+        drawn = axis.bar(list(there), list(there.values()), width, color=colors[label], label=label)
+        axis.bar_label(drawn, [said.format(value) for value in there.values()], fontsize=7)
+        for place in at.keys() - there.keys():
+            why = " none" if label in at[place] else " not run"
+            axis.text(place, 0, why, rotation=90, ha="center", va="bottom", fontsize=7, color=_GREY)
+    axis.set_xticks(range(len(groups)), [textwrap.fill(str(name), _NARROW) for name in groups])
+    axis.margins(y=0.12)
+    axis.grid(visible=False, axis="x")
+    axis.set_axisbelow(True)
+    if with_legend:
+        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+
+
+def legend_below(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend for all panels, under the figure."""
+    handles = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels())}
+    if handles:
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=len(handles), frameon=False
+        )
+
+
+def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Sequence[Method]) -> None:
+    """A metric of training over the steps, a line per run: faintly as it is, boldly its running mean."""
+    there = {label: rows for label, rows in measured.training.items() if any(row.get(key) is not None for row in rows)}
+    if not there:
+        missing(axis, title, "no run with metrics of training is given")
+        return
+    colors = colors_of(there, methods)
+    for label, rows in there.items():
+        curve(axis, rows, key, label, colors[label])
+    axis.set(title=title, xlabel="step")
+    if key != REWARD:  # counts and shares begin at 0
+        axis.set_ylim(0, max(axis.get_ylim()[1], 0.1))
+    legend(axis)
+
+
+def parts(measured: Measured, metrics: Collection[str]) -> dict[str, dict[str, Row]]:
+    """The rows with these metrics, by what the figure compares: the benchmarks; of one benchmark or a run, also its groups of
+    questions (data sets, else kinds, else types)."""
+    found = {name: _with(rows, metrics) for name, rows in measured.benchmarks.items()}
+    if len(found) == 1:
+        ((name, rows),) = measured.benchmarks.items()
+        groups = _groups(rows)
+        found = {_short(name): found[name]} | {
+            group: _with({label: row["by"][key][group] for label, row in rows.items() if key}, metrics)
+            for key, values in groups.items()
+            for group in values
+        }
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def behaviours(measured: Measured, pools: Mapping[str, str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+    """`evaluation.analysis.behaviour` of the records, by the same parts.
+
+    Args:
+      pools: what benchmarks are put together as, by their names; others stay alone.
+    """
+    pooled: dict[str, dict[str, list[Any]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    for name, found in measured.records.items():
+        for label, records in found.items():
+            pooled[(pools or {}).get(name, name)][label] += records
+    if len(pooled) == 1:
+        ((name, found),) = pooled.items()
+        parts_of: dict[str, Mapping[str, Records]] = {_short(name): found, **_grouped(found)}
+    else:
+        parts_of = dict(pooled)
+    return {name: {label: behaviour(rows) for label, rows in found.items()} for name, found in parts_of.items()}
+
+
+def _grouped(found: Mapping[str, Records]) -> dict[str, dict[str, Records]]:
+    """Records by group of questions and label; {} if the questions have no groups."""
+    groups: dict[str, dict[str, Records]] = {}
+    for label, records in found.items():
+        values = next(iter(by_group([record.get("metadata", {}) for record in records]).values()), {})
+        for value, numbers in values.items():
+            groups.setdefault(value, {})[label] = [records[i] for i in numbers]
+    return groups
+
+
+def _groups(rows: Mapping[str, Row]) -> dict[str, list[str]]:
+    """The first key by which all rows have groups, with its values; {} if there is none."""
+    keys = [row.get("by", {}) for row in rows.values()]
+    shared = next((key for key in (keys[0] if keys else ()) if all(key in groups for groups in keys)), None)
+    return {shared: [value for value in keys[0][shared] if all(value in of[shared] for of in keys)]} if shared else {}
+
+
+def _with(rows: Mapping[str, Row], metrics: Collection[str]) -> dict[str, Row]:
+    return {label: row for label, row in rows.items() if all(row.get(metric) is not None for metric in metrics)}
+
+
+def _short(name: str) -> str:
+    return "all questions" if name == TEST else name
