@@ -112,7 +112,8 @@ class Tokenizer:
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        # "fast" keeps no places of tokens in the text, which takes three quarters of the time of `encode`
+        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens included."""
