@@ -1,6 +1,7 @@
 """Compares the roofline of launch.compile_check with what was measured on a GPU that is not here.
 
-    python -m benchmarks.roofline_gpu benchmarks/results/accelerator_h100.jsonl [benchmarks/results/accelerator_h200.jsonl]
+    python -m benchmarks.roofline_gpu benchmarks/results/accelerator_h100.jsonl [benchmarks/results/accelerator_h200.jsonl] \
+        [--json=FILE]
 
 The files are those of benchmarks.accelerator. XLA compiles for GPUs only where there is one. So each measured update, prefill
 and decode call is lowered at the same sizes and compiled for one TPU v5p; FLOPs and bytes of that program take their time at
@@ -16,6 +17,7 @@ if __name__ == "__main__":
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,15 +54,16 @@ class Comparison:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measured", nargs="+", type=pathlib.Path, help="files of benchmarks.accelerator")
-    parser.add_argument("--json", type=pathlib.Path, help="file for the comparisons, one a line")
+    parser.add_argument("--json", type=pathlib.Path, help="file that comparisons are appended to, one a line")
     arguments = parser.parse_args()
-    found = []
+    header = True
     for path in arguments.measured:
         for one in compare([json.loads(line) for line in path.read_text().splitlines()]):
-            found.append(one)
-            print(table([one], header=len(found) == 1), flush=True)
-    if arguments.json:
-        arguments.json.write_text("".join(json.dumps(dataclasses.asdict(one)) + "\n" for one in found))
+            print(table([one], header=header), flush=True)
+            header = False
+            if arguments.json:
+                with arguments.json.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(one)) + "\n")
 
 
 def compare(lines: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
@@ -102,8 +105,12 @@ def measured_limits(lines: Sequence[Mapping[str, Any]], chip: Chip) -> Chip:
 
 def count_decode(line: Mapping[str, Any]) -> Costs:
     """A call of SEGMENT steps, every row at the live length."""
-    rows, live = line["rows"], line["live"]
-    run = _run(line["size"], "bfloat16", engine=schema.EngineConfig(rows=rows, max_length=live, segment=SEGMENT))
+    return _decode(line["size"], line["rows"], line["live"])
+
+
+@functools.cache
+def _decode(size: str, rows: int, live: int) -> Costs:
+    run = _run(size, "bfloat16", engine=schema.EngineConfig(rows=rows, max_length=live, segment=SEGMENT))
     cached = -(-live // 128) * 128  # the paged cache has whole pages
     return _count(run, "decode", filled=live / cached)
 

@@ -117,7 +117,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens included."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+        return self._backend.decode(list(map(int, ids)), skip_special_tokens=False)
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
         """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""
