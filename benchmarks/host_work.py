@@ -20,12 +20,13 @@ if __name__ == "__main__":
 import argparse
 import cProfile
 import dataclasses
+import functools
 import json
 import pstats
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ from routerl_jax.models.work import Work
 from routerl_jax.parallel.chips import CHIPS
 from routerl_jax.recipes.r1_searcher import PROMPT_SUFFIX, R1SearcherGrammar
 
-ESTIMATED = "Qwen/Qwen2.5-1.5B-Instruct"  # the policy whose decode calls on an H100 are estimated
+# policies whose decode calls on an H100 are estimated
+ESTIMATED = {"1.5B": "Qwen/Qwen2.5-1.5B-Instruct", "7B": "Qwen/Qwen2.5-7B-Instruct"}
 WORDS = [
     "the",
     "river",
@@ -160,7 +162,8 @@ class NoDevice:
                 stopped[slot] = np.uint32(1)
         logprobs = np.full(tokens.shape, -1.0, np.float32)
         self.calls.append((len(streams), ran, sum(stream.cached for stream in streams) // len(streams)))
-        outputs = DecodeOutputs(tokens=tokens, logprobs=logprobs, counts=counts, states=states, stopped=stopped)  # type: ignore[arg-type]
+        arrays = {"tokens": tokens, "logprobs": logprobs, "counts": counts, "passes": counts, "states": states}
+        outputs = DecodeOutputs(**arrays, stopped=stopped)  # type: ignore[arg-type]
         self.seconds += time.perf_counter() - started
         return layout, outputs
 
@@ -168,6 +171,24 @@ class NoDevice:
         """What the turn has still to write."""
         script = self._scripts.turns[stream.example_id, stream.identity[1]]
         return script[stream.turn][stream.turn_request.sampled :]
+
+
+class TimedTokenizer:
+    """Measures the seconds of CPU that a tokenizer's encoding and decoding take."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.seconds = 0.0
+        tokenizer._ids = functools.lru_cache(1024)(self._timed(tokenizer._encode))
+        tokenizer.decode = self._timed(tokenizer.decode)  # type: ignore[method-assign]
+
+    def _timed(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def run(argument: Any) -> Any:
+            started = time.process_time()
+            result = function(argument)
+            self.seconds += time.process_time() - started
+            return result
+
+        return run
 
 
 class _Given(Exception):
@@ -202,11 +223,11 @@ def measure(agents: int, repeats: int, profile: bool = False) -> dict[str, Any]:
     engine = Engine(model, rows=agents, max_length=8192)
     device = NoDevice(engine, scripts)
     turns = sum(len(each.steps) for each in work)
-    seconds = []
+    timed, seconds, tokenizing = TimedTokenizer(tokenizer), [], []
     for repeat in range(repeats + 1):
         tokenizer._ids.cache_clear()
         device.calls.clear()
-        device.seconds = 0.0
+        device.seconds = timed.seconds = 0.0
         profiler = cProfile.Profile() if profile and repeat == repeats else None
         started = time.process_time()
         if profiler:
@@ -216,19 +237,23 @@ def measure(agents: int, repeats: int, profile: bool = False) -> dict[str, Any]:
             profiler.disable()
             pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
         seconds.append(time.process_time() - started - device.seconds)
+        tokenizing.append(timed.seconds)
         assert len(episodes) == agents
         assert sum(len(episode.turns) for episode in episodes) == turns
         assert all(episode.answer == "monks" for episode in episodes)
-    took = statistics.median(seconds[1:])
+    took, encoding = statistics.median(seconds[1:]), statistics.median(tokenizing[1:])
+    decoding = {size: estimated_seconds(device.calls, architecture_of(name)) for size, name in ESTIMATED.items()}
     return {
         "agents": agents,
         "turns": turns,
         "calls": len(device.calls),
         "seconds": took,
         "range": [min(seconds[1:]), max(seconds[1:])],
+        "tokenizer_seconds": encoding,
         "ms_per_turn": 1000 * took / turns,
         "ms_per_call": 1000 * took / len(device.calls),
-        "of_decode_on_h100": took / estimated_seconds(device.calls, architecture_of(ESTIMATED)),
+        "of_decode_on_h100": {size: took / seconds for size, seconds in decoding.items()},
+        "driver_of_decode_on_h100": {size: (took - encoding) / seconds for size, seconds in decoding.items()},
     }
 
 
@@ -244,11 +269,14 @@ def main() -> None:
         print(json.dumps(found))
         return
     low, high = found["range"]
+    shares = [found[key] for key in ("of_decode_on_h100", "driver_of_decode_on_h100")]
+    whole, driver = (", ".join(f"{share:.0%} ({size})" for size, share in one.items()) for one in shares)
     print(
-        "| agents | turns | decode calls | host, s of CPU (range) | ms a turn | ms a call | of decoding on an H100 |\n"
-        "|---:|---:|---:|---:|---:|---:|---:|\n"
+        "| agents | turns | decode calls | host, s of CPU (range) | of it the tokenizer | ms a turn | ms a call | of decoding "
+        "on an H100 | without the tokenizer |\n"
+        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
         f"| {found['agents']:,} | {found['turns']:,} | {found['calls']} | {found['seconds']:.2f} ({low:.2f}-{high:.2f}) | "
-        f"{found['ms_per_turn']:.2f} | {found['ms_per_call']:.0f} | {found['of_decode_on_h100']:.0%} |"
+        f"{found['tokenizer_seconds']:.2f} s | {found['ms_per_turn']:.2f} | {found['ms_per_call']:.0f} | {whole} | {driver} |"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
 from routerl_jax.agents.observation import Rendered, expanded_tokens, rendered
@@ -396,4 +397,4 @@ def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     items = list(prompt)
     if items and isinstance(items[0], Message):
         return tokenizer.chat([item for item in items if isinstance(item, Message)])
-    return [int(item) for item in items if not isinstance(item, Message)]
+    return list(map(int, cast(list[int], items)))

@@ -112,11 +112,12 @@ class Tokenizer:
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+        # "fast" keeps no places of tokens in the text, which takes three quarters of the time of `encode`
+        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens included."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+        return self._backend.decode(list(map(int, ids)), skip_special_tokens=False)
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
         """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""

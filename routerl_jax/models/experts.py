@@ -26,6 +26,10 @@ from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.models.layers import Initializer
 from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
+# Tokens of a device up to which all experts are computed for all of them. A chip of v5p multiplies 166 tokens with a matrix in
+# the time in which it reads the matrix, one of v5e 240.
+_FEW_TOKENS = 256
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,12 @@ def balance_loss(routing: Routing) -> Float[Array, ""]:
     return load.shape[0] * (jax.lax.stop_gradient(load) * mass).sum()
 
 
+def own_share(config: ExpertsConfig | None, mesh: Mesh) -> float:
+    """The share of the choices of its tokens that a device computes, if every expert is as likely as any."""
+    ways = mesh.shape["tensor"]
+    return 1 / ways if config is not None and config.count % ways == 0 else 1.0
+
+
 def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...], mesh: Mesh | None) -> Array:
     """`_compute` with rows split over the batch axes, and experts (their channels, if they can't be divided) over `tensor`.
 
@@ -141,19 +151,37 @@ def _compute(
     held, per_token = gate.shape[0], chosen.shape[-1]
     own = chosen.reshape(-1) - first
     own = jnp.where((own >= 0) & (own < held), own, held)  # experts elsewhere come last, in no group
+    if len(own) <= _FEW_TOKENS * per_token:
+        return _all_held(x_BTD, own.reshape(-1, per_token), weights, gate, up, down)
     order = jnp.argsort(own, stable=True)
     sizes = jnp.zeros(held, jnp.int32).at[own].add(1, mode="drop")
     product = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
-    # What a kernel leaves in rows of no group is undefined: of the output, and (hence the first of these) of the gradient.
-    here = (own[order] < held)[:, None]
-    rows = jnp.where(here, x_BTD.reshape(-1, x_BTD.shape[-1])[order // per_token], 0)
+    # What a kernel leaves in rows of no group is undefined, of its output and of its gradients. The first selection lets only
+    # the gradient of others through; its two operands are the same, so that the forward pass has none.
+    rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // per_token]
+    rows = jnp.where((own[order] < held)[:, None], rows, jax.lax.stop_gradient(rows))
     out = product(jax.nn.silu(product(rows, gate)) * product(rows, up), down)
-    out = jnp.where(here, out, 0)
     back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype), unique_indices=True)
+    out_MCD = jnp.where((own < held)[:, None], out[back], 0).reshape(-1, per_token, out.shape[-1])
     mixed = jnp.einsum(
         "MCD,MC->MD",
-        out[back].reshape(-1, per_token, out.shape[-1]),
+        out_MCD,
         weights.reshape(-1, per_token).astype(out.dtype),
         preferred_element_type=jnp.float32,
     )
+    return mixed.reshape(x_BTD.shape).astype(x_BTD.dtype)
+
+
+def _all_held(x_BTD: Array, own_MC: Array, weights: Array, gate: Array, up: Array, down: Array) -> Array:
+    """Every expert for every token, with weight 0 where the token did not choose it.
+
+    So few tokens take no more time than the matrices need to be read. They are read where they lie in the stack of all layers;
+    a grouped product would have them copied out first.
+    """
+    x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
+    token = jnp.arange(len(own_MC))[:, None]
+    share_ME = jnp.zeros((len(own_MC), gate.shape[0])).at[token, own_MC].add(weights.reshape(own_MC.shape), mode="drop")
+    wide = jax.nn.silu(jnp.einsum("MD,EDF->MEF", x_MD, gate)) * jnp.einsum("MD,EDF->MEF", x_MD, up)
+    weighted = (wide * share_ME[..., None]).astype(x_MD.dtype)
+    mixed = jnp.einsum("MEF,EFD->MD", weighted, down, preferred_element_type=jnp.float32)
     return mixed.reshape(x_BTD.shape).astype(x_BTD.dtype)

@@ -147,6 +147,9 @@ _QWEN25_HALF_B = _qwen2(896, 4864, 24, 14, 2, 151936, tied=True)
 _QWEN25_1_5B = _qwen2(1536, 8960, 28, 12, 2, 151936, tied=True)
 _QWEN25_3B = _qwen2(2048, 11008, 36, 16, 2, 151936, tied=True)
 _QWEN25_7B = _qwen2(3584, 18944, 28, 28, 4, 152064, tied=False)
+_QWEN25_14B = _qwen2(5120, 13824, 48, 40, 8, 152064, tied=False)
+_QWEN25_32B = _qwen2(5120, 27648, 64, 40, 8, 152064, tied=False)
+_QWEN25_72B = _qwen2(8192, 29568, 80, 64, 8, 152064, tied=False)
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_HALF_B,
     "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25_1_5B,
@@ -154,6 +157,9 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "Qwen/Qwen2.5-3B-Instruct": _QWEN25_3B,
     "Qwen/Qwen2.5-7B": _QWEN25_7B | {"eos_token_id": 151643, "max_position_embeddings": 131072},
     "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
+    "Qwen/Qwen2.5-14B-Instruct": _QWEN25_14B,
+    "Qwen/Qwen2.5-32B-Instruct": _QWEN25_32B,
+    "Qwen/Qwen2.5-72B-Instruct": _QWEN25_72B,
     "Qwen/Qwen2.5-VL-3B-Instruct": _qwen25_vl(_QWEN25_3B),
     "Qwen/Qwen2.5-VL-7B-Instruct": _qwen25_vl(_QWEN25_7B),
     "Qwen/Qwen3-4B": _qwen3(2560, 9728, tied=True),

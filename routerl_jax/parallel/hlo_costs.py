@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from routerl_jax.parallel.hlo_collectives import collective_kind, kind_in, members, moved_bytes, sent_bytes
 from routerl_jax.parallel.hlo_loops import trip_count
-from routerl_jax.parallel.hlo_products import attention, product_flops
+from routerl_jax.parallel.hlo_products import kernel, product_flops
 from routerl_jax.parallel.hlo_text import Computation, Instruction, Module, parse
 
 # Instructions and custom calls that neither compute nor move anything.
@@ -96,7 +96,7 @@ class Costs:
         return dict(by_kind)
 
 
-def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Costs:
+def count(program: str | Module, *, trips: float = 1, filled: float = 1.0, grouped: float = 1.0) -> Costs:
     """Counts a compiled program: its text (`compiled.as_text()`, or a dump), or a module that was parsed from it.
 
     Of a conditional, the branch with more FLOPs counts.
@@ -104,11 +104,12 @@ def count(program: str | Module, *, trips: float = 1, filled: float = 1.0) -> Co
     Args:
       trips: iterations of loops whose number only a run can tell.
       filled: share of the cache's rows that holds tokens, for kernels that read no more (generation/pages.py).
+      grouped: share of the rows of grouped products that are in a group: those of the device's own experts (models/experts.py).
 
     Raises:
       ValueError: the text is no program.
     """
-    return _Counter(parse(program) if isinstance(program, str) else program, trips, filled).run()
+    return _Counter(parse(program) if isinstance(program, str) else program, trips, filled, grouped).run()
 
 
 class _Windows:
@@ -151,8 +152,8 @@ class _Windows:
 class _Counter:
     """Walks all computations except those inside of fusions and reductions."""
 
-    def __init__(self, module: Module, trips: float, filled: float) -> None:
-        self._module, self._trips, self._filled = module, trips, filled
+    def __init__(self, module: Module, trips: float, filled: float, grouped: float) -> None:
+        self._module, self._trips, self._filled, self._grouped = module, trips, filled, grouped
         self._operations: list[Operation] = []
         self._collectives: list[Collective] = []
         self._unknown: list[str] = []
@@ -248,7 +249,7 @@ class _Counter:
         names = names or [one.computation("true_computation"), one.computation("false_computation")]
         branches = []
         for name in names:
-            alone = _Counter(self._module, self._trips, self._filled)
+            alone = _Counter(self._module, self._trips, self._filled, self._grouped)
             alone._walk(self._module.computations[name], times)
             costs = alone.costs()
             branches.append((costs.flops, costs.bytes, name))
@@ -259,7 +260,7 @@ class _Counter:
         target = one.attribute("custom_call_target").strip('"') if one.opcode == "custom-call" else ""
         if target in _FREE_CALLS:
             return
-        known = attention(computation, one, self._filled) if target else None
+        known = kernel(computation, one, self._filled, self._grouped) if target else None
         if known is not None:
             self._add(one.name, *known, times)
             return

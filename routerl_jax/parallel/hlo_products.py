@@ -1,4 +1,4 @@
-"""FLOPs of matrix products and attention kernels in a compiled program, from their shapes. A multiply-add is two.
+"""FLOPs of matrix products and custom kernels in a compiled program, from their shapes. A multiply-add is two.
 
 Everything else (norms, rotary embeddings, softmax, optimisers) is bound by memory: only its bytes count.
 """
@@ -18,7 +18,7 @@ _LANES = 128
 
 
 def product_flops(computation: Computation, one: Instruction) -> float:
-    """FLOPs of a `dot`, a `convolution` or a library's matrix product; 0 for all others. For attention see `attention`."""
+    """FLOPs of a `dot`, a `convolution` or a library's matrix product; 0 for all others. For custom kernels see `kernel`."""
     shapes = [operand.shape for operand in computation.operands(one) if operand.shapes]
     if one.opcode == "dot":
         return 2.0 * one.shape.size * _contracted(shapes[0], one.attribute("lhs_contracting_dims"))
@@ -32,16 +32,20 @@ def product_flops(computation: Computation, one: Instruction) -> float:
     return 0.0
 
 
-def attention(computation: Computation, one: Instruction, filled: float = 1.0) -> tuple[float, float] | None:
-    """FLOPs and bytes of main memory of a custom call that is an attention kernel; None if it is no known one.
+def kernel(
+    computation: Computation, one: Instruction, filled: float = 1.0, grouped: float = 1.0
+) -> tuple[float, float] | None:
+    """FLOPs and bytes of main memory of a custom call that is a kernel for attention or experts; None if it is no known one.
 
     - Splash attention (training) computes the blocks that its causal mask leaves, whatever segments are in them: two products
       forward; five backward, of which two are computed in both of its kernels.
     - Ragged paged attention (decoding, prefill) reads every row's keys and values once, and multiplies the queries with them.
     - cuDNN's attention is counted without a mask.
+    - Grouped products (`jax.lax.ragged_dot` and its gradients) read all groups' matrices, and the rows that are in a group.
 
     Args:
       filled: for ragged paged attention, the share of each row's pages that holds tokens.
+      grouped: for grouped products, the share of the rows that are in a group.
     """
     operands = computation.operands(one)
     moved = one.bytes + sum(operand.bytes for operand in operands)
@@ -56,7 +60,19 @@ def attention(computation: Computation, one: Instruction, filled: float = 1.0) -
         return _splash(one, operands), moved
     if "ragged_paged_attention" in one.name:
         return _paged(one, operands, filled)
+    if one.name.startswith("ragged-dot"):
+        return _grouped(one, operands, grouped)
     return None
+
+
+def _grouped(one: Instruction, operands: Sequence[Instruction], grouped: float) -> tuple[float, float]:
+    shapes = [one.shape, *(operand.shape for operand in operands)]
+    matrices = next((shape for shape in shapes if len(shape.dims) == 3), None)
+    if matrices is None:  # the table of the groups' places
+        return 0.0, sum(shape.bytes for shape in shapes)
+    tables = [shape for shape in shapes if len(shape.dims) == 2]  # of rows, in and out
+    moved = matrices.bytes + grouped * sum(shape.bytes for shape in tables)
+    return 2.0 * grouped * tables[0].dims[0] * math.prod(matrices.dims[1:]), moved
 
 
 def _contracted(shape: Shape, axes: str) -> int:

@@ -106,9 +106,7 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
     """Compiles one program and measures it. `weights`: shapes of gathered weights to report; empty if gathering is expected."""
     started, resident = time.perf_counter(), program.resident / _GIB
     try:
-        with tempfile.TemporaryDirectory() as dump:
-            compiled = program.lowered.compile(compiler_options={"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
-            module = parse(_text(compiled, pathlib.Path(dump)))
+        compiled, module = compile_for_tpu(program.lowered)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -141,7 +139,7 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
     }
     problems += [f"{name} gathers a weight of shape {list(shape)} from other chips" for shape in sorted(gathered)]
     chip = chip_of(program.mesh.devices.flat[0])
-    costs = count(module, trips=program.trips)
+    costs = count(module, trips=program.trips, grouped=program.grouped)
     return ProgramReport(
         hbm_gib_per_chip=total,
         fits=total <= available,
@@ -157,6 +155,13 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
         problems=tuple(problems),
         **parts,
     )
+
+
+def compile_for_tpu(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, Module]:
+    """The compiled program, and its parsed text. Raises jax.errors.JaxRuntimeError if it does not fit."""
+    with tempfile.TemporaryDirectory() as dump:
+        compiled = lowered.compile(compiler_options={"xla_dump_to": dump, "xla_dump_hlo_as_text": True})
+        return compiled, parse(_text(compiled, pathlib.Path(dump)))
 
 
 def _text(compiled: jax.stages.Compiled, dump: pathlib.Path) -> str:

@@ -13,6 +13,7 @@ from routerl_jax.parallel.chips import CHIPS, chip_of
 from routerl_jax.parallel.topology import topology_devices
 from routerl_jax.training.compile_check import ProgramReport, Report, check
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.roofline import Estimate
 from routerl_jax.training.run_programs import sequences_of_step
 from routerl_jax.training.setup import check_engine_devices, random_architecture
 
@@ -137,9 +138,13 @@ def _choice(config: TrainConfig, micro: int, rows: int, update: ProgramReport, d
     )
     if not (update.fits and decode.fits) or update.roofline is None or decode.roofline is None:
         return choice
-    updates = update.roofline.seconds * config.learner.minibatches
-    speed = decode.roofline.tokens_per_s
-    assert speed is not None
-    decoding = sequences_of_step(config) * config.engine.max_length / speed
+    updates, decoding = step_parts(config, update.roofline, decode.roofline)
     step = max(updates, decoding) if config.mesh.engine else updates + decoding
-    return dataclasses.replace(choice, update_s=updates, tokens_per_s=speed, step_s=step)
+    return dataclasses.replace(choice, update_s=updates, tokens_per_s=decode.roofline.tokens_per_s, step_s=step)
+
+
+def step_parts(config: TrainConfig, update: Estimate, decode: Estimate) -> tuple[float, float]:
+    """Seconds of a step's updates, and of decoding all tokens that its sequences can have, by the estimates of a call."""
+    assert decode.tokens_per_s is not None, "of a program that decodes"
+    decoding = sequences_of_step(config) * config.engine.max_length / decode.tokens_per_s
+    return update.seconds * config.learner.minibatches, decoding

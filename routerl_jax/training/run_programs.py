@@ -20,6 +20,7 @@ from routerl_jax.learning.learner import trained_parameters
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.programs import abstract_state, jit_programs
 from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.experts import own_share
 from routerl_jax.models.family import FAMILIES
 from routerl_jax.models.lora import adapters, apply_lora, lower_merge, merged
 from routerl_jax.models.projection import MODULES
@@ -43,6 +44,7 @@ class Program:
       mesh: its devices.
       resident: bytes that a device keeps meanwhile for the run's other programs.
       trips: iterations of loops whose number is an argument: the micro-batches of an update.
+      grouped: share of the rows of grouped products that are in a group (parallel/hlo_costs.count).
       useful: FLOPs that the work needs on one device; None: those that the program has.
       decoded: for the program that decodes: steps of a call, and rows of all devices.
       least_bytes: the least that a device moves in a call that decodes: its weights and its cache, once a step.
@@ -53,6 +55,7 @@ class Program:
     mesh: Mesh
     resident: int = 0
     trips: int = 1
+    grouped: float = 1.0
     useful: float | None = None
     decoded: tuple[int, int] | None = None
     least_bytes: float | None = None
@@ -153,6 +156,7 @@ class _Learner:
                 mesh=self._mesh,
                 resident=0 if exact is not None else self._kept,  # an argument is counted as such
                 trips=trips,
+                grouped=own_share(self._model.config.experts, self._mesh),
                 useful=self._useful(sequences, length)
                 + (self._useful(sequences, length, forward=True) if exact is not None else 0),
                 moves_weights=True,
@@ -163,6 +167,7 @@ class _Learner:
                     mesh=self._mesh,
                     resident=held(self._state),
                     trips=trips,
+                    grouped=own_share(self._model.config.experts, self._mesh),
                     useful=self._useful(sequences, length, forward=True),
                     moves_weights=True,
                 )
@@ -248,6 +253,7 @@ def _generation(
             lowered=program,
             mesh=mesh,
             resident=beside + (cache if name == "encode" else 0),
+            grouped=own_share(model.config.experts, mesh),
             useful=useful.get(name),
             decoded=(engine.segment, engine.rows) if name == "decode" else None,
             least_bytes=least if name == "decode" else None,

@@ -15,6 +15,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from routerl_jax.core.types import FREE
 from routerl_jax.generation.engine import Engine
+from routerl_jax.models import experts
 from routerl_jax.models.config import DecoderConfig, ExpertsConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.experts import Experts, balance_loss
@@ -47,6 +48,33 @@ def one_layer(config: ExpertsConfig, embed: int = 16) -> Experts:
     return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], stacked))
 
 
+@pytest.fixture(params=[0, 256], ids=["grouped", "all_held"])
+def few_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Both ways to compute experts: grouped products, and every expert for every token."""
+    monkeypatch.setattr(experts, "_FEW_TOKENS", request.param)
+    return request.param
+
+
+def test_few_tokens_get_the_same_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every expert for every token is the sum over those that were chosen, with its gradients; 1e-5: another order."""
+    layer = one_layer(ExpertsConfig(count=6, chosen=3, mlp=8))
+    graph, params = nnx.split(layer)
+    x, probe = (jax.random.normal(jax.random.key(i), (4, 5, 16)) for i in (1, 2))
+
+    def gradients(few: int) -> Any:
+        monkeypatch.setattr(experts, "_FEW_TOKENS", few)
+
+        def loss(params: nnx.State, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y, _ = nnx.merge(graph, params)(x, jnp.dtype(jnp.float32))
+            return (y * probe).sum(), y
+
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+
+    for one, other in zip(jax.tree.leaves(gradients(20)), jax.tree.leaves(gradients(19))):  # 20 tokens
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5 * np.abs(other).max())
+
+
+@pytest.mark.usefixtures("few_tokens")
 @pytest.mark.parametrize(
     ("count", "channels", "sizes"),
     [

@@ -339,6 +339,25 @@ def test_paged_attention() -> None:
     assert not whole.uncounted
 
 
+def test_grouped_products() -> None:
+    """Three experts, of which each takes some of 64 rows; then their gradient. Half of the rows are in a group if told so."""
+    text = """
+  %x = bf16[64,32]{1,0} parameter(0)
+  %w = bf16[3,32,48]{2,1,0} parameter(1)
+  %sizes = s32[3]{0} parameter(2)
+  %ragged-dot-metadata.1 = (s32[4]{0}, s32[6]{0}) custom-call(%sizes), custom_call_target="tpu_custom_call"
+  %starts = s32[4]{0} get-tuple-element(%ragged-dot-metadata.1), index=0
+  %ragged-dot-none.1 = bf16[64,48]{1,0} custom-call(%starts, %x, %w), custom_call_target="tpu_custom_call"
+  ROOT %ragged-dot-none.2 = bf16[3,32,48]{2,1,0} custom-call(%starts, %x, %ragged-dot-none.1), \
+custom_call_target="tpu_custom_call"
+"""
+    whole, half = count(made_up(text)), count(made_up(text), grouped=0.5)
+    assert [one.flops for one in whole.operations] == [0, PRODUCT, PRODUCT]
+    assert half.flops == PRODUCT
+    assert half.operations[1].bytes == 2 * (3 * K * N + M * (K + N) // 2)
+    assert not whole.uncounted
+
+
 def test_library_calls_of_gpus() -> None:
     """A product of cuBLAS by its contracted axes, attention of cuDNN (rows, tokens, heads, width) by its two products."""
     found = count(

@@ -292,6 +292,23 @@ def test_published_shapes_with_two_layers(tmp_path: pathlib.Path, name: str) -> 
         assert any(kernel.startswith("splash_mha_fwd") for kernel in report.programs["encode"].kernels)
 
 
+@pytest.mark.slow
+def test_experts_are_decoded_where_their_weights_lie(tmp_path: pathlib.Path) -> None:
+    """Qwen3-30B-A3B's widths, 16 experts, two layers: the update has grouped products, whose FLOPs are counted; decoding has
+    none, so that no layer's experts are copied out of the stack."""
+    found = PUBLISHED["Qwen/Qwen3-30B-A3B"] | {"num_hidden_layers": 2, "num_experts": 16}
+    (tmp_path / "config.json").write_text(json.dumps(found))
+    run = small_policy()
+    model = dataclasses.replace(run.model, path=str(tmp_path), architecture={})
+    programs = check(dataclasses.replace(run, model=model), SLICE, ["update", "decode"]).programs
+    assert not any(program.problems for program in programs.values())
+    assert any(kernel.startswith("ragged-dot") for kernel in programs["update"].kernels)
+    assert not any(kernel.startswith("ragged-dot") for kernel in programs["decode"].kernels)
+    assert all(program.roofline is not None and not program.roofline.uncounted for program in programs.values())
+    experts = 2 * 16 // 2 * 3 * 2048 * 768 * 2 / 2**30  # of a chip, both layers
+    assert programs["decode"].temporaries_gib < 0.2 * experts
+
+
 def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(topology.HBM_GIB, "TPU v5 lite", 0.001)
     found = check(small_policy(), SLICE, ["decode"])

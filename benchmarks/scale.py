@@ -1,0 +1,228 @@
+"""How memory and the least time of a step grow with sequences, groups, models and chips, from the TPU compiler.
+
+    python -m benchmarks.scale --json=FILE [--only=length --only=chips] [--config=..] [--topology=v5e:16x16]
+    python -m benchmarks.scale --table=FILE
+
+One setting of R1-Searcher's run at full size changes at a time. Each point compiles the update and decoding
+(launch.compile_check) for a slice that is not there, and is appended to FILE as soon as it is known; points that FILE has are
+not compiled again. A step is its updates, and decoding as many tokens as its sequences can have. Exponents are slopes of a
+line through the logarithms.
+"""
+
+from __future__ import annotations
+
+import os
+
+if __name__ == "__main__":
+    os.environ.update(JAX_PLATFORMS="cpu", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
+
+import argparse
+import dataclasses
+import importlib
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.core.config import from_config_dict
+from routerl_jax.models.published import architecture_of
+from routerl_jax.models.work import Work
+from routerl_jax.parallel.topology import topology_devices
+from routerl_jax.training.compile_check import check
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.layout_search import step_parts
+
+BASE, TOPOLOGY = "configs.r1_searcher_qwen25_7b", "v5e:16x16"
+VALUES: dict[str, tuple[Any, ...]] = {
+    "length": (2048, 4096, 8192),  # tokens of a conversation at most
+    "group": (8, 16, 32),  # attempts at a question; as many rows of the engine as a step has sequences
+    "model": ("3B", "7B", "14B"),  # Qwen2.5
+    "chips": ("v5e:8x8", "v5e:16x16"),
+}
+_SAME = {"length": "4096", "group": "16", "model": "7B", "chips": "v5e:16x16"}  # the run as it is configured
+_UNIT = {"length": "tokens", "group": "attempts", "model": "parameters", "chips": "chips"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """A run with one setting changed. Times are seconds, memory GiB of a chip; None where the compiler finds no room.
+
+    Attributes:
+      varied, value: the setting, and what it is here (of a model its parameters, of a slice its chips).
+      update_s, decode_s: all updates of a step, and decoding all its tokens, at least.
+      token_s: a token of every row.
+      update_bound, decode_bound: what takes longest.
+      update_gib, decode_gib: memory of the program and of what the run keeps meanwhile.
+    """
+
+    varied: str
+    label: str
+    value: float
+    topology: str
+    update_s: float | None
+    decode_s: float | None
+    token_s: float | None
+    update_bound: str | None
+    decode_bound: str | None
+    update_gib: float | None
+    decode_gib: float | None
+    available_gib: float
+    mfu: float | None
+    hbm_share: float | None
+    compile_s: float
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step at least."""
+        return None if self.update_s is None or self.decode_s is None else self.update_s + self.decode_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", choices=sorted(VALUES), help="default: all")
+    parser.add_argument("--json", help="file that points are appended to, one a line")
+    parser.add_argument("--table", help="print the table of such a file and compile nothing")
+    parser.add_argument("--topology", default=TOPOLOGY)
+    arguments = parser.parse_args()
+    path = pathlib.Path(arguments.table or arguments.json or os.devnull)
+    points = read(path)
+    if not arguments.table:
+        config = from_config_dict(TrainConfig, importlib.import_module(BASE).get_config())
+        for varied in arguments.only or list(VALUES):
+            for value in VALUES[varied]:
+                label = str(value)
+                if any(point.varied == varied and point.label == label for point in points):
+                    continue
+                points.append(measure(config, varied, value, arguments.topology, points))
+                with path.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(points[-1])) + "\n")
+                print(points[-1], flush=True)
+    print(table(points))
+
+
+def read(path: pathlib.Path) -> list[Point]:
+    """The points of a file; none if it is not there."""
+    return [Point(**json.loads(line)) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def changed(config: TrainConfig, varied: str, value: Any, topology: str) -> tuple[TrainConfig, str]:
+    """The run with another value of one setting, and the slice. A micro-batch stays one row of each shard."""
+    if varied == "length":
+        config = dataclasses.replace(
+            config,
+            engine=dataclasses.replace(config.engine, max_length=value),
+            learner=dataclasses.replace(config.learner, length_buckets=(value,)),
+        )
+    elif varied == "group":
+        config = dataclasses.replace(
+            config,
+            rollout=dataclasses.replace(config.rollout, samples=value),
+            engine=dataclasses.replace(config.engine, rows=config.rollout.examples * value),
+        )
+    elif varied == "model":
+        path = f"Qwen/Qwen2.5-{value}-Instruct"
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=path))
+    else:
+        topology = value
+    shards = len(topology_devices(topology)) // config.mesh.tensor
+    micro = shards * config.engine.max_length
+    return dataclasses.replace(config, learner=dataclasses.replace(config.learner, micro_tokens=micro)), topology
+
+
+def measure(config: TrainConfig, varied: str, value: Any, topology: str, known: Sequence[Point] = ()) -> Point:
+    """Compiles a point, unless it is the run as configured, and that is known as a point of another setting."""
+    run, topology = changed(config, varied, value, topology)
+    if varied == "model":
+        number = float(Work(config=architecture_of(run.model.path)).stored)
+    else:
+        number = float(len(topology_devices(topology)) if varied == "chips" else value)
+    if _SAME[varied] == str(value):
+        for one in known:
+            if _SAME[one.varied] == one.label and one.topology == topology:
+                return dataclasses.replace(one, varied=varied, label=str(value), value=number)
+    report = check(run, topology, ["update", "decode"])
+    update, decode = report.programs["update"], report.programs["decode"]
+    updates = decoding = None
+    if update.roofline is not None and decode.roofline is not None:
+        updates, decoding = step_parts(run, update.roofline, decode.roofline)
+    return Point(
+        varied=varied,
+        label=str(value),
+        value=number,
+        topology=topology,
+        update_s=updates,
+        decode_s=decoding,
+        token_s=decode.roofline and decode.roofline.token_s,
+        update_bound=update.roofline and update.roofline.bound,
+        decode_bound=decode.roofline and decode.roofline.bound,
+        update_gib=_finite(update.hbm_gib_per_chip),
+        decode_gib=_finite(decode.hbm_gib_per_chip),
+        available_gib=report.hbm_gib,
+        mfu=update.roofline and update.roofline.mfu,
+        hbm_share=decode.roofline and decode.roofline.hbm_share,
+        compile_s=update.compile_s + decode.compile_s,
+    )
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def exponent(values: Sequence[float], results: Sequence[float | None]) -> float | None:
+    """The slope of the least-squares line through the logarithms; None with fewer than two results."""
+    pairs = [(math.log(x), math.log(y)) for x, y in zip(values, results) if y]
+    if len(pairs) < 2:
+        return None
+    x, y = np.array(pairs).T
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def table(points: Sequence[Point]) -> str:
+    """Markdown: the points, each setting's followed by its exponents."""
+    lines = [
+        "| | a step, s | updates | decoding | ms a token | MFU | HBM | update, GiB | decode, GiB | binds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
+    ]
+    for varied in VALUES:
+        some = sorted((point for point in points if point.varied == varied), key=lambda point: point.value)
+        for one in some:
+            share = [_percent(one.mfu), _percent(one.hbm_share)]
+            times = [_number(one.step_s), _number(one.update_s), _number(one.decode_s), _number(one.token_s, 1000)]
+            memory = [_room(gib, one.available_gib) for gib in (one.update_gib, one.decode_gib)]
+            bound = f"{one.update_bound or '?'}, {one.decode_bound or '?'}"
+            lines.append(f"| {varied} {one.label} | {' | '.join([*times, *share, *memory, bound])} |")
+        if len(some) > 1:
+            values = [point.value for point in some]
+            found = [
+                exponent(values, [getattr(point, name) for point in some])
+                for name in ("step_s", "update_s", "decode_s", "token_s")
+            ]
+            found += [
+                None,
+                None,
+                *(exponent(values, [getattr(p, f"{n}_gib") for p in some]) for n in ("update", "decode")),
+            ]
+            cells = " | ".join("" if slope is None else f"**{round(slope, 2) + 0.0:.2f}**" for slope in found)
+            lines.append(f"| exponent in {_UNIT[varied]} | {cells} | |")
+    return "\n".join(lines)
+
+
+def _number(value: float | None, times: float = 1.0) -> str:
+    return "" if value is None else f"{times * value:.3g}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _room(gib: float | None, available: float) -> str:
+    if gib is None:
+        return "does not fit"
+    return f"{gib:.2f}" + (" (does not fit)" if gib > available else "")
+
+
+if __name__ == "__main__":
+    main()
