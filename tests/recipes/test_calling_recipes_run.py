@@ -150,12 +150,12 @@ def test_a_step(recipe: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
         data=schema.DataConfig(
             train=steps or questions, validation=steps or questions, test=questions, overlap="ignore"
         ),
-        rollout=schema.RolloutConfig(examples=2, samples=2),
+        rollout=schema.RolloutConfig(examples=2, samples=2, temperature=0.5),
         stages={"main": schema.StageConfig(reward=paid)},
         learner=schema.LearnerConfig(drop_no_signal=False, length_buckets=(LENGTH,), micro_tokens=LENGTH),
         evaluation=schema.EvaluationConfig(every=0, examples=0, final_examples=2, before=False, baselines=False),
         warm_start=schema.WarmStartConfig(
-            steps=45,
+            steps=80,
             examples=4 if steps else 1,
             demonstrations=steps or f"made:{__name__}:shown",
             optimizer=schema.OptimizerConfig(lr=1e-2, warmup=5, weight_decay=0.0),
