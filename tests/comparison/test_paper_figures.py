@@ -295,7 +295,9 @@ def test_routerag_of_a_run(tmp_path: pathlib.Path) -> None:
     )
     run = write_run(tmp_path / "run", agents | {"warm_start": row(0.1)}, made)
     three, seven, here = drawn_of("routerag.figure2", run).axes
-    assert "not measured: row routerag_3b and row no_efficiency_3b; the paper's averages are 2.43" in said(three)
+    assert "no run is named routerag_3b or no_efficiency_3b (--rows, config.rows); the paper's averages are" in said(
+        three
+    )
     assert "2.25 with, 2.70 without" in said(seven)
     assert heights(here) == [1.0, 3.0]  # the groups of these rows have no searches
     write_episodes(run / "evaluation" / "trained.jsonl", [record(["graph"], turns=3)])

@@ -110,8 +110,8 @@ def _by_size(
         found = {part: {name: rows[name] for name in rows if name in labels} for part, rows in values.items()}
         lacking = [method for method in mine if method.name in measured.absent]
         if not labels:
-            why = " and ".join(measured.absent.get(method.name, method.agent) for method in mine)
-            missing(axis, group, f"{why}{said.get(group, '')}")
+            keys = " or ".join(method.key or method.agent for method in mine)
+            missing(axis, group, f"no run is named {keys} (--rows, config.rows){said.get(group, '')}")
             continue
         bars(axis, {part: rows for part, rows in found.items() if rows}, mine)
         lines = [f"not run: {method.name} ({measured.absent[method.name]})" for method in lacking]
