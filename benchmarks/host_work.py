@@ -146,7 +146,7 @@ class NoDevice:
             pass
         finally:
             self._engine._calls._programs, self._engine._calls.cache = programs, made["cache"]
-        started = time.perf_counter()
+        started = time.process_time()
         table = self._engine._table
         layout = Placement(table, self._engine._calls._decode_rows, streams)
         rest = {id(stream): self._rest(stream) for stream in streams}
@@ -164,7 +164,7 @@ class NoDevice:
         self.calls.append((len(streams), ran, sum(stream.cached for stream in streams) // len(streams)))
         arrays = {"tokens": tokens, "logprobs": logprobs, "counts": counts, "passes": counts, "states": states}
         outputs = DecodeOutputs(**arrays, stopped=stopped)  # type: ignore[arg-type]
-        self.seconds += time.perf_counter() - started
+        self.seconds += time.process_time() - started
         return layout, outputs
 
     def _rest(self, stream: Stream) -> list[int]:
@@ -228,7 +228,7 @@ def measure(agents: int, repeats: int, profile: bool = False) -> dict[str, Any]:
         tokenizer._ids.cache_clear()
         device.calls.clear()
         device.seconds = timed.seconds = 0.0
-        profiler = cProfile.Profile() if profile and repeat == repeats else None
+        profiler = cProfile.Profile(time.process_time) if profile and repeat == repeats else None
         started = time.process_time()
         if profiler:
             profiler.enable()

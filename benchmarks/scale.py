@@ -2,6 +2,7 @@
 
     python -m benchmarks.scale --json=FILE [--only=length --only=chips] [--config=..] [--topology=v5e:16x16]
     python -m benchmarks.scale --table=FILE
+    python -m benchmarks.scale --least    # from sizes alone, ten times as much of each setting among them; seconds
 
 One setting of R1-Searcher's run at full size changes at a time. Each point compiles the update and decoding
 (launch.compile_check) for a slice that is not there, and is appended to FILE as soon as it is known; points that FILE has are
@@ -30,10 +31,12 @@ import numpy as np
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
-from routerl_jax.parallel.topology import topology_devices
+from routerl_jax.parallel.chips import CHIPS
+from routerl_jax.parallel.topology import HBM_GIB, topology_devices
 from routerl_jax.training.compile_check import check
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.layout_search import step_parts
+from routerl_jax.training.run_programs import sequences_of_step
 
 BASE, TOPOLOGY = "configs.r1_searcher_qwen25_7b", "v5e:16x16"
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -41,6 +44,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "group": (8, 16, 32),  # attempts at a question; as many rows of the engine as a step has sequences
     "model": ("3B", "7B", "14B"),  # Qwen2.5
     "chips": ("v5e:8x8", "v5e:16x16"),
+}
+# For --least: the settings as they are, twice and four times as much, and ten times (a number of chips has no slice's name).
+LEAST: dict[str, tuple[Any, ...]] = {
+    "length": (4096, 8192, 16384, 40960),
+    "group": (16, 32, 64, 160),
+    "model": ("3B", "7B", "14B", "32B", "72B"),
+    "chips": (64, 256, 1024, 2560),
 }
 _SAME = {"length": "4096", "group": "16", "model": "7B", "chips": "v5e:16x16"}  # the run as it is configured
 _UNIT = {"length": "tokens", "group": "attempts", "model": "parameters", "chips": "chips"}
@@ -85,12 +95,16 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=sorted(VALUES), help="default: all")
     parser.add_argument("--json", help="file that points are appended to, one a line")
     parser.add_argument("--table", help="print the table of such a file and compile nothing")
+    parser.add_argument("--least", action="store_true", help="print what sizes alone say, and compile nothing")
     parser.add_argument("--topology", default=TOPOLOGY)
     arguments = parser.parse_args()
     path = pathlib.Path(arguments.table or arguments.json or os.devnull)
     points = read(path)
+    config = from_config_dict(TrainConfig, importlib.import_module(BASE).get_config())
+    if arguments.least:
+        print(least_table(config))
+        return
     if not arguments.table:
-        config = from_config_dict(TrainConfig, importlib.import_module(BASE).get_config())
         for varied in arguments.only or list(VALUES):
             for value in VALUES[varied]:
                 label = str(value)
@@ -178,6 +192,69 @@ def exponent(values: Sequence[float], results: Sequence[float | None]) -> float 
         return None
     x, y = np.array(pairs).T
     return float(np.polyfit(x, y, 1)[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Least:
+    """What a step takes at least on v5e, from sizes alone: no padding, no recomputation, no network.
+
+    Attributes:
+      update_s: needed FLOPs at the chips' peak.
+      decode_s, token_s: weights and full cache at the memory's bandwidth, for all tokens of a step, and for one of every row.
+      gib: memory of a chip that decodes: the engine's weights, its cache, the learner's weights and moments.
+      idle: share of the groups of chips without a conversation in an update.
+    """
+
+    update_s: float
+    decode_s: float
+    token_s: float
+    gib: float
+    idle: float
+
+
+def least(config: TrainConfig, chips: int) -> Least:
+    """A step of a run whose engine holds a copy in bfloat16 over `tensor`, and whose learner's state is in float32."""
+    chip, work, tensor = CHIPS["v5e"], Work(config=architecture_of(config.model.path)), config.mesh.tensor
+    groups, length, sequences = chips // tensor, config.engine.max_length, sequences_of_step(config)
+    heads = tensor if work.config.kv_heads % tensor == 0 else 1
+    cache = -(-config.engine.rows // groups) * work.key_bytes(length) / heads
+    read = (work.decode_bytes(1, 0) / tensor + cache) / chip.memory_bandwidth
+    held = 2 * work.stored / tensor + cache + 12 * work.stored / chips
+    update = -(-sequences // config.learner.minibatches)
+    return Least(
+        update_s=work.update_flops([length] * sequences) / chips / chip.peak_flops,
+        decode_s=-(-sequences // config.engine.rows) * length * read,
+        token_s=read,
+        gib=held / 2**30,
+        idle=1 - update / (-(-update // groups) * groups),
+    )
+
+
+def least_table(config: TrainConfig) -> str:
+    """Markdown: `least` for the values of LEAST, each setting's followed by its exponents."""
+    lines = [
+        "| | a step, s | updates | decoding | ms a token | decode, GiB | groups of chips idle in an update |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for varied, values in LEAST.items():
+        found, numbers = [], []
+        for value in values:
+            chips = value if varied == "chips" else 256
+            run = changed(config, varied, value, TOPOLOGY)[0] if varied != "chips" else config
+            one = least(run, chips)
+            found.append(one)
+            stored = Work(config=architecture_of(run.model.path)).stored
+            numbers.append(float(stored if varied == "model" else value))
+            times = [one.update_s + one.decode_s, one.update_s, one.decode_s, 1000 * one.token_s]
+            cells = " | ".join(f"{time:.3g}" for time in times)
+            lines.append(f"| {varied} {value} | {cells} | {_room(one.gib, HBM_GIB['TPU v5 lite'])} | {one.idle:.0%} |")
+        columns = [
+            [one.update_s + one.decode_s for one in found],
+            *([getattr(one, name) for one in found] for name in ("update_s", "decode_s", "token_s", "gib")),
+        ]
+        slopes = " | ".join(f"**{round(exponent(numbers, column) or 0, 2) + 0.0:.2f}**" for column in columns)
+        lines.append(f"| exponent in {_UNIT[varied]} | {slopes} | |")
+    return "\n".join(lines)
 
 
 def table(points: Sequence[Point]) -> str:

@@ -19,7 +19,7 @@ def get_config() -> ml_collections.ConfigDict:
     experts' load even (docs/algorithms.md, Mixtures of experts). The paper has no such model.
 
     Compiled for v5p:4x4x4 (docs/accelerators.md), not run: no step time, no result. Four chips hold a copy of the weights while
-    the engine works, 14.2 GiB each. On v5e:16x16 eight have to: --config.mesh.tensor=8 --config.engine.rows=256.
+    the engine works, 14.2 GiB each, so that a v5e (15.75 GiB) has no room for a cache.
     """
     run = searcher_run("Qwen/Qwen3-30B-A3B")
     return to_config_dict(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import roofline_gpu, scale
+from configs.r1_searcher_qwen25_7b import searcher_run
 from routerl_jax.parallel.chips import CHIPS
 from routerl_jax.parallel.hlo_costs import Costs, Operation
 
@@ -47,6 +48,25 @@ def test_the_table_has_every_point_and_its_exponents() -> None:
     assert "32.00 (does not fit)" in text
     [exponents] = [line for line in text.splitlines() if "exponent" in line]
     assert exponents.startswith("| exponent in tokens | **1.44** | **2.00** | **0.00** | **0.00** |  |  | **1.00** |")
+
+
+@pytest.fixture
+def no_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`changed` asks only for the number of the slice's chips."""
+    monkeypatch.setattr(scale, "topology_devices", lambda name: [None] * 256)
+
+
+@pytest.mark.usefixtures("no_slice")
+def test_the_least_that_sizes_alone_say() -> None:
+    """Qwen2.5-7B on 256 chips in groups of four, by hand: 57,344 bytes of keys and values a token, 16 rows of each group."""
+    run = searcher_run("Qwen/Qwen2.5-7B-Instruct")
+    short, long = scale.least(run, 256), scale.least(scale.changed(run, "length", 8192, scale.TOPOLOGY)[0], 256)
+    cache = 16 * 4096 * 57_344 / 4
+    assert (long.token_s - short.token_s) * 819e9 == pytest.approx(cache)
+    assert (long.gib - short.gib) * 2**30 == pytest.approx(cache)
+    assert short.decode_s == pytest.approx(4096 * short.token_s)  # 1,024 sequences in as many rows
+    assert scale.least(run, 2560).idle == pytest.approx(1 - 256 / 640)  # 256 sequences an update, 640 groups
+    assert short.update_s / scale.least(run, 512).update_s == pytest.approx(2)
 
 
 def test_a_gpu_s_measurements_get_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
