@@ -84,7 +84,8 @@ def documents(measured: Measured) -> Any:
         for i, (name, line) in enumerate(lines.items()):
             axis.plot(list(line), list(line.values()), "o-", color=color_of(i), label=name)
         axis.set_xticks(sorted({k for line in lines.values() for k in line}))
-        axis.set(title=title, xlabel="documents of a search", ylim=(0, None))
+        top = max(value for line in lines.values() for value in line.values())
+        axis.set(title=title, xlabel="documents of a search", ylim=(0, 1.12 * max(top, 0.1)))
         legend(axis)
     return figure
 
