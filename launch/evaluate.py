@@ -194,6 +194,8 @@ def _compare() -> None:
     changes: dict[str, Any] = {
         name: tuple(names) for name in ("agents", "benchmarks") if (names := getattr(FLAGS, name))
     }
+    if FLAGS.benchmarks:
+        changes["skip_absent"] = config.skip_absent and not FLAGS.report  # likewise a benchmark
     if FLAGS.agents:
         changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # an agent asked for by name is run or refused
     if FLAGS.limit is not None:

@@ -9,11 +9,13 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.comparison import captions, card, policies
 from routerl_jax.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
 from routerl_jax.comparison.attempts import attempt_all, attempted, finished_attempts
-from routerl_jax.comparison.benchmarks.benchmark import Benchmark, located, with_knowledge
+from routerl_jax.comparison.benchmarks.benchmark import Benchmark, NoData, located, with_knowledge
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import captioned
 from routerl_jax.comparison.config import ComparisonConfig
@@ -215,10 +217,15 @@ def _attempted(
 def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
     check_settings(config)
-    agents = config.asked
+    agents, missing = config.asked, absent(config)
+    if len(missing) == len(config.benchmarks):
+        raise ValueError("no benchmark has its files here. " + next(iter(missing.values())))
     fields = []
     for name in config.benchmarks:
-        benchmark = located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
+        if name in missing:
+            logging.warning("left out: %s", missing[name])
+            continue
+        benchmark = _located(name, config)
         knowledge = {kb: _changed(spec, config) for kb, spec in benchmark.knowledge.items()}
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
@@ -251,6 +258,21 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
     if any(not row.run for field in fields for row in field.rows):
         policies.check(config)
     return fields
+
+
+def _located(name: str, config: ComparisonConfig) -> Benchmark:
+    return located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
+
+
+def absent(config: ComparisonConfig) -> dict[str, str]:
+    """The benchmarks that are left out because their files are not there (config.skip_absent), with what is to be had where."""
+    missing: dict[str, str] = {}
+    for name in config.benchmarks if config.skip_absent else ():
+        try:
+            _located(name, config)
+        except NoData as error:
+            missing[name] = str(error)
+    return missing
 
 
 def _agent_rows(
@@ -383,6 +405,7 @@ def _card(
         "reference": config.reference,
         "papers": list(config.papers),
         "rows": dict(config.rows),
+        "absent": absent(config),
         "left out": {field.name: dict(field.left_out) for field in fields if field.left_out},
         "unfinished": {name: dict(counts) for name, counts in (unfinished or {}).items()},
         "definitions": card.metric_definitions(config.metrics, config.normalizer),

@@ -52,6 +52,8 @@ class ComparisonConfig:
     compare_with: tuple[str, ...] = ()
     # if a benchmark or the policy lacks what an agent needs. True: leave the agent out and report it; False: raise an error
     skip_unfit: bool = False
+    # if the files of a benchmark are not there. True: leave the benchmark out and report it; False: raise an error
+    skip_absent: bool = False
     temperature: NonNegative = 0.0  # temperature of the sampling; 0 is greedy
     seed: Seed = 0  # seed of the sampling
     tool_timeout: Positive = DEFAULT_SECONDS  # seconds after which a search counts as failed
@@ -120,6 +122,7 @@ class ComparisonConfig:
             knowledge=self.knowledge or table.knowledge,
             papers=(*self.papers, name),
             skip_unfit=True,
+            skip_absent=True,
         )
 
     def __post_init__(self) -> None:

@@ -346,7 +346,10 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
 
 
 def _left_out(card: Mapping[str, Any]) -> list[Block]:
-    lines = [[benchmark, agent, why] for benchmark, agents in card["left out"].items() for agent, why in agents.items()]
+    lines = [[benchmark, "", why] for benchmark, why in card.get("absent", {}).items()]
+    lines += [
+        [benchmark, agent, why] for benchmark, agents in card["left out"].items() for agent, why in agents.items()
+    ]
     return [Heading("Left out"), Table(["benchmark", "agent", "why"], lines, texts=3)] if lines else []
 
 

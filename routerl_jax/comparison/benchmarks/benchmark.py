@@ -127,6 +127,10 @@ def listing() -> list[tuple[str, str, str, str, str, str]]:
     ]
 
 
+class NoData(ValueError):
+    """Files of a benchmark are not there."""
+
+
 def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
     """The benchmark with existing files instead of patterns, and a single name of questions.
 
@@ -134,8 +138,8 @@ def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
       data: directory in which patterns are searched for; "": the working directory.
 
     Raises:
-      ValueError: the questions or the source of a knowledge base do not exist. The message says where they were searched for,
-        and where to get them.
+      NoData: the questions or the source of a knowledge base do not exist. The message says where they were searched for, and
+        where to get them.
     """
     questions = next((match for pattern in benchmark.questions if (match := _found(pattern, data))), None)
     if questions is None:
@@ -173,7 +177,7 @@ def _root(data: str) -> str:
     return os.path.expanduser(data) if data else ""
 
 
-def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tuple[str, ...]) -> ValueError:
+def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tuple[str, ...]) -> NoData:
     names = [str(pathlib.Path(_root(data)) / split_name(pattern)[1]) for pattern in patterns]
     where = f"looked for {' or '.join(names)}"
     if not data:
@@ -181,6 +185,6 @@ def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tu
     advice = f". {benchmark.get}" if benchmark.get else ""
     advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
     are = "are" if what == "questions" else "is"
-    return ValueError(
+    return NoData(
         f"benchmark {name!r}: its {what} {are} not there; {where}{advice} --benchmarks without it does the others alone."
     )
