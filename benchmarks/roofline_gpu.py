@@ -122,7 +122,7 @@ def count_update(line: Mapping[str, Any]) -> Costs:
         line["size"],
         line["dtype"],
         engine=schema.EngineConfig(rows=1, max_length=length, segment=SEGMENT),
-        rollout=schema.RolloutConfig(examples=line["tokens"] // length, samples=1),
+        rollout=schema.RolloutConfig(examples=line["tokens"] // length // 2, samples=2),
         learner=schema.LearnerConfig(
             length_buckets=(length,), micro_tokens=line["micro_tokens"], remat=line["remat"], minibatches=1
         ),
