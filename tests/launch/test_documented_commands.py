@@ -18,7 +18,7 @@ from tests.programs import launch_here
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.py"))]
 # what the reader fills in; places that take a server; a file that the page has the reader write
-_LEFT_OUT = re.compile(r"=?\.\.+$|gs://|s3://|^--config=mine\.py$")
+_LEFT_OUT = re.compile(r"=?\.\.+$|gs://|s3://|^--config=(mine|my_router)\.py$")
 
 
 def documented() -> Iterator[tuple[str, tuple[str, ...]]]:
