@@ -195,9 +195,11 @@ def _compare() -> None:
         name: tuple(names) for name in ("agents", "benchmarks") if (names := getattr(FLAGS, name))
     }
     if FLAGS.benchmarks:
-        changes["skip_absent"] = config.skip_absent and not FLAGS.report  # likewise a benchmark
+        changes["skip_absent"] = (
+            config.skip_absent and not FLAGS.report
+        )  # a benchmark asked for by name is run or refused
     if FLAGS.agents:
-        changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # an agent asked for by name is run or refused
+        changes["skip_unfit"] = config.skip_unfit and not FLAGS.report  # an agent, likewise
     if FLAGS.limit is not None:
         changes["questions"] = FLAGS.limit
     config = dataclasses.replace(config, **changes)

@@ -157,7 +157,7 @@ class _WholeRows(_PaddedAtTheEnd):
     shared = unroll = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int, span: int) -> None:
-        self._cache, self._rows, self._starts, self._counts, self._steps = cache, rows, starts, counts, steps
+        self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
         flat = starts.reshape(-1)
         offsets = jnp.arange(steps)
         self._distance_new = offsets[:, None] - offsets  # from key to query
