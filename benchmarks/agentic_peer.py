@@ -6,13 +6,13 @@ The peers may have another Python, so this file imports nothing of theirs or our
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from benchmarks.agentic_work import Trajectory, asked_work
 from benchmarks.agentic_worker import Prepared, serve
 
-_MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch: TRL's default, and what fits
+MICRO = {"0.9M": 8, "8M": 8, "135M": 1}  # attempts of a micro-batch: TRL's default, and what fits
 
 
 class Side(Protocol):
@@ -24,12 +24,14 @@ class Side(Protocol):
 def serve_peer(
     rollout: Callable[[str, Sequence[Trajectory]], Side],
     update: Callable[[str, Sequence[Trajectory], int, bool], Side],
+    micro_batches: Mapping[str, int] = MICRO,
 ) -> None:
     """The worker's main program (agentic_worker.serve).
 
     Args:
       rollout: prepares the rollout, from the directory of the weights and the work.
       update: prepares the update, from these, the attempts of a micro-batch, and whether activations are computed again.
+      micro_batches: attempts of a micro-batch, by size.
     """
 
     def prepare_rollout(arguments: argparse.Namespace) -> Prepared:
@@ -37,7 +39,7 @@ def serve_peer(
 
     def prepare_update(arguments: argparse.Namespace) -> Prepared:
         work = asked_work(arguments)
-        micro = min(_MICRO[arguments.size], len(work))
+        micro = min(micro_batches[arguments.size], len(work))
         return update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
 
     serve({"rollout": prepare_rollout, "update": prepare_update})

@@ -34,7 +34,7 @@ from tunix.rl.agentic.environments import base_environment
 from tunix.rl.agentic.pipeline import rollout_orchestrator
 from tunix.rl.rollout import base_rollout
 
-from benchmarks.agentic_peer import serve_peer
+from benchmarks.agentic_peer import MICRO, serve_peer
 from benchmarks.agentic_work import Trajectory, episodes
 
 CONCURRENCY = 16  # GRPOConfig's default
@@ -298,4 +298,4 @@ def _with_remat(config: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve_peer(Rollout, Update)
+    serve_peer(Rollout, Update, MICRO | dict.fromkeys(("0.9M", "8M"), 2))  # 8 take 18 GB: it keeps all scores

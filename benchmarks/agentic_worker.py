@@ -107,6 +107,7 @@ class Worker:
         raise self._failed()
 
     def _failed(self) -> Failed:
-        self._process.wait()
+        status = self._process.wait()
+        ended = f"exit status {status}" if status >= 0 else f"killed by signal {-status}; 9 is mostly a lack of memory"
         last = [line for line in self._log.read_text().splitlines() if line.strip()][-3:]
-        return Failed(" | ".join(last)[-500:] or f"exit status {self._process.returncode}")
+        return Failed(" | ".join([ended, " | ".join(last)[-500:]]))

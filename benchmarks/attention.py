@@ -1,4 +1,4 @@
-"""Training attention, gradients included: ours in blocks of queries beside jax.nn.dot_product_attention.
+"""Training attention, gradients included: ours in tiles beside jax.nn.dot_product_attention.
 
     python -m benchmarks.attention [--size 0.9M] [--repeats 5]
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-TOKENS, LENGTHS, CALLS = 2048, (256, 512), 20
+TOKENS, LENGTHS, CALLS = 2048, (256, 512, 2048), 20
 
 
 def main() -> None:

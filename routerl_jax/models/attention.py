@@ -18,12 +18,13 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from routerl_jax.models.blockwise import Tiling, tiled_attention
 from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards
 
 Kind = Literal["xla", "splash", "cudnn"]
 
-# XLA: blocks of queries. Small blocks save more work; many blocks cost compile time.
-_LEAST_BLOCK, _MOST_BLOCKS = 64, 8
+# XLA: queries and keys of a tile. On CPUs a tile's scores stay in the cache; rows of at most _SHORT take the smaller tiles.
+_TILE, _CPU_TILES, _SHORT = 512, (64, 128), 512
 # Splash: tiles of queries and keys. They must divide the row; its lanes are 128 wide.
 _SPLASH_BLOCKS, _LANES = (512, 256, 128), 128
 
@@ -99,7 +100,7 @@ def self_attention(
         return _splash(q, k, v, segment_ids, causal, window, attention)
     if attention.kind == "cudnn" and _cudnn_can(q, segment_ids):
         return _cudnn(q, k, v, segment_ids, causal, window, segment_ends)
-    return _xla(q, k, v, segment_ids, causal, window, segment_ends)
+    return _xla(q, k, v, segment_ids, causal, window, segment_ends, attention.mesh)
 
 
 def _cudnn_can(q: Array, segment_ids: Array | None) -> bool:
@@ -139,31 +140,20 @@ def _xla(
     segment_ids: Array | None,
     causal: bool,
     window: int | None,
-    segment_ends: Array | None = None,
+    segment_ends: Array | None,
+    mesh: Mesh | None,
 ) -> Float[Array, "B T N H"]:
-    """Attention in blocks of queries. Each block is computed only against the keys that one of its queries may see."""
-    batch, length, heads, width = q.shape
-    kv_heads = k.shape[2]
-    group = heads // kv_heads
-    q = (q * width**-0.5).reshape(batch, length, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
-    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
-    step = max(_LEAST_BLOCK, -(-length // _MOST_BLOCKS))
-    blocks = []
-    for start in range(0, length, step):
-        end = min(start + step, length)
-        first = 0 if window is None else max(0, start - window + 1)
-        last = end if causal else length
-        count = last - first
-        seen = _seen(segment_ids, (start, end), (first, last), causal, window, segment_ends)
-        queries = q[:, :, :, start:end].reshape(batch, kv_heads, group * (end - start), width)
-        logits = jnp.einsum("BKQH,BKSH->BKQS", queries, k[:, :, first:last], preferred_element_type=jnp.float32)
-        logits = logits.reshape(batch, kv_heads, group, end - start, count)
-        logits = jnp.where(seen[:, None, None], logits, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
-        weights = weights.reshape(batch, kv_heads, -1, count)
-        mixed = jnp.einsum("BKQS,BKSH->BKQH", weights, v[:, :, first:last])
-        blocks.append(mixed.reshape(batch, kv_heads, group, end - start, width))
-    return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
+    """Tiles in plain XLA. Each device leaves out the tiles that its own rows don't need."""
+    on_cpus = mesh is None or mesh.devices.flat[0].platform == "cpu"
+    most = _CPU_TILES[q.shape[1] > _SHORT] if on_cpus else _TILE
+    tiling = Tiling.of(q.shape[1], most, causal, window)
+
+    def local(q: Array, k: Array, v: Array, ids: Array | None = None, ends: Array | None = None) -> Array:
+        return tiled_attention(q, k, v, ids, ends, tiling)
+
+    if mesh is None or mesh.size == 1:
+        return local(q, k, v, segment_ids, segment_ends)
+    return _by_device(local, mesh, q, k, v, segment_ids, segment_ends)
 
 
 def _seen(
@@ -194,33 +184,38 @@ def _splash(
 
     Heads may have any width (64, 80, 96, 128 and 256 compile for v5e with jax 0.10.2). Rows are padded to lanes.
     """
-    mesh = attention.mesh
-    assert mesh is not None
-    batch, length, heads, width = q.shape
+    assert attention.mesh is not None
+    length, width = q.shape[1], q.shape[-1]
     padding = -length % _LANES
     if padding:  # as segment 0: padding sees padding, so that no query is left without a key
-        ids = jnp.ones((batch, length), jnp.int32) if segment_ids is None else segment_ids
+        ids = jnp.ones(q.shape[:2], jnp.int32) if segment_ids is None else segment_ids
         segment_ids = jnp.pad(ids, ((0, 0), (0, padding)))
         q, k, v = (jnp.pad(x, ((0, 0), (0, padding), (0, 0), (0, 0))) for x in (q, k, v))
-    count = mesh.shape["tensor"]
-    split = heads % count == 0  # else every device of `tensor` computes all heads
-    if split and k.shape[2] % count:  # fewer key/value heads than devices: each gets a copy of those that it needs
-        copies = count // math.gcd(k.shape[2], count)
-        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
-    rows = BATCH_AXES if batch % batch_shards(mesh) == 0 else None
-    spec = PartitionSpec(rows, None, "tensor" if split else None, None)
-    inputs, specs = [q * width**-0.5, k, v], [spec, spec, spec]
-    if segment_ids is not None:
-        inputs, specs = [*inputs, segment_ids], [*specs, PartitionSpec(rows, None)]
 
     def local(q: Array, k: Array, v: Array, ids: Array | None = None) -> Array:
         kernel = _splash_kernel(q.shape[1], q.shape[2], causal, window, attention.interpret)
         major = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
         return jax.vmap(kernel)(*major, ids).transpose(0, 2, 1, 3)
 
+    return _by_device(local, attention.mesh, q * width**-0.5, k, v, segment_ids)[:, :length]
+
+
+def _by_device(
+    local: Callable[..., Array], mesh: Mesh, q: Array, k: Array, v: Array, *of_tokens: Array | None
+) -> Float[Array, "B T N H"]:
+    """`local` on each device's own rows and heads: (q, k, v, arrays [B, T] about tokens). None at the end is left out."""
+    count, heads = mesh.shape["tensor"], q.shape[2]
+    split = heads % count == 0  # else every device of `tensor` computes all heads
+    if split and k.shape[2] % count:  # fewer key/value heads than devices: each gets a copy of those that it needs
+        copies = count // math.gcd(k.shape[2], count)
+        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
+    rows = BATCH_AXES if q.shape[0] % batch_shards(mesh) == 0 else None
+    spec = PartitionSpec(rows, None, "tensor" if split else None, None)
+    tokens = [array for array in of_tokens if array is not None]
+    specs = (spec, spec, spec, *[PartitionSpec(rows, None)] * len(tokens))
     # check_vma needs to know how outputs vary over the mesh, and kernels don't declare it.
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=tuple(specs), out_specs=spec, check_vma=False)
-    return mapped(*inputs)[:, :length]
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=False)
+    return mapped(q, k, v, *tokens)
 
 
 def _splash_kernel(length: int, heads: int, causal: bool, window: int | None, interpret: bool) -> Callable[..., Array]:

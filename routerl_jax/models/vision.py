@@ -7,8 +7,8 @@ W windows, Q queries, S keys.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,6 @@ from routerl_jax.models.decoder import Remat
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.rope import inverse_frequencies, rotate
-
-# Patches of a block: full attention of more of them goes in blocks of so many queries and keys, whose logits are 67 MB in
-# float32 with 16 heads.
-_BLOCK = 1024
 
 _REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -279,66 +275,13 @@ def full_attention(
 ) -> Float[Array, "B P N H"]:
     """Attention to all patches of the same segment.
 
-    Without splash, attention is computed for one pair of blocks (queries, keys) at a time. Logits and mask exist only for this
-    pair, also in the backward pass. (All logits of a page of 16,384 patches are 17 GB.) Pairs without a common picture are
-    skipped. So the cost of an array of several pictures is the sum of their squares, not the square of their sum.
+    cuDNN is not asked: it would need a mask of all pairs (half a GB for a page of 16,384 patches). Tiles without a common
+    picture are left out, so an array of several pictures costs the sum of their squares, not the square of their sum.
     """
-    if attention is not None and attention.kind == "splash":
-        return self_attention(q, k, v, segments, causal=False, attention=attention)
-    batch, patches, heads, width = q.shape
-    if patches <= _BLOCK:
-        return _attend(q, k, v, segments, segments)
-    blocks = -(-patches // _BLOCK)
-    spare = ((0, 0), (0, blocks * _BLOCK - patches))
-    queries, keys, values = (
-        jnp.moveaxis(jnp.pad(x, (*spare, (0, 0), (0, 0))).reshape(batch, blocks, _BLOCK, heads, width), 1, 0)
-        for x in (q, k, v)
-    )
-    owners = jnp.moveaxis(jnp.pad(segments, spare, constant_values=-1).reshape(batch, blocks, _BLOCK), 1, 0)
-
-    @jax.checkpoint  # the backward pass would keep the softmax of all pairs
-    def one(block: tuple[Array, Array, Array]) -> Array:
-        return _attend_blocks(*block, keys, values, owners)
-
-    out = jax.lax.map(one, (queries, owners, _pairs(owners)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, blocks * _BLOCK, heads, width)[:, :patches]
-
-
-def _pairs(owners_kBS: Array) -> Array:
-    """Whether two blocks have a common picture in any row of the batch, [k, k]; always True on the diagonal. Pictures are
-    numbered in order, 0 is padding (anywhere), and -1 pads the last block."""
-    first = jnp.min(jnp.where(owners_kBS <= 0, jnp.iinfo(owners_kBS.dtype).max, owners_kBS), axis=-1)
-    last = jnp.max(owners_kBS, axis=-1)
-    common = (first[:, None] <= last[None]) & (first[None] <= last[:, None])
-    return jnp.any(common, axis=-1) | jnp.eye(len(owners_kBS), dtype=bool)
-
-
-def _attend_blocks(
-    q_BQNH: Array, owners_BQ: Array, wanted_k: Array, keys_kBSNH: Array, values_kBSNH: Array, owners_kBS: Array
-) -> Array:
-    """`_attend` of queries to all keys of the blocks that are wanted; softmax over them as they come (arXiv 2205.14135)."""
-    batch, size, heads, width = q_BQNH.shape
-
-    def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array, Array]) -> Any:
-        k, v, owners, wanted = block
-
-        def attend(most: Array, total: Array, mixed: Array) -> tuple[Array, Array, Array]:
-            logits = jnp.einsum("BQNH,BSNH->BNQS", q_BQNH, k, preferred_element_type=jnp.float32) * width**-0.5
-            same = owners_BQ[:, None, :, None] == owners[:, None, None, :]
-            logits = jnp.where(same, logits, jnp.finfo(jnp.float32).min)
-            above = jnp.maximum(most, jnp.max(logits, axis=-1))
-            weights = jnp.where(same, jnp.exp(logits - above[..., None]), 0.0)
-            kept = jnp.exp(most - above)
-            here = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return above, total * kept + jnp.sum(weights, axis=-1), mixed * kept[..., None] + here
-
-        # Rematerialised; otherwise the backward pass of the scan stores the logits of every pair.
-        return jax.lax.cond(wanted, jax.checkpoint(attend), lambda *same: same, *carry), None
-
-    lowest = jnp.full((batch, heads, size), jnp.finfo(jnp.float32).min)
-    nothing = jnp.zeros((batch, heads, size)), jnp.zeros((batch, heads, size, width))
-    (_, total, mixed), _ = jax.lax.scan(step, (lowest, *nothing), (keys_kBSNH, values_kBSNH, owners_kBS, wanted_k))
-    return jnp.moveaxis(mixed / total[..., None], 1, 2).astype(values_kBSNH.dtype)
+    attention = attention or Attention()
+    if attention.kind == "cudnn":
+        attention = dataclasses.replace(attention, kind="xla")
+    return self_attention(q, k, v, segments, causal=False, attention=attention)
 
 
 def _attend(q: Array, k: Array, v: Array, query_segments_BQ: Array, key_segments_BS: Array) -> Array:

@@ -15,7 +15,7 @@ import torch
 from flax import nnx
 
 from routerl_jax.models import attention as attention_module
-from routerl_jax.models.attention import Attention, self_attention
+from routerl_jax.models.attention import Attention, Kind, self_attention
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
@@ -114,6 +114,13 @@ def test_xla(name: str) -> None:
     check(name, Attention())
 
 
+@pytest.mark.parametrize("name", ["packed", "long", "both_sides", "window"])
+def test_many_tiles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tiles than are unrolled, the last one padded."""
+    monkeypatch.setattr(attention_module, "_CPU_TILES", (15, 15))
+    check(name, Attention())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_splash(name: str) -> None:
     """The TPU kernel in Pallas's interpreter, on one device."""
@@ -163,6 +170,7 @@ def test_what_cudnn_can() -> None:
     assert not can(jnp.bfloat16, 64, 63, True)
 
 
+@pytest.mark.parametrize("kind", ["splash", "xla"])
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
@@ -172,9 +180,9 @@ def test_what_cudnn_can() -> None:
         ("one_segment", {"data": 4}),  # rows that the devices do not divide
     ],
 )
-def test_splash_on_a_mesh(name: str, mesh: dict[str, int]) -> None:
+def test_on_a_mesh(name: str, mesh: dict[str, int], kind: Kind) -> None:
     devices = jax.devices()[: int(np.prod(list(mesh.values())))]
-    check(name, Attention(kind="splash", mesh=make_mesh(mesh, devices), interpret=True))
+    check(name, Attention(kind=kind, mesh=make_mesh(mesh, devices), interpret=True))
 
 
 def test_windows_need_a_direction() -> None:

@@ -20,6 +20,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransforme
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
+from routerl_jax.models import attention as attention_module
 from routerl_jax.models import vision
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import UnsupportedModelError, VisionConfig
@@ -242,17 +243,19 @@ def test_blocks_equal_one_product(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 2, 200, 3, 8)).astype(np.float32)
     segments = np.repeat([[1, 1, 2, 3, 0], [1, 2, 2, 2, 2]], 40, axis=1)
+    real = segments > 0  # what padding gives means nothing
     logits = np.einsum("bqnh,bsnh->bnqs", q.astype(np.float64), k) / np.sqrt(8)
     logits = np.where((segments[:, :, None] == segments[:, None])[:, None], logits, -np.inf)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     expected = np.einsum("bnqs,bsnh->bqnh", weights / weights.sum(-1, keepdims=True), v)
-    for block, blocks in ((200, 1), (80, 3)):  # the last of three blocks is padded
-        monkeypatch.setattr(vision, "_BLOCK", block)
+    for most, size in ((200, 200), (80, 67)):  # the last of three tiles is padded
+        monkeypatch.setattr(attention_module, "_CPU_TILES", (most, most))
         text = str(jax.make_jaxpr(lambda *args: full_attention(*args))(q, k, v, segments))
-        assert ("200,200" in text) == (blocks == 1)  # no product of all with all
-        np.testing.assert_allclose(full_attention(q, k, v, segments), expected, atol=1e-5)
-        blockwise = jax.grad(lambda *qkv: jnp.sin(full_attention(*qkv, segments)).sum(), argnums=(0, 1, 2))
-        whole = jax.grad(lambda *qkv: jnp.sin(vision._attend(*qkv, segments, segments)).sum(), argnums=(0, 1, 2))
+        assert f"{size},{size}" in text
+        assert ("200,200" in text) == (most == 200)  # no product of all with all
+        np.testing.assert_allclose(full_attention(q, k, v, segments)[real], expected[real], atol=1e-5)
+        blockwise = jax.grad(lambda *qkv: jnp.sin(full_attention(*qkv, segments))[real].sum(), argnums=(0, 1, 2))
+        whole = jax.grad(lambda *qkv: jnp.sin(vision._attend(*qkv, segments, segments))[real].sum(), argnums=(0, 1, 2))
         gradient, again = jax.jit(blockwise)(q, k, v), jax.jit(whole)(q, k, v)
         for found, wanted in zip(gradient, again):
             np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -261,7 +264,7 @@ def test_blocks_equal_one_product(monkeypatch):
 def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
     """What is not computed can't be spoilt: a product with another picture's numbers, masked or not, would carry their nan on.
     In another row of the batch the same blocks belong together, and padding lies among a picture's patches."""
-    monkeypatch.setattr(vision, "_BLOCK", 16)
+    monkeypatch.setattr(attention_module, "_CPU_TILES", (16, 16))
     q, k, v = np.random.default_rng(2).normal(size=(3, 1, 96, 2, 4)).astype(np.float32)
     segments = np.repeat([[1, 2, 3]], 32, axis=1)
     segments[0, 5:9] = 0
