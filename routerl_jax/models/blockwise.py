@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_UNROLLED = 8  # query tiles up to which the loop over them is unrolled; then the compiler's costs see the diagonal
+_UNROLLED = (
+    8  # tiles of queries up to which the loop over them is unrolled; then the compiler's costs know the diagonal
+)
 _LEAST = float(jnp.finfo(jnp.float32).min)
 
 
@@ -80,7 +82,7 @@ def _forward(
     size, keys, values = tiling.size, k.swapaxes(1, 2), v.swapaxes(1, 2)
     seen = _Seen(tiling, q.shape[1], ids, ends)
 
-    def of_queries(_: None, tile: tuple[Array, Array]) -> tuple[None, tuple[Array, Array]]:
+    def of_queries(_: None, tile: tuple[Array | int, Array]) -> tuple[None, tuple[Array, Array]]:
         at, queries = tile
 
         def of_keys(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -107,7 +109,7 @@ def _backward(tiling: Tiling, residuals: tuple[Any, ...], gradient: Array) -> tu
     size, keys, values = tiling.size, k.swapaxes(1, 2), v.swapaxes(1, 2)
     seen = _Seen(tiling, q.shape[1], ids, ends)
 
-    def of_queries(carry: tuple[Array, Array], tile: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+    def of_queries(carry: tuple[Array, Array], tile: tuple[Any, ...]) -> tuple[tuple[Array, Array], Array]:
         at, queries, gradients, outputs, logs = tile
         inner = jnp.einsum("BKQH,BKHQ->BKQ", gradients.astype(jnp.float32), outputs.astype(jnp.float32))
 
@@ -159,9 +161,10 @@ class _Seen:
         some |= jnp.eye(count, dtype=bool)  # padding sees padding, so that no query is without a key
         return jnp.argmax(some, axis=1), count - jnp.argmax(some[:, ::-1], axis=1)
 
-    def loop(self, at: Array, body: Any, carry: Any) -> Any:
+    def loop(self, at: Array | int, body: Any, carry: Any) -> Any:
         """`body(number of a tile of keys, carry)` for all tiles that tile `at` of queries sees."""
-        most = at + 1 if self._tiling.causal else len(self._end)  # a bound that the compiler's costs can see
+        # A constant of the program, from which the compiler's costs are counted (parallel/hlo_loops.py).
+        most = at + 1 if self._tiling.causal and isinstance(at, int) else len(self._end)
 
         def more(state: tuple[Array, Any]) -> Array:
             return (state[0] < self._end[at]) & (state[0] < most)
@@ -171,7 +174,7 @@ class _Seen:
 
         return jax.lax.while_loop(more, step, (self._first[at], carry))[1]
 
-    def scores(self, queries: Array, keys: Array, at: Array, number: Array) -> Float[Array, "B K S Q"]:
+    def scores(self, queries: Array, keys: Array, at: Array | int, number: Array) -> Float[Array, "B K S Q"]:
         """Scores of a tile; the least number where a query does not see a key."""
         scores = _product("BKSH,BKQH->BKSQ", keys, queries)
         hidden = self._hidden(at, number)
@@ -182,7 +185,7 @@ class _Seen:
         copies = scores.shape[-1] // lowest.shape[-1]
         return scores + jnp.concatenate([lowest] * copies, axis=-1)[:, None]
 
-    def _hidden(self, at: Array, number: Array) -> Bool[Array, "#B S Q"] | None:
+    def _hidden(self, at: Array | int, number: Array) -> Bool[Array, "#B S Q"] | None:
         size, hidden = self._tiling.size, None
         if self._tiling.causal:
             distance = (at - number) * size + jnp.arange(size)[None] - jnp.arange(size)[:, None]
@@ -197,9 +200,15 @@ class _Seen:
 
 
 def _over_tiles(function: Any, carry: Any, *arrays: Array) -> Any:
-    """Scans over tiles of queries; the first argument is the tile's number."""
+    """Like `lax.scan` over tiles of queries; the function also gets the tile's number. A few tiles are unrolled."""
     count = len(arrays[0])
-    return jax.lax.scan(function, carry, (jnp.arange(count), *arrays), unroll=count if count <= _UNROLLED else 1)
+    if count > _UNROLLED:
+        return jax.lax.scan(function, carry, (jnp.arange(count), *arrays))
+    outputs = []
+    for at in range(count):
+        carry, output = function(carry, (at, *(array[at] for array in arrays)))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
 
 
 def _by_tile(x: Float[Array, "B T N H"], kv_heads: int, size: int) -> Float[Array, "t B K Q H"]:
@@ -219,7 +228,7 @@ def _whole(tiles: Float[Array, "t B K Q H"], shape: tuple[int, ...]) -> Float[Ar
     return x.reshape(batch, length, heads, width)
 
 
-def _tile(x: Array, number: Array, size: int, axis: int = 2) -> Array:
+def _tile(x: Array, number: Array | int, size: int, axis: int = 2) -> Array:
     return jax.lax.dynamic_slice_in_dim(x, number * size, size, axis)
 
 

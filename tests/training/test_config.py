@@ -28,6 +28,7 @@ from configs import (
     routerag_small,
     search_qwen25_vl_7b,
     search_r1_qwen25_3b,
+    search_r1_small,
     smollm2_router,
     smollm2_search,
     vrag_rl_qwen25_vl_3b,
@@ -136,6 +137,7 @@ SHIPPED = (
     smollm2_search,
     smollm2_router,
     search_r1_qwen25_3b,
+    search_r1_small,
     r1_searcher_small,
     r1_searcher_qwen25_7b,
     r1_searcher_qwen3_30b_a3b,
@@ -268,6 +270,7 @@ def test_shipped_configurations_are_valid(module) -> None:
         (vrag_rl_small, ("em",)),
         (routerag_qwen25_3b, ("em", "f1")),
         (search_r1_qwen25_3b, ("em",)),
+        (search_r1_small, ("em",)),
         (quickstart, ("em",)),
     ],
 )
