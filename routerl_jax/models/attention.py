@@ -144,8 +144,8 @@ def _xla(
     mesh: Mesh | None,
 ) -> Float[Array, "B T N H"]:
     """Tiles in plain XLA. Each device leaves out the tiles that its own rows don't need."""
-    on_cpus = mesh is None or mesh.devices.flat[0].platform == "cpu"
-    most = _CPU_TILES[q.shape[1] > _SHORT] if on_cpus else _TILE
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    most = _CPU_TILES[q.shape[1] > _SHORT] if platform == "cpu" else _TILE
     tiling = Tiling.of(q.shape[1], most, causal, window)
 
     def local(q: Array, k: Array, v: Array, ids: Array | None = None, ends: Array | None = None) -> Array:

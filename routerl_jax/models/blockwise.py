@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-_UNROLLED = (
-    8  # tiles of queries up to which the loop over them is unrolled; then the compiler's costs know the diagonal
-)
+# Up to so many tiles of queries, the loop over them is unrolled; then the compiler's costs know the diagonal.
+_UNROLLED = 8
 _LEAST = float(jnp.finfo(jnp.float32).min)
 
 
