@@ -31,19 +31,19 @@ _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
-def mirrored(place: str) -> Iterator[pathlib.Path]:
+def mirrored(location: str) -> Iterator[pathlib.Path]:
     """The path at which a program works on a file or directory: the place itself, or what stands for a place in a bucket.
 
     Raises:
       ValueError: the bucket can't be read; or, at the end, not written (names the directory that is kept).
     """
-    if not buckets.in_bucket(place):
-        yield pathlib.Path(place).expanduser()
+    if not buckets.in_bucket(location):
+        yield pathlib.Path(location).expanduser()
         return
     (cache_directory() / "mirrors").mkdir(parents=True, exist_ok=True)
     scratch = pathlib.Path(tempfile.mkdtemp(dir=cache_directory() / "mirrors"))
     try:
-        mirror = _Mirror(place.rstrip("/"), scratch)
+        mirror = _Mirror(location.rstrip("/"), scratch)
         _MIRRORS[mirror.path] = mirror
         try:
             yield mirror.path
@@ -80,13 +80,13 @@ def send(path: pathlib.Path) -> None:
 class _Mirror:
     """A place in a bucket, and the path that stands for it. It exists if there is something in the bucket."""
 
-    def __init__(self, place: str, scratch: pathlib.Path) -> None:
-        self._place = place
-        self.path = scratch.resolve() / place.rpartition("/")[2]
-        names = _complete(name for name in buckets.listing(place) if self._is_copied(name))
+    def __init__(self, location: str, scratch: pathlib.Path) -> None:
+        self._location = location
+        self.path = scratch.resolve() / location.rpartition("/")[2]
+        names = _complete(name for name in buckets.listing(location) if self._is_copied(name))
         if names:
-            buckets.download(place, names, self.path)
-        buckets.stand_in(self.path, place)
+            buckets.download(location, names, self.path)
+        buckets.stand_in(self.path, location)
         self._sent = self._files()
         self._sending, self._ended = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -94,12 +94,12 @@ class _Mirror:
     @property
     def is_ours(self) -> bool:
         """False once another process has taken over the place (`parallel/workdir.py`)."""
-        return buckets.place_of(self.path) == self._place
+        return buckets.place_of(self.path) == self._location
 
     def start(self) -> None:
         """Begins to upload in the background."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._go_on, name=f"upload to {self._place}", daemon=True)
+            self._thread = threading.Thread(target=self._go_on, name=f"upload to {self._location}", daemon=True)
             self._thread.start()
 
     def send(self) -> None:
@@ -152,7 +152,7 @@ class _Mirror:
             del self._sent[name]
 
     def _at(self, name: str) -> str:
-        return f"{self._place}/{name}" if name else self._place
+        return f"{self._location}/{name}" if name else self._location
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """What is to be in the bucket: name -> size and time of the last change in ns. No hidden or half-made files."""
@@ -175,7 +175,7 @@ class _Mirror:
         parts = name.split("/")
         if CHECKPOINTS not in parts[:-1]:
             return True
-        return self._place.startswith("s3://") and parts[parts.index(CHECKPOINTS) + 1].isdecimal()
+        return self._location.startswith("s3://") and parts[parts.index(CHECKPOINTS) + 1].isdecimal()
 
 
 def _is_checkpoint(name: str) -> bool:

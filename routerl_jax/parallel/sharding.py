@@ -83,7 +83,7 @@ def partition_spec(
     remarks = []
     for split in LAYOUTS[layout]:
         devices = mesh.shape[split.over]
-        dimension, remark = (None, "") if devices == 1 else _place(split, devices, shape, axes, entries, mesh)
+        dimension, remark = (None, "") if devices == 1 else _split_dimension(split, devices, shape, axes, entries, mesh)
         if dimension is not None:
             entries[dimension] = (*entries[dimension], split.over)
         if remark:
@@ -91,7 +91,7 @@ def partition_spec(
     return PartitionSpec(*(names if len(names) > 1 else next(iter(names), None) for names in entries)), remarks
 
 
-def _place(
+def _split_dimension(
     split: Split,
     devices: int,
     shape: tuple[int, ...],

@@ -84,17 +84,17 @@ class _Lock:
             "token": uuid.uuid4().hex,
         }
         for _ in range(_ATTEMPTS):
-            self._kept = _record(directory)
+            self._holder_record = _record(directory)
             try:
                 if self._take():
                     break
             except BaseException:
-                self._kept.close()
+                self._holder_record.close()
                 raise
-            self._kept.close()
+            self._holder_record.close()
         else:
             raise ValueError(
-                f"{self._kept.place} comes and goes: several processes want {directory}; start one of them"
+                f"{self._holder_record.location} comes and goes: several processes want {directory}; start one of them"
             )
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name=f"lock of {directory}", daemon=True)
@@ -105,35 +105,35 @@ class _Lock:
         self._ended.set()
         self._heart.join()
         with contextlib.suppress(OSError, ValueError):
-            if self.successor is None and self._kept.is_there():
-                self._kept.remove()
+            if self.successor is None and self._holder_record.is_there():
+                self._holder_record.remove()
             if self._made:
                 self._directory.rmdir()  # fails if there is anything in it
-        self._kept.close()
+        self._holder_record.close()
 
     def _take(self) -> bool:
         """True if this process has the lock now; False if the previous holder removed its file."""
-        if not self._kept.claim():
-            raise ValueError(self._refusal(self._kept.read()))
-        if not self._kept.is_there():
+        if not self._holder_record.claim():
+            raise ValueError(self._refusal(self._holder_record.read()))
+        if not self._holder_record.is_there():
             return False
-        previous = self._kept.read()
+        previous = self._holder_record.read()
         if previous is not None:
-            if not self._kept.ended(previous, self._record) and not self._silent(previous):
+            if not self._holder_record.ended(previous, self._record) and not self._silent(previous):
                 return False
             logging.warning(
                 "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
                 *(self._directory, _name(previous), previous.get("seen")),
             )
         self._write()
-        if not self._kept.excludes():
+        if not self._holder_record.excludes():
             time.sleep(_SETTLE)
-            record = self._kept.read()
+            record = self._holder_record.read()
             if record is not None and record.get("token") != self._record["token"]:
                 raise ValueError(self._refusal(record))
         return True
 
-    def _silent(self, left: dict[str, Any]) -> bool:
+    def _silent(self, previous: dict[str, Any]) -> bool:
         """Watches the record of another process: True if it does not change, False if it is removed.
 
         Raises:
@@ -141,15 +141,15 @@ class _Lock:
         """
         logging.warning(
             "%s: %s was in it, last seen %s; waiting for %.0f s, whether it is alive",
-            *(self._directory, _name(left), left.get("seen"), _SILENCE),
+            *(self._directory, _name(previous), previous.get("seen"), _SILENCE),
         )
         end = time.monotonic() + _SILENCE
         while time.monotonic() < end:
             time.sleep(_BEAT / 5)
-            record = self._kept.read()
+            record = self._holder_record.read()
             if record is None:
                 return False
-            if record != left:
+            if record != previous:
                 raise ValueError(self._refusal(record))
         return True
 
@@ -157,7 +157,7 @@ class _Lock:
         warned = False
         while not self._ended.wait(_BEAT):
             try:
-                record = self._kept.read()
+                record = self._holder_record.read()
                 if record is not None and record.get("token") != self._record["token"]:
                     self.successor = record
                     buckets.forget(self._directory)  # what it holds is no longer uploaded
@@ -167,12 +167,14 @@ class _Lock:
             except (OSError, ValueError) as error:
                 if not warned:
                     logging.warning(
-                        "%s can't be written (%s): others may take this process for dead", self._kept.place, error
+                        "%s can't be written (%s): others may take this process for dead",
+                        self._holder_record.location,
+                        error,
                     )
                 warned = True
 
     def _write(self) -> None:
-        self._kept.write({**self._record, "seen": _now()})
+        self._holder_record.write({**self._record, "seen": _now()})
 
     def _refusal(self, holder: dict[str, Any] | None) -> str:
         if holder is None:
