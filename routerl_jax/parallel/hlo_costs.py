@@ -112,7 +112,7 @@ def count(program: str | Module, *, trips: float = 1, filled: float = 1.0, group
 
 
 class _Windows:
-    """Collectives of one computation that have begun: the computation that holds each, and how many operations came before it."""
+    """Open collectives of one computation: the computation that holds each, and how many operations came before it."""
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[Computation, Instruction, int]] = {}  # by the instruction that their end names

@@ -112,7 +112,7 @@ def _count(
 
 
 def _value(module: Module, scope: Computation, name: str, arguments: list[_Value]) -> _Value:
-    """A value as a constant, a carried value, or a carried value plus a constant. `arguments` are those of the computation's call."""
+    """A value as a constant, a carried value, or a carried value plus a constant. `arguments`: of the computation's call."""
     instruction = scope.instructions.get(name)
     if instruction is None:
         return None

@@ -1,7 +1,7 @@
-"""Local directories that stand for places in buckets while a program runs.
+"""Local directories that mirror directories of buckets while a program runs.
 
-What is in the bucket is copied here first. What the program writes is uploaded as it goes on (`send`) and when it ends. So all
-that it does to files works as on a disk, and a killed program leaves in the bucket what it had when it last sent.
+The files in the bucket are copied here first. Files that the program writes are uploaded while it runs (`send`) and when it
+ends. So the program works on files of a disk. A killed program leaves the files of its last upload in the bucket.
 
 Checkpoints are last: a run that is resumed finds the metrics and episodes that belong to its newest checkpoint. Under gs://
 orbax reads and writes them in the bucket itself (`learning/checkpoints.py`), and they are not copied.
@@ -25,14 +25,14 @@ from routerl_jax.parallel import multihost
 
 CHECKPOINTS = "checkpoints"
 MARK = "_CHECKPOINT_METADATA"  # the file of a checkpoint that is uploaded last, and removed first
-_LAST = (MARK, "config.json", "kb.json", "results.json")  # what says that the files beside it are complete
+_LAST = (MARK, "config.json", "kb.json", "results.json")  # these files say that the files beside them are complete
 _EVERY = 30.0  # seconds between two uploads of what is new
 _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
 def mirrored(location: str) -> Iterator[pathlib.Path]:
-    """The path at which a program works on a file or directory: the place itself, or what stands for a place in a bucket.
+    """The path at which a program works on a file or directory: `location` itself, or the mirror of a location in a bucket.
 
     Raises:
       ValueError: the bucket can't be read; or, at the end, not written (names the directory that is kept).
@@ -62,7 +62,7 @@ def mirrored(location: str) -> Iterator[pathlib.Path]:
 
 
 def send(path: pathlib.Path) -> None:
-    """Uploads what is new below a path that stands for a place in a bucket, now and every half minute from now on.
+    """Uploads what is new below the mirror of a bucket, now and every half minute from now on.
 
     Only the main process of a job does. Nothing happens for other paths.
 
@@ -78,7 +78,7 @@ def send(path: pathlib.Path) -> None:
 
 
 class _Mirror:
-    """A place in a bucket, and the path that stands for it. It exists if there is something in the bucket."""
+    """A location in a bucket, and the local path that mirrors it. The path exists if there is something in the bucket."""
 
     def __init__(self, location: str, scratch: pathlib.Path) -> None:
         self._location = location
@@ -93,7 +93,7 @@ class _Mirror:
 
     @property
     def is_ours(self) -> bool:
-        """False once another process has taken over the place (`parallel/workdir.py`)."""
+        """False once another process has taken over the location (`parallel/workdir.py`)."""
         return buckets.place_of(self.path) == self._location
 
     def start(self) -> None:
@@ -155,7 +155,7 @@ class _Mirror:
         return f"{self._location}/{name}" if name else self._location
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """What is to be in the bucket: name -> size and time of the last change in ns. No hidden or half-made files."""
+        """The files to upload: name -> size and time of the last change in ns. No hidden or unfinished files."""
         if self.path.is_file():
             status = self.path.stat()
             return {"": (status.st_size, status.st_mtime_ns)}

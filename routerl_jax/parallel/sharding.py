@@ -49,9 +49,9 @@ class Split:
 # width last, because rotary embeddings and attention read whole heads.
 _FSDP = Split(over="fsdp", first=("embed",), spill=("mlp", "vocab", "heads", "kv_heads", "head_dim"), storage=True)
 # Computation: each device computes its own heads and feed-forward channels (arXiv 1909.08053), or its own experts with all
-# their channels, so these are split. If they are
-# not divisible, the residual stream is split, and products are summed over devices. If there are fewer key/value heads than
-# devices, each device computes all of them, because query heads of several devices read the same.
+# their channels, so these are split. If they are not divisible, the residual stream is split, and products are summed over
+# devices. If there are fewer key/value heads than devices, each device computes all of them, because query heads of several
+# devices read the same ones.
 _TENSOR = Split(
     over="tensor", first=("experts", "heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",)
 )

@@ -2,7 +2,7 @@
 
 The lock is the file DIR/.lock. The holder has it locked with `flock`, which ends with its process, and rewrites a record in it
 every few seconds. Some file systems ignore `flock`, or limit it to one machine; there the record shows whether the holder is
-alive. For a directory that stands for a place in a bucket (parallel/mirrors.py) the record is an object of the bucket.
+alive. For a directory that mirrors a bucket (parallel/mirrors.py) the record is an object of the bucket.
 """
 
 from __future__ import annotations
