@@ -216,7 +216,7 @@ class Clip(PictureEmbedder):
     def _vectors(
         self, inputs: Sequence[str | list[int] | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N E"]:
-        parts = [text_and_picture(one) for one in inputs]
+        parts = [text_and_picture(item) for item in inputs]
         written = [i for i, (text, _) in enumerate(parts) if text]
         shown = [i for i, (_, image) in enumerate(parts) if image is not None]
         bar.total = len(written) + len(shown)

@@ -52,7 +52,7 @@ class Features:
     def instead_of(self, x_BTD: Array) -> Array:
         """The tokens' embeddings, with the features inserted."""
         values = self.values if self.values.ndim == 3 else self.values[:, :, 0]
-        return jnp.where(self.index[..., None] >= 0, self._taken(values, x_BTD), x_BTD)
+        return jnp.where(self.index[..., None] >= 0, self._features(values, x_BTD), x_BTD)
 
     def added_to(self, x_BTD: Array, layer: Int[Array, ""] | int) -> Array:
         """The output of a layer, with its deep features added."""
@@ -62,17 +62,17 @@ class Features:
 
         def add(x: Array) -> Array:
             here = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
-            return x + jnp.where(self.index[..., None] >= 0, self._taken(here, x), 0)
+            return x + jnp.where(self.index[..., None] >= 0, self._features(here, x), 0)
 
         if isinstance(layer, int):
             return add(x_BTD) if layer < depth else x_BTD
         return jax.lax.cond(layer < depth, add, lambda x: x, x_BTD)
 
-    def _taken(self, values: Array, x_BTD: Array) -> Array:
+    def _features(self, values: Array, x_BTD: Array) -> Array:
         """The feature of each token; any for tokens without one."""
         index = self.index.reshape(values.shape[0], -1, 1)
-        taken = jnp.take_along_axis(values, jnp.maximum(index, 0), axis=1)
-        return taken.reshape(x_BTD.shape).astype(x_BTD.dtype)
+        features = jnp.take_along_axis(values, jnp.maximum(index, 0), axis=1)
+        return features.reshape(x_BTD.shape).astype(x_BTD.dtype)
 
 
 class DecoderOutput(NamedTuple):

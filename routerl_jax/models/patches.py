@@ -170,22 +170,22 @@ def place_images(
     """
     shapes = abstract_images(lead, patches, config, dtype, sharding)
 
-    def place(name: str) -> jax.Array:
+    def array(name: str) -> jax.Array:
         shape = getattr(shapes, name)
-        made: dict[tuple[range, ...], np.ndarray] = {}  # devices that share a place share its values
+        blocks: dict[tuple[range, ...], np.ndarray] = {}  # devices that hold the same block share its values
 
         def block(index: Any) -> np.ndarray:
             spans = tuple(range(size)[part] for part, size in zip(index, lead))
-            if spans not in made:
+            if spans not in blocks:
                 sizes = [len(span) for span in spans]
-                made[spans] = np.full((*sizes, *shape.shape[len(lead) :]), _EMPTY[name], shape.dtype)
+                blocks[spans] = np.full((*sizes, *shape.shape[len(lead) :]), _EMPTY[name], shape.dtype)
                 for at in np.ndindex(*sizes):
-                    _fill(name, made[spans][at], groups.get(tuple(span[i] for span, i in zip(spans, at)), ()))
-            return made[spans]
+                    _fill(name, blocks[spans][at], groups.get(tuple(span[i] for span, i in zip(spans, at)), ()))
+            return blocks[spans]
 
         return jax.make_array_from_callback(shape.shape, sharding, block)
 
-    return VisionInputs(**{field.name: place(field.name) for field in dataclasses.fields(VisionInputs)})
+    return VisionInputs(**{field.name: array(field.name) for field in dataclasses.fields(VisionInputs)})
 
 
 _EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # where there is no picture

@@ -153,9 +153,8 @@ def merge(
         return (weight if scale is None else dequantize(weight, scale, qtype)).astype(dtype)
     rank = a.shape[-1]
 
-    def one(
-        layer: tuple[Array, Array | None, Array, Array],
-    ) -> Array:  # by layer: all deltas at once take float32 copies
+    def merge_layer(layer: tuple[Array, Array | None, Array, Array]) -> Array:
+        # Layer by layer, because the deltas of all layers at once would take float32 copies of them.
         weight, scale, a, b = layer
         whole = weight if scale is None else dequantize(weight, scale, qtype)
         wide = jnp.promote_types(whole.dtype, jnp.float32)
@@ -164,4 +163,4 @@ def merge(
             delta = jnp.einsum("IR,RO->IO", low_a, low_b) * (alpha / rank)
         return (whole.astype(wide) + delta.reshape(whole.shape)).astype(dtype)
 
-    return jax.lax.map(one, (weight, scale, a, b))
+    return jax.lax.map(merge_layer, (weight, scale, a, b))

@@ -47,7 +47,9 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     targets = dict(nnx.to_flat_state(shardings(abstract, mesh, layout)))
     parameters = nnx.to_flat_state(abstract)
     checkpoint.check({path: tuple(variable.get_value().shape) for path, variable in parameters}, rules)
-    devices = {path: _homes(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters}
+    devices = {
+        path: _block_devices(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters
+    }
     total = sum(
         math.prod(stop - start for start, stop in bounds) * variable.get_value().dtype.itemsize
         for path, variable in parameters
@@ -182,7 +184,7 @@ def weight_map(index: pathlib.Path) -> dict[str, str]:
     return files
 
 
-def _homes(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
+def _block_devices(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
     """The distinct blocks of an array that this process holds, and the devices that hold each."""
     devices: dict[Bounds, list[Any]] = {}
     for device, index in target.addressable_devices_indices_map(shape).items():

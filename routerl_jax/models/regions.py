@@ -248,11 +248,11 @@ def pixels_within(box: Sequence[float], size: Size) -> Pixels:
     return _rounded(corners, size)
 
 
-def iou(one: Sequence[float], other: Sequence[float]) -> float:
+def iou(first: Sequence[float], second: Sequence[float]) -> float:
     """Intersection over union of two boxes with areas, in [0, 1]."""
-    wide, high = (min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]) for axis in (0, 1))
+    wide, high = (min(first[axis + 2], second[axis + 2]) - max(first[axis], second[axis]) for axis in (0, 1))
     shared = max(wide, 0) * max(high, 0)
-    return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)) - shared)
+    return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - shared)
 
 
 def _four(box: Sequence[float]) -> Box:

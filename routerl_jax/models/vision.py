@@ -297,10 +297,10 @@ def full_attention(
     owners = jnp.moveaxis(jnp.pad(segments, spare, constant_values=-1).reshape(batch, blocks, _BLOCK), 1, 0)
 
     @jax.checkpoint  # the backward pass would keep the softmax of all pairs
-    def one(block: tuple[Array, Array, Array]) -> Array:
+    def attend_block(block: tuple[Array, Array, Array]) -> Array:
         return _attend_blocks(*block, keys, values, owners)
 
-    out = jax.lax.map(one, (queries, owners, _pairs(owners)))
+    out = jax.lax.map(attend_block, (queries, owners, _pairs(owners)))
     return jnp.moveaxis(out, 0, 1).reshape(batch, blocks * _BLOCK, heads, width)[:, :patches]
 
 
@@ -322,15 +322,15 @@ def _attend_blocks(
     def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array, Array]) -> Any:
         k, v, owners, wanted = block
 
-        def attend(most: Array, total: Array, mixed: Array) -> tuple[Array, Array, Array]:
+        def attend(peak: Array, total: Array, mixed: Array) -> tuple[Array, Array, Array]:
             logits = jnp.einsum("BQNH,BSNH->BNQS", q_BQNH, k, preferred_element_type=jnp.float32) * width**-0.5
             same = owners_BQ[:, None, :, None] == owners[:, None, None, :]
             logits = jnp.where(same, logits, jnp.finfo(jnp.float32).min)
-            above = jnp.maximum(most, jnp.max(logits, axis=-1))
-            weights = jnp.where(same, jnp.exp(logits - above[..., None]), 0.0)
-            kept = jnp.exp(most - above)
+            higher = jnp.maximum(peak, jnp.max(logits, axis=-1))
+            weights = jnp.where(same, jnp.exp(logits - higher[..., None]), 0.0)
+            rescale = jnp.exp(peak - higher)
             here = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return above, total * kept + jnp.sum(weights, axis=-1), mixed * kept[..., None] + here
+            return higher, total * rescale + jnp.sum(weights, axis=-1), mixed * rescale[..., None] + here
 
         # Rematerialised; otherwise the backward pass of the scan stores the logits of every pair.
         return jax.lax.cond(wanted, jax.checkpoint(attend), lambda *same: same, *carry), None

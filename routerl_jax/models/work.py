@@ -28,8 +28,8 @@ class Work:
         experts, layers = self.config.experts, self.config.sparse.count(True)
         if experts is None:
             return 0
-        taken = experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
-        return round(layers * self.config.embed * (experts.count + 3 * taken * experts.mlp))
+        active = experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
+        return round(layers * self.config.embed * (experts.count + 3 * active * experts.mlp))
 
     @property
     def stored(self) -> int:
