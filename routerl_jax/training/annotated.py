@@ -28,11 +28,11 @@ _LONGEST = 40  # words of evidence that a thought quotes
 
 @dataclasses.dataclass
 class _Draft:
-    """A worked example in the making."""
+    """An unfinished worked example."""
 
     example: Example
     missing: dict[str, str]  # gold passages that no search has found: title by id
-    known: str  # all text that the policy has read
+    context: str  # all text that the policy has read
     steps: list[DemonstrationStep] = dataclasses.field(default_factory=list)
     thought: str = ""  # what the last search showed
     lost: bool = False  # a search missed its gold passage
@@ -66,7 +66,7 @@ def worked_examples(
       RuntimeError: a search failed. Its example is not just left out, or a resumed run would train on other examples.
     """
     drafts = [
-        _Draft(example=example, missing=gold, known=example.question)
+        _Draft(example=example, missing=gold, context=example.question)
         for example in examples
         if (gold := named_passages(example)) and example.answers
     ]
@@ -115,7 +115,7 @@ def _next_query(draft: _Draft) -> tuple[str, str]:
     named = {
         mention.start(): name
         for title in draft.missing.values()
-        if (name := without_aside(title)) and (mention := _mention(name).search(draft.known))
+        if (name := without_aside(title)) and (mention := _mention(name).search(draft.context))
     }
     if named:
         name = named[min(named)]
@@ -136,7 +136,7 @@ def _note(draft: _Draft, purpose: str, call: Call) -> None:
     draft.lost = not gold
     for passage in gold:
         del draft.missing[passage.id]
-    draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
+    draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
     draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in gold)
 
 

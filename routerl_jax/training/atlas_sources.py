@@ -56,8 +56,8 @@ def _drawings(spec: KnowledgeConfig) -> list[tuple[str, Callable[[], bytes]]]:
     from routerl_jax.data.atlas import pages, register
 
     if print_size := atlas_pages(spec):
-        return [(one.file, functools.partial(pages.encoded, one)) for one in pages.all_pages(print_size)]
-    return [(one.file, functools.partial(register.encoded, one)) for one in register.register_pages()]
+        return [(page.file, functools.partial(pages.encoded, page)) for page in pages.all_pages(print_size)]
+    return [(page.file, functools.partial(register.encoded, page)) for page in register.register_pages()]
 
 
 def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:

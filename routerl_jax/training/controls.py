@@ -58,16 +58,16 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
             check_demonstrations(changed, recipe.agent, f"{path}.supervised")
 
 
-def fork(run: Run, done: int, **extra: Any) -> None:
-    """Saves the run's state after `done` steps for the controls that start there. `extra`: as in `Run.save`."""
+def fork(run: Run, completed: int, **extra: Any) -> None:
+    """Saves the run's state after `completed` steps for the controls that start there. `extra`: as in `Run.save`."""
     for name, control in run.config.controls.items():
-        if not control.without or run.config.stages[control.without].start != done:
+        if not control.without or run.config.stages[control.without].start != completed:
             continue
         directory = control_directory(run.workdir, name) / "checkpoints"
         with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
             # else an earlier session saved it and was killed before its next checkpoint
             if checkpoints.latest() is None:
-                run.save(done, into=checkpoints, **extra)
+                run.save(completed, into=checkpoints, **extra)
 
 
 def run_controls(

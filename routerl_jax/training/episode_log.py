@@ -37,14 +37,14 @@ def log_episodes(
     if not chosen:
         return
     before = np.cumsum([0, *(len(episode.sequences) for episode in episodes)])
-    kept = set(credit.keep.tolist())
+    trained_indices = set(credit.keep.tolist())
     learned = []
     for index in chosen:
         indices = range(before[index], before[index + 1])
         advantages = [credit.advantages[i] for i in indices]
         fields: dict[str, Any] = {
             "advantage": _mean(episodes[index].sequences, advantages),
-            "trained": any(i in kept for i in indices),
+            "trained": any(i in trained_indices for i in indices),
         }
         if config.log_tokens:
             pairs = zip(episodes[index].sequences, advantages, strict=True)

@@ -45,7 +45,7 @@ def atlas_golden(
     """
     examples = atlas_questions(split, counts)
     kb_paths = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
-    known = [
+    fingerprints = [
         (
             example.id,
             example.question,
@@ -56,7 +56,7 @@ def atlas_golden(
         for example in examples
     ]
     writers = [inspect.getsource(module) for module in (golden, trajectories, sys.modules[__name__])]
-    digest = hashlib.sha256(json.dumps([kb_paths, k, known, writers]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([kb_paths, k, fingerprints, writers]).encode()).hexdigest()[:12]
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"
     if not (directory / _FILE).is_file():
         scratch = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")  # other processes may write it, too

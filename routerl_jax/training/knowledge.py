@@ -179,8 +179,8 @@ def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
         return factory
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         for key in spec.settings:
-            if key not in (known := [parameter.name for parameter in parameters]):
-                raise ValueError(unknown_key(f"{path}.settings", key, known))
+            if key not in (names := [parameter.name for parameter in parameters]):
+                raise ValueError(unknown_key(f"{path}.settings", key, names))
     if missing := [
         p.name for p in parameters if p.name not in spec.settings and p.default is p.empty and p.kind in _NAMED
     ]:
@@ -228,10 +228,10 @@ def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
         raise ValueError(
             f"config.knowledge.{name}.members={spec.members} must name knowledge bases of this run: {', '.join(others)}"
         )
-    known = ("weights", "constant", "depth")
+    names = ("weights", "constant", "depth")
     for key in spec.settings:
-        if key not in known:
-            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
+        if key not in names:
+            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, names))
 
 
 def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> SearchTool:

@@ -83,11 +83,11 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
         updates = {}
         for micro in _micro_batches(run):
             changed = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
-            updates[micro] = _one(compile_and_weigh, changed, topology, "update")
+            updates[micro] = _program_report(compile_and_weigh, changed, topology, "update")
         decodes = {}
         for rows in _rows(run):
             changed = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
-            decodes[rows] = _one(compile_and_weigh, changed, topology, "decode")
+            decodes[rows] = _program_report(compile_and_weigh, changed, topology, "decode")
         choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
         tried += choices
         best = min(choices, key=_worth)
@@ -123,7 +123,7 @@ def _rows(config: TrainConfig) -> list[int]:
     return sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))})
 
 
-def _one(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
+def _program_report(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
     return compile_and_weigh(config, topology, [name]).programs[name]
 
 

@@ -96,9 +96,9 @@ def _head(config: TrainConfig, sees: bool, adapter: bool, licence: str) -> dict[
 
 def hub_id(base: str) -> str:
     """The hub's id of a base model; "" for a directory, and for packaged or random weights."""
-    known = _IDS.get(base, "")
+    listed = _IDS.get(base, "")
     named = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".") and not pathlib.Path(base).exists()
-    return known or (base if named else "")
+    return listed or (base if named else "")
 
 
 def _what(config: TrainConfig) -> str:
@@ -150,7 +150,7 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
     rows = {
         "base": f"{hub_id(base) or without_directories(base)}{f', licence {licence}' if licence else ', licence not stated'}",
         "questions": f"{without_directories(config.data.train)}{_range(config.data.train_range)}",
-        **{f"knowledge base `{name}`": _knowledge(one) for name, one in config.knowledge.items()},
+        **{f"knowledge base `{name}`": _knowledge(spec) for name, spec in config.knowledge.items()},
         "steps": f"{config.steps if step is None else step}{'' if step is None else f' of {config.steps}'}",
         "a step": f"{config.rollout.examples} questions, {config.rollout.samples} attempts each"
         if config.kind == "rl"
@@ -160,13 +160,19 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
         "exported with": _code(code_version()) or "a version that is not known",
     }
     return "\n".join(
-        ["## Training", "", "| | |", "|---|---|", *(f"| {key} | {markdown_cell(one)} |" for key, one in rows.items())]
+        [
+            "## Training",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items()),
+        ]
     )
 
 
-def _knowledge(one: Any) -> str:
-    encoder = f", encoder {without_directories(one.encoder)}" if one.encoder and one.kind.startswith("dense") else ""
-    return f"{one.kind} of {without_directories(one.source or one.directory)}{encoder}"
+def _knowledge(spec: Any) -> str:
+    encoder = f", encoder {without_directories(spec.encoder)}" if spec.encoder and spec.kind.startswith("dense") else ""
+    return f"{spec.kind} of {without_directories(spec.source or spec.directory)}{encoder}"
 
 
 def _code(code: Mapping[str, str]) -> str:

@@ -71,7 +71,7 @@ class Profiler:
 
     def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
         self._steps = steps if multihost.is_main() else range(0)
-        self._place = workdir / "profile"
+        self._directory = workdir / "profile"
         self._traced = 0
         if steps and start >= steps.stop:
             logging.warning(
@@ -82,7 +82,7 @@ class Profiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._end(told=kind is None)
+        self._end(write_report=kind is None)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -91,27 +91,27 @@ class Profiler:
             yield
             return
         if not self._traced:
-            self._place.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0
-            jax.profiler.start_trace(str(self._place), profiler_options=options)
+            jax.profiler.start_trace(str(self._directory), profiler_options=options)
         self._traced += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=number):
             yield
         if number + 1 == self._steps.stop:
-            self._end(told=True)
+            self._end(write_report=True)
 
-    def _end(self, *, told: bool) -> None:
+    def _end(self, *, write_report: bool) -> None:
         """Ends the trace if there is one under way."""
         if not self._traced:
             return
         traced, self._traced = self._traced, 0
         jax.profiler.stop_trace()
-        if not told:
+        if not write_report:
             return
-        newest = max(self._place.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        newest = max(self._directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
-        write_atomic(self._place / "profile.txt", text)
+        write_atomic(self._directory / "profile.txt", text)
         print(text)
 
 
@@ -181,12 +181,12 @@ def report(trace: pathlib.Path, steps: int) -> str:
         table.add_column("what", overflow="fold")
         for heading in ("s", "with what is inside, s", "times", "share"):
             table.add_column(heading, justify="right")
-        total = sum(one.own for one in times.values())
+        total = sum(entry.own for entry in times.values())
         longest = sorted(times.items(), key=lambda item: -item[1].own)[:_LONGEST]
-        for name, one in longest:
+        for name, entry in longest:
             shown = name if len(name) <= _SHOWN else f"{name[: _SHOWN - 2]}.."
-            share = one.own / total if total else 0.0
-            table.add_row(Text(shown), f"{one.own:.4f}", f"{one.whole:.4f}", f"{one.times:,}", f"{share:.1%}")
+            share = entry.own / total if total else 0.0
+            table.add_row(Text(shown), f"{entry.own:.4f}", f"{entry.whole:.4f}", f"{entry.times:,}", f"{share:.1%}")
         console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
@@ -212,10 +212,10 @@ def spent(trace: Any) -> Profile:
     return Profile(parts, devices, host, max(last - first, 0.0) / 1e9)
 
 
-def _add(one: Spent, event: _Event, own: float) -> None:
-    one.own += own / 1e9
-    one.whole += event.duration / 1e9
-    one.times += 1
+def _add(total: Spent, event: _Event, own: float) -> None:
+    total.own += own / 1e9
+    total.whole += event.duration / 1e9
+    total.times += 1
 
 
 def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:

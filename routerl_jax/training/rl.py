@@ -199,10 +199,10 @@ class _Training:
         parts = (stage, self.recipe.agent, self.run, self.engine, self.tools)
         return train_step(*parts, examples, step, clock, partial)
 
-    def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
+    def _after(self, stage: RunStage, completed: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
         """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""
         evaluation = self.config.evaluation
-        if evaluation.every and (done % evaluation.every == 0 or done == self.config.steps):
+        if evaluation.every and (completed % evaluation.every == 0 or completed == self.config.steps):
             with clock("validation"):
                 summary, _ = score(
                     self.judged, self.validation, self.engine, self.tools, **self._how(), judge=self.evaluating
@@ -213,19 +213,19 @@ class _Training:
                     metrics |= canary(self.judged, self.validation, self.engine, self.tools, **self._how())
         metrics |= {f"timing_s/{name}": seconds for name, seconds in clock.seconds.items()}
         # before the checkpoint: a run killed in between must not lack this row
-        self.run.writer.write(done - 1, metrics)
-        if evaluation.stages and self.stages.ended(done):
+        self.run.writer.write(completed - 1, metrics)
+        if evaluation.stages and self.stages.ended(completed):
             self.keep(stage.name)
-        if alarm := self.watch.see(done - 1, stage.name, metrics):
+        if alarm := self.watch.see(completed - 1, stage.name, metrics):
             return alarm
         extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
-        self.owed = self.owed or self.run.due(done)
+        self.owed = self.owed or self.run.due(completed)
         # before the checkpoint: a session that resumes from that checkpoint would be too late to fork
-        fork(self.run, done, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
-        if self.owed and (done == self.config.steps or not self.watch.worried):
+        fork(self.run, completed, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
+        if self.owed and (completed == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
                 waiting = self.ahead.state() if self.ahead else b""
-                self.run.save(done, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
+                self.run.save(completed, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
             self.owed = False
         return None
 
@@ -321,11 +321,11 @@ def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engi
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
     """Goes back to the last checkpoint from before the trouble, if there is one. Returns the entry for results.json."""
     engine.rest()
-    done = run_.back_to_checkpoint()
-    if done:
-        engine.update(run_.served_params(), done)
+    completed = run_.back_to_checkpoint()
+    if completed:
+        engine.update(run_.served_params(), completed)
         remedy = (
-            f"policy/ is that of {done} steps. Start another run from it with other settings "
+            f"policy/ is that of {completed} steps. Start another run from it with other settings "
             f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
         )
     else:
@@ -334,13 +334,13 @@ def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
             "config.checkpoint.every"
         )
     message = f"stopped after step {alarm.step + 1}: {alarm.complaint}; {remedy}"
-    return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
+    return {"stopped": {**dataclasses.asdict(alarm), "steps": completed, "message": message}}
 
 
-def estimate(paces: Sequence[float], left: int) -> str:
+def estimate(paces: Sequence[float], remaining: int) -> str:
     """A text with the remaining time of a run, from the median seconds of its first steps (the very first ones compile)."""
     pace = float(np.median(paces))
-    seconds = pace * left
+    seconds = pace * remaining
     span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"
     return f"{pace:.1f} s a step: about {span} of training to go, validation and the final evaluation not counted"
 

@@ -90,20 +90,21 @@ def estimate(
       name: the program's name (run_programs.PROGRAMS), for the hint.
     """
     seconds = [
-        max(one.flops / chip.peak_flops, one.bytes / chip.memory_bandwidth) * one.times for one in costs.operations
+        max(operation.flops / chip.peak_flops, operation.bytes / chip.memory_bandwidth) * operation.times
+        for operation in costs.operations
     ]
-    free = [0.0 if one.asynchronous else time for one, time in zip(costs.operations, seconds)]
+    free = [0.0 if operation.asynchronous else time for operation, time in zip(costs.operations, seconds)]
     busy = sum(free)  # the bytes of asynchronous copies are in `memory`
     traffic: dict[str, list[float]] = {}
-    for one in costs.collectives:
-        time = _network_seconds(one, chip, mesh) * one.times
+    for collective in costs.collectives:
+        time = _network_seconds(collective, chip, mesh) * collective.times
         hidden = 0.0
-        for i in range(*one.window):
+        for i in range(*collective.window):
             part = min(free[i], time - hidden)
             free[i] -= part
             hidden += part
-        entry = traffic.setdefault("/".join((one.kind, *_axes(one, mesh))), [0.0, 0.0, 0.0, 0.0])
-        for index, value in enumerate((one.times, one.sent * one.times, time, hidden)):
+        entry = traffic.setdefault("/".join((collective.kind, *_axes(collective, mesh))), [0.0, 0.0, 0.0, 0.0])
+        for index, value in enumerate((collective.times, collective.sent * collective.times, time, hidden)):
             entry[index] += value
     compute, memory = costs.flops / chip.peak_flops, costs.bytes / chip.memory_bandwidth
     network = sum(entry[2] for entry in traffic.values())
@@ -135,22 +136,22 @@ def estimate(
     return dataclasses.replace(result, hint=_hint(result, name, useful))
 
 
-def _axes(one: Collective, mesh: Mesh | None) -> list[str]:
+def _axes(collective: Collective, mesh: Mesh | None) -> list[str]:
     """The axes of the mesh along which the collective goes, as one name."""
-    if mesh is None or max(one.members) >= mesh.size:
+    if mesh is None or max(collective.members) >= mesh.size:
         return []
-    coordinates = np.unravel_index(np.asarray(one.members), tuple(mesh.shape.values()))
+    coordinates = np.unravel_index(np.asarray(collective.members), tuple(mesh.shape.values()))
     along = [name for name, positions in zip(mesh.shape, coordinates) if len(set(positions.tolist())) > 1]
     return ["+".join(along)] if along else []
 
 
-def _network_seconds(one: Collective, chip: Chip, mesh: Mesh | None) -> float:
+def _network_seconds(collective: Collective, chip: Chip, mesh: Mesh | None) -> float:
     """The bytes sent over the usable links, but at least the hops to the other side of a ring."""
     devices = [] if mesh is None else list(mesh.devices.flat)
-    group = [devices[i] for i in one.members] if devices and max(one.members) < len(devices) else []
-    hops = 1 if one.kind == "collective-permute" else len(one.members) / 2
+    group = [devices[i] for i in collective.members] if devices and max(collective.members) < len(devices) else []
+    hops = 1 if collective.kind == "collective-permute" else len(collective.members) / 2
     bandwidth = chip.link_bandwidth * usable_links(chip, group, devices)
-    return max(one.sent / bandwidth, chip.hop_latency * hops)
+    return max(collective.sent / bandwidth, chip.hop_latency * hops)
 
 
 def _hint(roofline: Estimate, name: str, useful: float | None) -> str:

@@ -76,10 +76,10 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     params = nnx.state(model, nnx.Param)
     placements = shardings(params, mesh, config.mesh.layout)
 
-    def place(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    def sharded(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    nnx.update(model, jax.tree.map(place, params, placements))
+    nnx.update(model, jax.tree.map(sharded, params, placements))
     if config.model.lora.rank:
         with naming("config.model.lora"):
             apply_lora(model, config.model.lora.build(), jax.random.key(0), config.model.lora.dtype)
@@ -117,7 +117,7 @@ class _Learner:
         _, self._trained, self._frozen = nnx.split(model, self._trainable, ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
-        self._kept = held(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        self._reference_bytes = held(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
         self._layout = BatchLayout(
             mesh,
             settings.length_buckets or (config.engine.max_length,),
@@ -126,12 +126,12 @@ class _Learner:
             share=settings.share_prefixes,
             replay=settings.replay_routing,
         )
-        self.holds = held(self._state) + held(self._frozen) + self._kept
+        self.holds = held(self._state) + held(self._frozen) + self._reference_bytes
 
     @property
     def moments(self) -> int:
         """Bytes of the optimiser's moments and of the reference."""
-        return held(self._state.opt_state) + self._kept
+        return held(self._state.opt_state) + self._reference_bytes
 
     def programs(self) -> dict[str, Program]:
         length, programs = self._config.engine.max_length, {}
@@ -154,7 +154,7 @@ class _Learner:
             programs[name] = Program(
                 lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
                 mesh=self._mesh,
-                resident=0 if exact is not None else self._kept,  # an argument is counted as such
+                resident=0 if exact is not None else self._reference_bytes,  # an argument is counted as such
                 trips=trips,
                 grouped=own_share(self._model.config.experts, self._mesh),
                 useful=self._useful(sequences, length)
@@ -201,9 +201,9 @@ def _generation(
         programs["merge"] = Program(
             lowered=merge, mesh=learner_mesh, resident=learner.moments + held(_unmerged(model)), moves_weights=True
         )
-    given = nnx.state(served)
+    served_params = nnx.state(served)
     copier = WeightCopier(served, mesh, layout, model.compute_dtype, engine.weight_qtype)
-    copy = copier.lower(given)
+    copy = copier.lower(served_params)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
         programs["copy"] = Program(lowered=copy, mesh=learner_mesh, resident=resident, moves_weights=True)
@@ -246,7 +246,7 @@ def _generation(
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,
     }
-    weights = copier.abstract(given) if layout else given
+    weights = copier.abstract(served_params) if layout else served_params
     least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
     for name, program in lowered.items():
         programs[name] = Program(

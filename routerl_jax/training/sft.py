@@ -90,17 +90,17 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             with profiler.step(step):
                 metrics, tokens = _update(run, fitting, source, drills, step)
             tokens_seen += tokens
-            done = step + 1
-            if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
+            completed = step + 1
+            if config.evaluation.every and (completed % config.evaluation.every == 0 or completed == config.steps):
                 metrics |= _validate(run, fitting, held_out)
                 metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
                 if multihost.is_main():
-                    note(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+                    note(f"step {completed}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
             run.writer.write(step, metrics)
-            alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
-            if not alarm and owed and (done == config.steps or not watch.worried):
+            alarm, owed = watch.see(step, "", metrics), owed or run.due(completed)
+            if not alarm and owed and (completed == config.steps or not watch.worried):
                 try:
-                    run.save(done, watch=watch.state())
+                    run.save(completed, watch=watch.state())
                 except NotFinite as error:
                     alarm = Alarm(step, error.metric, str(error))
                 owed = False

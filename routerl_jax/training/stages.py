@@ -73,9 +73,13 @@ class Stages:
         """The stage that a step belongs to."""
         return [stage for stage in self._stages if stage.start <= step][-1]
 
-    def ended(self, done: int) -> RunStage | None:
-        """The stage that ends after `done` steps with another stage following; None if there is none."""
-        return self.at(done - 1) if 0 < done < self._steps and any(s.start == done for s in self._stages) else None
+    def ended(self, completed: int) -> RunStage | None:
+        """The stage that ends after `completed` steps with another stage following; None if there is none."""
+        return (
+            self.at(completed - 1)
+            if 0 < completed < self._steps and any(s.start == completed for s in self._stages)
+            else None
+        )
 
     @property
     def has_reference(self) -> bool:

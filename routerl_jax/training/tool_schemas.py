@@ -31,7 +31,9 @@ def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSche
         if spec.kind == TOOL and _has_schema(tool_factory(name, spec)):
             own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
             schema = dataclasses.replace(own, description=spec.description or own.description)
-        if schema.name in {one.name for one in schemas.values()}:  # two servers may have tools of the same name
+        if schema.name in {
+            existing.name for existing in schemas.values()
+        }:  # two servers may have tools of the same name
             schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
         schemas[name] = schema
     return schemas

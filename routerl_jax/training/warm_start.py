@@ -89,10 +89,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
 def _of_updates(watch: WatchConfig) -> WatchConfig:
     """The part of config.watch about updates. A supervised phase measures no other metrics of a run."""
 
-    def kept(bounds: Mapping[str, float]) -> dict[str, float]:
+    def actor_bounds(bounds: Mapping[str, float]) -> dict[str, float]:
         return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
 
-    bounds = {field: kept(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
+    bounds = {field: actor_bounds(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
     return WatchConfig(patience=watch.patience, **bounds)
 
 

@@ -116,9 +116,9 @@ class Watch:
                 self._awaited.remove(name)
                 logging.warning("config.watch bounds %s, which no step has had so far", name)
                 continue
-            known = sorted(metric for metric, value in metrics.items() if isinstance(value, int | float))
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            measured = sorted(metric for metric, value in metrics.items() if isinstance(value, int | float))
+            close = difflib.get_close_matches(name, measured, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(measured)}"
             raise ValueError(f"config.watch bounds {name}, and there is no such metric; {hint}")
 
     def _wrong(self, metrics: Mapping[str, Any]) -> dict[str, str]:
