@@ -263,11 +263,11 @@ class LLM:
 class UnknownTool(KeyError):
     """An agent asks for a tool by a name that no tool has."""
 
-    def __init__(self, name: str, known: Sequence[str]) -> None:
+    def __init__(self, name: str, names: Sequence[str]) -> None:
         super().__init__(name)
-        close = difflib.get_close_matches(str(name), known, n=1)
+        close = difflib.get_close_matches(str(name), names, n=1)
         hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-        self.message = f"there is no tool {name!r}; {hint}: {', '.join(known) or 'none'} (config.knowledge names them)"
+        self.message = f"there is no tool {name!r}; {hint}: {', '.join(names) or 'none'} (config.knowledge names them)"
 
     def __str__(self) -> str:
         return self.message

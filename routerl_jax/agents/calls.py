@@ -96,7 +96,7 @@ async def search_calls(
       TypeError: a query's cost is no number.
     """
     cost, clock = _cost(tools, tool), _Clock(timeout)
-    known: dict[int, _Reply] = {}
+    replies_by_index: dict[int, _Reply] = {}
     async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
@@ -105,12 +105,14 @@ async def search_calls(
     ):
         if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):
             raise outcome
-        known[i] = _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+        replies_by_index[i] = (
+            _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+        )
     reason = (
-        f"TimeoutError: the batch failed, and {len(queries) - len(known)} of its {len(queries)} queries could not be tried by "
-        f"themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
+        f"TimeoutError: the batch failed, and {len(queries) - len(replies_by_index)} of its {len(queries)} queries could not "
+        f"be tried by themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    replies = [known.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
+    replies = [replies_by_index.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
     failures = [reply.result.message for reply in replies if isinstance(reply.result, _Failure)]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
@@ -134,7 +136,7 @@ class _Failure:
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
-_TOLD = 0.95  # share of the time limit that a tool is told, so that it can give up by itself and say why
+_TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
 _Result = tuple[Passage, ...] | _Failure
 
 
@@ -172,7 +174,7 @@ class _Clock:
         return time.perf_counter() < self._ends
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds for the next search."""
         return self.timeout if self._ends is None else self._ends - time.perf_counter()
 
@@ -187,7 +189,7 @@ async def _search(
     """
     if tool not in tools:
         return [_Reply(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
-    started, limit = time.perf_counter(), clock.left
+    started, limit = time.perf_counter(), clock.remaining
     reads = getattr(tools[tool], "reads", ())
     read = list(queries) if want == "pictures" else [as_read(query, reads) for query in queries]
 
@@ -195,7 +197,7 @@ async def _search(
         return (time.perf_counter() - started) / len(queries)
 
     def work() -> list[_Reply]:
-        with time_limit(_TOLD * limit):
+        with time_limit(_TIME_SHARE * limit):
             try:
                 reply, seconds = timed_search(_asked(tools[tool], want), read, k)
                 results = _checked(tool, reply, len(queries))

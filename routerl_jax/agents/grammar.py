@@ -41,10 +41,10 @@ class RouteChoices:
     open: Callable[[str], bool] = lambda text: True
 
     def __post_init__(self) -> None:
-        for one, other in itertools.permutations(self.names, 2):
-            if self.names[other].startswith(self.names[one]):
+        for short, long in itertools.permutations(self.names, 2):
+            if self.names[long].startswith(self.names[short]):
                 raise ValueError(
-                    f"the policy writes {self.names[one]!r} for {one!r} and {self.names[other]!r} for {other!r}: the first is "
+                    f"the policy writes {self.names[short]!r} for {short!r} and {self.names[long]!r} for {long!r}: the first is "
                     "the beginning of the second, and which of them it chooses can't be told there"
                 )
 

@@ -182,7 +182,7 @@ class SearchAgent(CallingAgent):
     def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
         """What follows such a turn."""
         if step.box:
-            return Look(box=step.box, rule=self.regions, said=lambda crop: self.framed(self.grammar.closer(crop)))
+            return Look(box=step.box, rule=self.regions, render=lambda crop: self.framed(self.grammar.closer(crop)))
         call = Call(tool=step.tool, query=step.query, passages=step.passages)
         return self.framed(self.grammar.observation(call, step.passages))
 

@@ -140,8 +140,8 @@ class ToolCalls(Grammar):
         return written[: written.rindex('""') + 1]
 
     def write_answer(self, thought: str, answer: str) -> str:
-        said = f"{thought}\n" if thought else ""
-        return f"{said}{_ANSWER[0]}{answer}{_ANSWER[1]}"
+        prefix = f"{thought}\n" if thought else ""
+        return f"{prefix}{_ANSWER[0]}{answer}{_ANSWER[1]}"
 
     @property
     def answer_opening(self) -> str:

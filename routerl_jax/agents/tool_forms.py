@@ -102,8 +102,8 @@ class Hermes(ToolForm):
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
         opening, closing = self.marks[:2]
-        said = f"{thought}\n" if thought else ""
-        return f"{said}{opening}\n{self._written(name, arguments)}\n{closing}"
+        prefix = f"{thought}\n" if thought else ""
+        return f"{prefix}{opening}\n{self._written(name, arguments)}\n{closing}"
 
 
 class Llama(ToolForm):
@@ -199,9 +199,9 @@ def _probed(tokenizer: Tokenizer) -> ToolForm:
 def _check_stable(tokenizer: Tokenizer, form: ToolForm, start: list[dict[str, str]], prompt: str) -> None:
     """Checks that earlier turns, thoughts included, stay the same as a chat goes on."""
     tools, call = [_PROBE.json], form.write("", _PROBE.name, _ARGUMENTS)
-    said = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
+    turns = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
     ids, messages = tokenizer.encode(prompt), list(start)
-    for number, turn in enumerate(said):
+    for number, turn in enumerate(turns):
         reply = tokenizer.reply(f"found\n{number}", role="tool")
         if reply[0] not in tokenizer.eos_ids:
             raise ValueError(
@@ -228,5 +228,5 @@ def _several(count: int) -> str:
 
 
 def _no_json(error: Exception) -> str:
-    said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return f"the tool call is no JSON ({said})"
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return f"the tool call is no JSON ({reason})"

@@ -107,7 +107,7 @@ class _Page:
         try:
             while (moment := await moments.get()) is not None:
                 if moments.empty():
-                    turns = [turn_record(turn, name) for turn in moment.done]
+                    turns = [turn_record(turn, name) for turn in moment.turns]
                     yield self._told(key, {**begun, "turns": turns, "prediction": None}, going=True, **_now(moment))
             error = future.exception()
             if error is not None:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
-from routerl_jax.agents.live import Told
+from routerl_jax.agents.live import OnProgress
 from routerl_jax.agents.request import Request
 from routerl_jax.chat.history import Exchange, with_history
 from routerl_jax.core.types import Call, Episode, Example
@@ -74,20 +74,20 @@ class Chat:
         question: str,
         images: Sequence[ImageSource] = (),
         earlier: Sequence[Exchange] = (),
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> concurrent.futures.Future[Episode]:
         """Begins a reply. To cancel the future is to stop it.
 
         Args:
           images: pictures that the question is about.
           earlier: what was said before; the last `Chat.earlier` of it are shown, as far as a quarter of the context holds them.
-          told: see `LiveAgent.attempt`; called on the engine's thread.
+          on_progress: see `LiveAgent.attempt`; called on the engine's thread.
         """
         engine = self.searcher.engine
         shown = earlier[-self.earlier :] if self.earlier else ()
         text = with_history(question, shown, lambda text: len(engine.tokenizer.encode(text)), engine.max_length // 4)
         example = Example(id=f"chat {self.seed}, {next(self._count)}", question=text, answers=(), images=tuple(images))
-        return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, told))
+        return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, on_progress))
 
     def search(self, name: str, words: str, k: int = 3) -> concurrent.futures.Future[Call]:
         """Searches a knowledge base, without the policy."""

@@ -149,9 +149,9 @@ class Terminal:
         shown = 0
         with _stopping(asked) as future, Live(console=self._console, transient=True, auto_refresh=False) as live:
             while (moment := moments.get()) is not None:
-                for turn in moment.done[shown:]:
+                for turn in moment.turns[shown:]:
                     self._print(turn_parts(turn_record(turn, self._files.name)))
-                shown = len(moment.done)
+                shown = len(moment.turns)
                 if self._console.is_terminal:
                     live.update(_present(moment), refresh=True)
             live.update("", refresh=True)

@@ -92,7 +92,7 @@ class AnswererModel:
 
 def _check(request: ChatRequest) -> None:
     """Raises ApiError for fields that an agent with its own protocol can't follow."""
-    given = {
+    requested = {
         "tools": request.tools,
         "stop": request.generation.stops,
         "logprobs": request.generation.logprobs,
@@ -100,7 +100,7 @@ def _check(request: ChatRequest) -> None:
         "continue_final_message": request.continue_final,
         "chat_template_kwargs": request.template,
     }
-    if name := next((name for name, value in given.items() if value), None):
+    if name := next((name for name, value in requested.items() if value), None):
         raise invalid(
             f"{name}: this model answers with its own searches, and takes none", name, "unsupported_parameter"
         )
@@ -126,17 +126,17 @@ class AnswerReply:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks: first the beginning of every choice, then each whole answer when its attempt ends."""
         with self.admission.admit(self.generation.n):
-            work = [
+            attempts = [
                 self.live.attempt(self.example, sample, self.generation.sampling) for sample in range(self.generation.n)
             ]
-            tasks = {asyncio.wrap_future(self.loop.submit(one)): index for index, one in enumerate(work)}
+            tasks = {asyncio.wrap_future(self.loop.submit(attempt)): index for index, attempt in enumerate(attempts)}
             try:
                 if self.stream:
                     for index in range(self.generation.n):
                         yield self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
-                left = set(tasks)
-                while left:
-                    done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                pending = set(tasks)
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         index = tasks[task]
                         self.episodes[index] = _checked(task)
@@ -182,8 +182,8 @@ def _checked(task: asyncio.Future[Episode]) -> Episode:
         raise ApiError(500, "attempt_failed", f"{type(error).__name__}: {error}") from error
     episode = task.result()
     if episode.truncated and not episode.turns:
-        said = "the question is longer than this model's maximum context length"
-        raise ApiError(400, "context_length_exceeded", said, "messages")
+        message = "the question is longer than this model's maximum context length"
+        raise ApiError(400, "context_length_exceeded", message, "messages")
     return episode
 
 

@@ -90,8 +90,8 @@ class Served:
         if not isinstance(name, str) or not name:
             raise ApiError(400, "missing_required_parameter", "model must be a string", "model")
         if name not in self.models:
-            known = ", ".join(self.models)
-            raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there is: {known}", "model")
+            names = ", ".join(self.models)
+            raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there is: {names}", "model")
         return self.models[name]
 
     def describe(self, name: str) -> dict[str, Any]:

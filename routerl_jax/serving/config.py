@@ -70,8 +70,8 @@ class ServePolicyConfig:
         if bool(self.workdir) == bool(self.path):
             raise ValueError("give either --workdir, the directory of a run, or --path, a model")
         if self.path and (self.with_searches or self.knowledge or self.step is not None):
-            given = "--with_searches" if self.with_searches else "--knowledge" if self.knowledge else "--step"
-            raise ValueError(f"{given} needs --workdir: a model alone has no agent, knowledge bases or checkpoints")
+            flag = "--with_searches" if self.with_searches else "--knowledge" if self.knowledge else "--step"
+            raise ValueError(f"{flag} needs --workdir: a model alone has no agent, knowledge bases or checkpoints")
         if self.knowledge and not self.with_searches:
             raise ValueError("--knowledge needs --with_searches: a policy by itself searches nothing")
 

@@ -8,7 +8,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 
 _BROKEN = "\ufffd"  # what is decoded from a part of a character
 _WINDOW = 96  # most tokens that are decoded together
-_KEPT = 8  # tokens that stay when the window is full; the next ones are decoded with them
+_OVERLAP = 8  # tokens that stay when the window is full; the next ones are decoded with them
 
 
 class Detokenizer:
@@ -27,7 +27,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
         self._tokenizer, self._stops, self._keep_stop = tokenizer, tuple(stops), keep_stop
         self._window: list[int] = []
-        self._given = 0  # letters of the window's text that have been released or held
+        self._emitted = 0  # letters of the window's text that have been released or held
         self._held = ""  # text that is held back, as it may begin a stop string
         self.stop: str | None = None
 
@@ -35,12 +35,12 @@ class Detokenizer:
         """The text that is certain now, and how many of the tokens count: all, or those up to the end of a stop string."""
         if self.stop is not None:
             return "", 0
-        before = list(self._window), self._given, self._held
+        saved = list(self._window), self._emitted, self._held
         piece = self._add(tokens)
         if self.stop is None or len(tokens) < 2:
             return piece, len(tokens)
         for count in range(1, len(tokens) + 1):  # once a turn
-            self._window, self._given, self._held = list(before[0]), before[1], before[2]
+            self._window, self._emitted, self._held = list(saved[0]), saved[1], saved[2]
             self.stop = None
             piece = self._add(tokens[:count])
             if self.stop is not None:
@@ -52,8 +52,8 @@ class Detokenizer:
         if self.stop is not None:
             return ""
         text = self._tokenizer.decode(self._window)
-        piece = self._released(text[self._given :])
-        self._given = len(text)
+        piece = self._released(text[self._emitted :])
+        self._emitted = len(text)
         held, self._held = self._held, ""
         return piece if self.stop is not None else piece + held
 
@@ -61,11 +61,11 @@ class Detokenizer:
         self._window += tokens
         text = self._tokenizer.decode(self._window)
         certain = text.rstrip(_BROKEN)
-        new = certain[self._given :]
-        self._given = max(self._given, len(certain))
+        new = certain[self._emitted :]
+        self._emitted = max(self._emitted, len(certain))
         if len(self._window) > _WINDOW and len(certain) == len(text):
-            self._window = self._window[-_KEPT:]
-            self._given = len(self._tokenizer.decode(self._window))
+            self._window = self._window[-_OVERLAP:]
+            self._emitted = len(self._tokenizer.decode(self._window))
         return self._released(new)
 
     def _released(self, new: str) -> str:

@@ -43,7 +43,9 @@ class PolicyModel:
     def text(self, body: Any) -> PolicyReply:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
-        return self._reply([self._prompts.of_text(one) for one in request.prompts], request.generation, chat=False)
+        return self._reply(
+            [self._prompts.of_text(prompt) for prompt in request.prompts], request.generation, chat=False
+        )
 
     def _reply(
         self, prompts: Sequence[Prompt], generation: GenerationSettings, *, chat: bool, tools: bool = False

@@ -82,8 +82,8 @@ class Prompts:
         ids = self.tokenizer.encode_prompt(replace_surrogates(prompt)) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
-        if odd := next((one for one in ids if not 0 <= one < self.size), None):
-            raise invalid(f"prompt: there is no token {odd}; ids are from 0 to {self.size - 1}", "prompt")
+        if unknown := next((token for token in ids if not 0 <= token < self.size), None):
+            raise invalid(f"prompt: there is no token {unknown}; ids are from 0 to {self.size - 1}", "prompt")
         return Prompt(ids=ids, field="prompt")
 
     def of_chat(self, request: ChatRequest) -> Prompt:
@@ -95,7 +95,7 @@ class Prompts:
         if request.tools and not self.tokenizer.takes_tools:
             raise invalid("the model's chat template takes no tools", "tools", "unsupported_parameter")
         images: list[str] = []
-        messages = [self._message(one, f"messages[{i}]", images) for i, one in enumerate(request.messages)]
+        messages = [self._message(message, f"messages[{i}]", images) for i, message in enumerate(request.messages)]
         if request.continue_final and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
         try:
@@ -113,28 +113,28 @@ class Prompts:
         role = _ROLES.get(str(message.get("role")))
         if role is None:
             raise invalid(f"{where}.role={message.get('role')!r} must be one of {', '.join(_ROLES)}", f"{where}.role")
-        made: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), where, images)}
+        converted: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), where, images)}
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
             raise invalid(f"{where}.tool_calls must be a list, got {type(calls).__name__}", f"{where}.tool_calls")
         if calls:
-            made["tool_calls"] = [self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            converted["tool_calls"] = [self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
         for key in ("name", "tool_call_id"):
             if isinstance(value := message.get(key), str):
-                made[key] = self._plain(value)
-        return made
+                converted[key] = self._plain(value)
+        return converted
 
     def _content(self, content: Any, where: str, images: list[str]) -> str:
-        said = []
+        texts = []
         for part in parts(content, f"{where}.content"):
             if isinstance(part, str):
-                said.append(self._plain(part))
+                texts.append(self._plain(part))
                 continue
             if self.reader is None:
                 raise invalid(f"{part.where}: the model sees no pictures", part.where)
             images.append(part.uri)
-            said.append(self.tokenizer.decode(self.reader.marker))
-        return "".join(said)
+            texts.append(self.tokenizer.decode(self.reader.marker))
+        return "".join(texts)
 
     def _call(self, call: Any, where: str) -> dict[str, Any]:
         """An earlier call of the policy. Templates take its arguments as an object; requests have them as a string of JSON."""
@@ -150,9 +150,9 @@ class Prompts:
 
     def _plain_all(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {self._plain(key): self._plain_all(one) for key, one in value.items()}
+            return {self._plain(key): self._plain_all(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._plain_all(one) for one in value]
+            return [self._plain_all(item) for item in value]
         return self._plain(value) if isinstance(value, str) else value
 
     def _plain(self, text: str) -> str:

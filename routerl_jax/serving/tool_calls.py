@@ -60,15 +60,15 @@ def _split(text: str) -> list[str]:
 def _call(text: str) -> dict[str, Any] | None:
     """The call of a JSON text; None if it is no call."""
     try:
-        said = json.loads(text, parse_constant=_no_json)
+        parsed = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
-    arguments = next((said[key] for key in _KEYS if key in said), None)
+    arguments = next((parsed[key] for key in _KEYS if key in parsed), None)
     if not isinstance(arguments, dict):
         return None
-    function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    function = {"name": parsed["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     function = {key: replace_surrogates(value) for key, value in function.items()}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 

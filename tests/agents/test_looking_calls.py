@@ -160,4 +160,4 @@ def test_a_run_takes_it_by_name() -> None:
         example=EXAMPLE, steps=(DemonstrationStep(thought="", box=(1, 2, 3, 4)),), thought="", answer=""
     )
     with pytest.raises(ValueError, match="ToolCalls has no closer looks"):
-        [piece.said(tokenizer()) for piece, learnt in blind.pieces(shown) if learnt]  # type: ignore[union-attr]
+        [piece.render(tokenizer()) for piece, learnt in blind.pieces(shown) if learnt]  # type: ignore[union-attr]

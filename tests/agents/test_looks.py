@@ -231,9 +231,9 @@ def test_a_demonstration_with_looks_is_what_a_rollout_records() -> None:
     closer = AGENT.grammar.closer
     pieces = [
         (FIRST, True),
-        (Look(box=(10, 8, 30, 24), rule=RULE, said=closer), False),
+        (Look(box=(10, 8, 30, 24), rule=RULE, render=closer), False),
         (SECOND, True),
-        (Look(box=(0, 4, 20, 20), rule=RULE, said=closer), False),
+        (Look(box=(0, 4, 20, 20), rule=RULE, render=closer), False),
         (ANSWER, True),
     ]
     written = demonstrated(prompt, pieces, tokenizer, images, pictures=[PAGE])

@@ -256,9 +256,9 @@ class MMSearchAgent(CallingAgent):
         shown = fitting(call.passages, lambda some: self.size_of(chat, said(some)) <= limit, cut=kind == "text")
         return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
 
-    def framed(self, said: Observation) -> Observation | Reply:
+    def framed(self, observation: Observation) -> Observation | Reply:
         """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
-        return Reply(said) if self.instruct and not self.functions else super().framed(said)
+        return Reply(observation) if self.instruct and not self.functions else super().framed(observation)
 
     def observation(
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]

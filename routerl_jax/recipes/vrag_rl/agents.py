@@ -218,7 +218,7 @@ class VRAGAgent(CallingAgent):
         for step in demonstration.steps:
             pieces.append((self._written(step), True))
             if step.box:
-                pieces.append((Look(box=step.box, rule=self.regions, said=lambda crop: self.framed([crop])), False))
+                pieces.append((Look(box=step.box, rule=self.regions, render=lambda crop: self.framed([crop])), False))
                 continue
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             fresh = self.fresh(step.passages, known)
@@ -295,7 +295,7 @@ class VRAGAgent(CallingAgent):
                 "in the run's own frame); mend the row, or leave it out"
             ) from error
         return Marked(
-            box=action.box, frame=(columns, rows), rule=self.regions, said=lambda box: protocol.with_box(text, box)
+            box=action.box, frame=(columns, rows), rule=self.regions, render=lambda box: protocol.with_box(text, box)
         )
 
     # --- what a rollout is made of ---
@@ -362,13 +362,13 @@ class VRAGAgent(CallingAgent):
         error = turn.action.error
         return self.grammar.reminder(error) if self.grammar else protocol.reminder(error, self.looks)
 
-    def framed(self, said: Observation) -> Observation | Reply:
+    def framed(self, observation: Observation) -> Observation | Reply:
         """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
         if self.functions:
-            return super().framed(said)
+            return super().framed(observation)
         if self.instruct:
-            return Reply(said)
-        return ["\n", *([said] if isinstance(said, str) else said), "\n"]
+            return Reply(observation)
+        return ["\n", *([observation] if isinstance(observation, str) else observation), "\n"]
 
     @property
     def forced(self) -> ForcedAnswer:
