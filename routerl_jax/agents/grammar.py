@@ -44,8 +44,8 @@ class RouteChoices:
         for short, long in itertools.permutations(self.names, 2):
             if self.names[long].startswith(self.names[short]):
                 raise ValueError(
-                    f"the policy writes {self.names[short]!r} for {short!r} and {self.names[long]!r} for {long!r}: the first is "
-                    "the beginning of the second, and which of them it chooses can't be told there"
+                    f"the policy writes {self.names[short]!r} for {short!r} and {self.names[long]!r} for {long!r}: the first "
+                    "is the beginning of the second, and which of them it chooses can't be told there"
                 )
 
 

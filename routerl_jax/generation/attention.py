@@ -88,26 +88,26 @@ def chunked_attention(
 
     def of_chunk(i: Array, out: Array) -> Array:
         queries, row, start = q[i][None], rows[i], starts[i]
-        places = start + jnp.tile(jnp.arange(steps), group)[:, None]
+        positions = start + jnp.tile(jnp.arange(steps), group)[:, None]
 
-        def of_block(at: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def of_block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             peak, total, mixed = carry
-            first = jnp.minimum(at * size, length - size)  # the last block overlaps the one before it
+            first = jnp.minimum(number * size, length - size)  # the last block overlaps the one before it
             keys, values = jax.tree.map(lambda leaf: block(leaf, row, first), layer)
             codes, scale = _parts(keys, q)
             score = jnp.einsum("BKQH,BKTH->BKQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
             score = score if scale is None else score * scale
-            distance = places - (first + jnp.arange(size))
-            seen = (distance >= 0) & (first + jnp.arange(size) >= at * size)
-            seen = seen if window is None else seen & (distance < window)
-            score = jnp.where(seen, score, -jnp.inf)
+            distance = positions - (first + jnp.arange(size))
+            visible = (distance >= 0) & (first + jnp.arange(size) >= number * size)
+            visible = visible if window is None else visible & (distance < window)
+            score = jnp.where(visible, score, -jnp.inf)
             higher = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
-            weight, kept = jnp.exp(score - higher), jnp.exp(peak - higher)
-            total = total * kept + weight.sum(axis=-1, keepdims=True)
+            weight, rescale = jnp.exp(score - higher), jnp.exp(peak - higher)
+            total = total * rescale + weight.sum(axis=-1, keepdims=True)
             codes, scale = _parts(values, q)
             weight = (weight if scale is None else weight * scale).astype(codes.dtype)
             new = jnp.einsum("BKQT,BKTH->BKQH", weight, codes, preferred_element_type=jnp.float32)
-            return higher, total, mixed * kept + new
+            return higher, total, mixed * rescale + new
 
         columns = jnp.zeros((1, kv_heads, group * steps, 1), jnp.float32)
         carry = (columns + LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))

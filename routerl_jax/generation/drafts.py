@@ -16,7 +16,7 @@ LONGEST = 3  # tokens that are looked up; where these stand nowhere else, the la
 
 
 def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) -> Int[Array, "B C"]:
-    """The `count` tokens that followed the latest place with the most of a row's last tokens; -1 where there are none.
+    """The `count` tokens after the latest and longest earlier match of a row's last tokens; -1 where there are none.
 
     Args:
       history: tokens of each row.
@@ -24,24 +24,24 @@ def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) ->
     """
     size = history.shape[1]
     index = jnp.arange(size)
-    alike = index < lengths[:, None] - 1  # earlier places, and of these where the last tokens stand
+    alike = index < lengths[:, None] - 1  # earlier positions at which the last tokens stand
     longest = jnp.zeros_like(history)
     for back in range(LONGEST):
         at = lengths - 1 - back
         last = jnp.take_along_axis(history, jnp.maximum(at, 0)[:, None], axis=1)
         alike = alike & (jnp.roll(history, back, axis=1) == last) & (index >= back) & (at >= back)[:, None]
         longest = longest + alike
-    found = jnp.argmax(longest * size + index * (longest > 0), axis=1)
-    place = found[:, None] + 1 + jnp.arange(count)
-    tokens = jnp.take_along_axis(history, jnp.minimum(place, size - 1), axis=1)
-    return jnp.where((longest.max(axis=1) > 0)[:, None] & (place < lengths[:, None]), tokens, -1)
+    match = jnp.argmax(longest * size + index * (longest > 0), axis=1)
+    positions = match[:, None] + 1 + jnp.arange(count)
+    tokens = jnp.take_along_axis(history, jnp.minimum(positions, size - 1), axis=1)
+    return jnp.where((longest.max(axis=1) > 0)[:, None] & (positions < lengths[:, None]), tokens, -1)
 
 
-def put(values: Array, new: Array, columns: Int[Array, " B"], taken: Bool[Array, "B T"]) -> Array:
-    """`values` [B, S, ..] with `new` [B, T, ..] from each row's column on, where `taken`. What is beyond the end is dropped."""
+def put(values: Array, new: Array, columns: Int[Array, " B"], accepted: Bool[Array, "B T"]) -> Array:
+    """`values` [B, S, ..] with `new` [B, T, ..] from each row's column on, where `accepted`. Tokens beyond the end are dropped."""
     index = jnp.arange(values.shape[1])
-    for t in range(taken.shape[1]):
-        here = taken[:, t, None] & (index == columns[:, None] + t)
+    for t in range(accepted.shape[1]):
+        here = accepted[:, t, None] & (index == columns[:, None] + t)
         here = here.reshape(*here.shape, *(1,) * (values.ndim - 2))
         values = jnp.where(here, new[:, t, None], values)
     return values

@@ -482,5 +482,5 @@ class Engine:
         self.stats.decode_passes += int(outputs.passes.sum())
         for slot, stream in layout:
             self.stats.decoded_tokens += int(outputs.counts[slot])
-            if (done := record(stream, outputs, slot, stops[0], self.version)) is not None:
-                self._finished.append((stream, done))
+            if (generated := record(stream, outputs, slot, stops[0], self.version)) is not None:
+                self._finished.append((stream, generated))

@@ -90,19 +90,19 @@ class Placement(Generic[S]):
             by_shard[shard].append((local, holder))
         self.shape = (table.shards, round_up(max(map(len, by_shard)), sizes, "rows of a shard in a call"))
         self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
-        self._places: list[tuple[tuple[int, int], S]] = []
+        self._slots: list[tuple[tuple[int, int], S]] = []
         for shard, group in enumerate(by_shard):
             for i, (local, holder) in enumerate(group):
                 self.rows[shard, i] = local
-                self._places.append(((shard, i), holder))
+                self._slots.append(((shard, i), holder))
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], S]]:
-        return iter(self._places)
+        return iter(self._slots)
 
     def gather(self, value: Callable[[S], Any], dtype: Any = np.int32) -> np.ndarray:
         """value(holder) at each holder's index, 0 elsewhere."""
         result = np.zeros(self.shape, dtype)
-        for slot, holder in self._places:
+        for slot, holder in self._slots:
             result[slot] = value(holder)
         return result
 

@@ -40,11 +40,11 @@ class SegmentCache:
     def abstract(
         cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
     ) -> Self:
-        home = NamedSharding(mesh, _stored(config, mesh))
+        sharding = NamedSharding(mesh, _stored(config, mesh))
 
         def held(width: int, dtype: Any) -> Any:
             shape = (shards, config.layers, rows, length, config.kv_heads, width)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
         each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
         return cls(k=each, v=each, config=config, mesh=mesh)
@@ -204,9 +204,9 @@ class _Segment:
         new = indices >= self._span
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            taken = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
-            visible = jnp.where(new, indices - self._span <= taken, indices < flat)
-            distance = jnp.where(new, self._span, flat) + taken - indices
+            preceding = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
+            visible = jnp.where(new, indices - self._span <= preceding, indices < flat)
+            distance = jnp.where(new, self._span, flat) + preceding - indices
             fresh = _heads_first((self._cache.held(k), self._cache.held(v)))
             keys, values = jax.tree.map(functools.partial(self._put, counts), layer, fresh)
             mask = visible if window is None else visible & (distance < window)
@@ -270,11 +270,11 @@ def _heads_first(x: Any) -> Any:
 def _read(held: Any, layer: int, rows: Array, span: int) -> Any:
     """A layer's cached entries of some rows, [D, L, R, T, K, ...] -> [B, K, P, ...]."""
 
-    def one(leaf: Array) -> Array:
+    def read_leaf(leaf: Array) -> Array:
         read = jax.vmap(lambda shard, index: shard.at[layer, index, :span].get(mode="fill", fill_value=0))
         return read(leaf, rows).reshape(-1, span, *leaf.shape[4:])
 
-    return _heads_first(jax.tree.map(one, held))
+    return _heads_first(jax.tree.map(read_leaf, held))
 
 
 def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new: tuple[Any, Any]) -> SegmentCache:
@@ -282,7 +282,7 @@ def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new
     steps = jax.tree.leaves(new)[0].shape[2]
     where = _positions(starts, counts, steps, cache.length)
 
-    def one(leaf: Array, values: Array) -> Array:
+    def write_leaf(leaf: Array, values: Array) -> Array:
         values = values.reshape(values.shape[0], *where.shape, *values.shape[3:])
 
         def on_shard(shard: Array, row: Array, position: Array, value: Array) -> Array:
@@ -290,5 +290,5 @@ def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new
 
         return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, where, values)
 
-    k, v = jax.tree.map(one, (cache.k, cache.v), new)
+    k, v = jax.tree.map(write_leaf, (cache.k, cache.v), new)
     return dataclasses.replace(cache, k=k, v=v)
