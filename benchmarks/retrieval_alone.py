@@ -30,7 +30,7 @@ from routerl_jax.knowledge.store import Manifest
 from routerl_jax.rewards.retrieval import Retrieval, gold_passages_of
 from routerl_jax.rewards.scoring import bootstrap_intervals
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import kb_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_directory, open_knowledge_bases
 
 K = (1, 3, 5, 10)
 _READABLE = ("dense_text", "dense_table", "ocr")  # kinds whose sources BM25 can read
@@ -58,12 +58,12 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
         words = KnowledgeConfig(source=spec.source, kind="bm25") if spec.kind != "ocr" else spec
         tool: Any = open_knowledge_bases({kb: words}, progress=False)[kb]
         names = Names()
-        names.add(kb_place(kb, words))
+        names.add(kb_directory(kb, words))
         held = [(example, own) for example, gold in known if (own := tuple(filter(names.hold, gold)))]
         if not held:
             continue
         found = tool.search([example.question for example, _ in held], K[-1])
-        passages = Manifest.read(kb_place(kb, words)).count
+        passages = Manifest.read(kb_directory(kb, words)).count
         results[kb] = {"n": len(held), "passages": passages, **_scores([gold for _, gold in held], found)}
     return results
 

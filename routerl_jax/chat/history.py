@@ -25,10 +25,10 @@ def with_history(question: str, earlier: Sequence[Exchange], tokens: Callable[[s
     """
     shown: list[str] = []
     for exchange in reversed(earlier):
-        said = f"Q: {exchange.question}\nA: {exchange.answer}\n"
-        if tokens("".join([said, *shown])) > most:
+        text = f"Q: {exchange.question}\nA: {exchange.answer}\n"
+        if tokens("".join([text, *shown])) > most:
             break
-        shown.insert(0, said)
+        shown.insert(0, text)
     if not shown:
         return question
     return f"Earlier in this conversation:\n{''.join(shown)}\nThe question now: {question}"

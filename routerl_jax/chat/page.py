@@ -85,8 +85,8 @@ class _Page:
     def about(self) -> dict[str, Any]:
         """Who is talked with."""
         chat = self.chat
-        known = [{"name": kb.name, "kind": kb.kind, "passages": kb.passages} for kb in chat.knowledge_bases]
-        return {"name": chat.name, "pictures": chat.sees, "earlier": chat.earlier, "knowledge_bases": known}
+        knowledge_bases = [{"name": kb.name, "kind": kb.kind, "passages": kb.passages} for kb in chat.knowledge_bases]
+        return {"name": chat.name, "pictures": chat.sees, "earlier": chat.earlier, "knowledge_bases": knowledge_bases}
 
     async def reply(self, asked: _Asked) -> AsyncIterator[dict[str, Any]]:
         """What the page draws, again and again until the reply is whole (`going` is false) or failed (`error`).
@@ -108,18 +108,20 @@ class _Page:
             while (moment := await moments.get()) is not None:
                 if moments.empty():
                     turns = [turn_record(turn, name) for turn in moment.turns]
-                    yield self._told(key, {**begun, "turns": turns, "prediction": None}, going=True, **_now(moment))
+                    yield self._reply_state(
+                        key, {**begun, "turns": turns, "prediction": None}, going=True, **_now(moment)
+                    )
             error = future.exception()
             if error is not None:
                 yield {"error": f"{type(error).__name__}: {error}"}
                 return
             episode = future.result()
             record = episode_record(episode, self.files, question=asked.question)
-            yield self._told(key, record, going=False, sources=sources(episode))
+            yield self._reply_state(key, record, going=False, sources=sources(episode))
         finally:
             future.cancel()
 
-    def _told(self, key: str, record: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def _reply_state(self, key: str, record: dict[str, Any], **more: Any) -> dict[str, Any]:
         self.replies[key] = record
         while len(self.replies) > _KEPT:
             self.replies.popitem(last=False)

@@ -79,8 +79,8 @@ class Terminal:
 
     def _greet(self) -> None:
         chat = self._chat
-        said = "sees pictures" if chat.sees else "text alone"
-        self._say(f"{chat.name} ({said}) searches {', '.join(chat.searcher.tools)}. /help lists commands.")
+        modality = "sees pictures" if chat.sees else "text alone"
+        self._say(f"{chat.name} ({modality}) searches {', '.join(chat.searcher.tools)}. /help lists commands.")
         remembered = (
             f"the last {chat.earlier} questions stand before a new one"
             if chat.earlier

@@ -286,12 +286,12 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
         ]
         shares |= {f"{name}_agreement": float(np.mean(agreed))} if agreed else {}
     for name, covers in (("right_where_cover_em", 1), ("right_where_not_cover_em", 0)):
-        found = [
+        right = [
             verdict.kind == "right"
             for verdict, row in judged
             if verdict.kind in ("right", "wrong") and row[ANSWER.index("cover_em")] == covers
         ]
-        shares |= {name: float(np.mean(found))} if found else {}
+        shares |= {name: float(np.mean(right))} if right else {}
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}

@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from routerl_jax.core.files import write_atomic
-from routerl_jax.evaluation.records import picture_place
+from routerl_jax.evaluation.records import picture_path
 from routerl_jax.models.images import decode_image
 
 _PAGE = (640, 640)  # pixels that a page may take on the sheet
@@ -103,7 +103,7 @@ def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
 
 def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
     try:
-        return decode_image(picture_place(directory, image))
+        return decode_image(picture_path(directory, image))
     except ValueError as error:
         return f"a picture that can't be drawn: {error}"
 

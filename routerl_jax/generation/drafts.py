@@ -38,7 +38,7 @@ def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) ->
 
 
 def put(values: Array, new: Array, columns: Int[Array, " B"], accepted: Bool[Array, "B T"]) -> Array:
-    """`values` [B, S, ..] with `new` [B, T, ..] from each row's column on, where `accepted`. Tokens beyond the end are dropped."""
+    """`values` [B, S, ..] with the accepted entries of `new` [B, T, ..] from each row's column on, as far as S reaches."""
     index = jnp.arange(values.shape[1])
     for t in range(accepted.shape[1]):
         here = accepted[:, t, None] & (index == columns[:, None] + t)

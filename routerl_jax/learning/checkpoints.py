@@ -39,7 +39,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
-        self.directory = _home(pathlib.Path(directory))
+        self.directory = _root(pathlib.Path(directory))
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -155,14 +155,14 @@ class Checkpoints:
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, ascending; makes nothing there."""
-    root = _home(directory)
-    if not in_bucket(root):
+    location = _root(directory)
+    if not in_bucket(location):
         return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
-    names = (name.split("/") for name in listing(root))
+    names = (name.split("/") for name in listing(location))
     return sorted({int(step) for step, *rest in names if step.isdecimal() and rest == [_COMMITTED]})
 
 
-def _home(directory: pathlib.Path) -> str:
+def _root(directory: pathlib.Path) -> str:
     """Where checkpoints are: the place in a bucket if orbax knows its kind, else the absolute path here."""
     path = place_of(directory)
     if not path.startswith("s3://"):

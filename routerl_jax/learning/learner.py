@@ -205,8 +205,8 @@ def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:
     parts = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     for name in frozen:
         if name not in parts:
-            kind, known = model.architecture.model_type, ", ".join(sorted(map(str, parts)))
-            raise ValueError(f"config.model.freeze: a {kind} model has no part {name!r}; it has {known}")
+            kind, names = model.architecture.model_type, ", ".join(sorted(map(str, parts)))
+            raise ValueError(f"config.model.freeze: a {kind} model has no part {name!r}; it has {names}")
     if adapters(model):
         return nnx.LoRAParam
     return nnx.All(nnx.Param, lambda path, _: path[0] not in frozen) if frozen else nnx.Param

@@ -96,11 +96,11 @@ class OpenAIModel:
 
         seconds = seconds_left(math.inf)
 
-        async def ask(one: Sequence[Message]) -> Completion:
+        async def ask(conversation: Sequence[Message]) -> Completion:
             options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
             try:
                 async with asyncio.timeout(None if seconds == math.inf else seconds):
-                    return await self.complete_async(one, **options, sample=sample, fields=fields)
+                    return await self.complete_async(conversation, **options, sample=sample, fields=fields)
             except TimeoutError:
                 return Completion(
                     error=f"{self._url}: no answer within the {seconds:.3g} s that are left",

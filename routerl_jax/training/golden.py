@@ -21,7 +21,7 @@ from routerl_jax.data.atlas.visual import PICTURES
 from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import StepExamples, write_trajectories
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from routerl_jax.training.sections import KnowledgeConfig
 
 _FILE = "golden.jsonl"
@@ -44,7 +44,7 @@ def atlas_golden(
       ValueError: a kind has fewer questions, or a path uses a knowledge base that is not given.
     """
     examples = atlas_questions(split, counts)
-    kb_paths = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
+    kb_paths = [str(kb_cache_directory(name, spec)) for name, spec in knowledge.items()]
     fingerprints = [
         (
             example.id,

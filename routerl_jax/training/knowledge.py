@@ -249,7 +249,7 @@ def _open_kb(
 
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_place(name, spec)
+    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_directory(name, spec)
     if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # a directory in the cache depends on the keys, so it always fits
@@ -271,10 +271,10 @@ def _open_kb(
     return kb
 
 
-def kb_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def kb_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The directory of a knowledge base on this machine, whether it is built yet or not."""
     if not spec.directory:
-        return cache_place(name, spec)
+        return kb_cache_directory(name, spec)
     return built_at(spec.directory) or pathlib.Path(spec.directory).expanduser()
 
 
@@ -355,7 +355,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     return from_config_dict(config, fields | settings, f"config.knowledge.{name}.settings")
 
 
-def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
     key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
     for key in ("description", "reranker", "rerank_depth"):  # they don't change the content

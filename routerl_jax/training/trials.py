@@ -23,7 +23,7 @@ from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.recipes.vrag_rl.agents import VanillaRAG
 from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
-from routerl_jax.training.knowledge import cache_place, kb_place
+from routerl_jax.training.knowledge import kb_cache_directory, kb_directory
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.setup import (
     build_mesh,
@@ -200,8 +200,8 @@ def _of_corpus(spec: KnowledgeConfig) -> dict[str, Any]:
 def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
     """The same knowledge base with a source to build it from, and without a language model that would read it again."""
     if spec.source:
-        return _with_triples(spec, cache_place(key, spec)) if spec.settings.get("extractor") == "llm" else spec
-    directory = kb_place(key, spec)
+        return _with_triples(spec, kb_cache_directory(key, spec)) if spec.settings.get("extractor") == "llm" else spec
+    directory = kb_directory(key, spec)
     try:
         manifest = Manifest.read(directory)
     except ValueError as error:

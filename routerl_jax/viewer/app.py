@@ -139,8 +139,8 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
         return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
     def columns(request: Request) -> dict[str, Any]:
-        given = request.query_params
-        return curves(request).columns(_whole(given.get("after", "0")), given.get("mark", ""))
+        params = request.query_params
+        return curves(request).columns(_whole(params.get("after", "0")), params.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from routerl_jax.evaluation.records import picture_place
+from routerl_jax.evaluation.records import picture_path
 from routerl_jax.evaluation.sheets import looks
 from routerl_jax.models.images import encoded_image
 from routerl_jax.viewer.follow import read_record
@@ -22,7 +22,7 @@ _RELATED = 200  # most related episodes of a kind
 
 def key_of(index: Index, row: int) -> str:
     """The name of a record in the page's address: its run, file and line."""
-    location = index.place(row)
+    location = index.location_of(row)
     run = index.runs[location.run]
     return f"{run.name}|{location.path.relative_to(run.path)}|{location.line}"
 
@@ -40,29 +40,29 @@ def row_of(index: Index, key: str) -> int:
 
 def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
     """A row of a list of episodes."""
-    one = rows[row]
-    question, text = index.questions.all[one["question"]]
-    kbs = [name for number, name in enumerate(index.kbs.all) if int(one["kbs"]) >> min(number, _BITS) & 1]
+    entry = rows[row]
+    question, text = index.questions.all[entry["question"]]
+    kbs = [name for number, name in enumerate(index.kbs.all) if int(entry["kbs"]) >> min(number, _BITS) & 1]
     return {
         "key": key_of(index, row),
-        "run": index.runs[one["run"]].name,
-        "source": index.sources.all[one["source"]],
-        "step": int(one["step"]),
-        "sample": int(one["sample"]),
+        "run": index.runs[entry["run"]].name,
+        "source": index.sources.all[entry["source"]],
+        "step": int(entry["step"]),
+        "sample": int(entry["sample"]),
         "id": question,
         "question": text,
         "answer": index.answers[row],
-        "reward": _number(one["reward"]),
-        "advantage": _number(one["advantage"]),
-        "correct": int(one["correct"]),
-        "trained": int(one["trained"]),
-        "turns": int(one["turns"]),
-        "searches": int(one["searches"]),
-        "tokens": int(one["tokens"]),
-        "forked": bool(one["forked"]),
+        "reward": _number(entry["reward"]),
+        "advantage": _number(entry["advantage"]),
+        "correct": int(entry["correct"]),
+        "trained": int(entry["trained"]),
+        "turns": int(entry["turns"]),
+        "searches": int(entry["searches"]),
+        "tokens": int(entry["tokens"]),
+        "forked": bool(entry["forked"]),
         "kbs": kbs,
-        "failures": [name for bit, name in enumerate(FAILURES) if int(one["failures"]) >> bit & 1],
-        "datasets": sorted(index.dataset_sets.all[one["datasets"]]),
+        "failures": [name for bit, name in enumerate(FAILURES) if int(entry["failures"]) >> bit & 1],
+        "datasets": sorted(index.dataset_sets.all[entry["datasets"]]),
     }
 
 
@@ -76,7 +76,7 @@ def details(index: Index, row: int) -> dict[str, Any]:
       ValueError: the record has changed meanwhile, or is gone.
     """
     rows = index.snapshot()
-    location = index.place(row)
+    location = index.location_of(row)
     record = read_record(location)
     own = rows[row]
     same = np.flatnonzero(rows["alive"] & (rows["question"] == own["question"]))
@@ -104,7 +104,7 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
     Raises:
       ValueError: there is no such picture, or it can't be read (any more).
     """
-    location = index.place(row)
+    location = index.location_of(row)
     return picture_of(read_record(location), location.path.parent, number)
 
 
@@ -124,7 +124,7 @@ def picture_of(record: Mapping[str, Any], directory: pathlib.Path, number: int) 
     names = told(record)[1]
     if number >= len(names):
         raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
-    return encoded_image(picture_place(directory, names[number]))
+    return encoded_image(picture_path(directory, names[number]))
 
 
 def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> list[dict[str, Any]]:

@@ -49,36 +49,36 @@ class Filter:
     limit: int = 100
 
 
-def read_filter(given: Sequence[tuple[str, str]]) -> Filter:
+def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
     """The filter of (name, value) pairs of a query string; `reward_min=0.5` and `reward_max=..` are ranges.
 
     Raises:
       ValueError: an unknown name, or a value that it can't have.
     """
-    many: dict[str, list[str]] = {}
-    one: dict[str, Any] = {}
+    multiple: dict[str, list[str]] = {}
+    single: dict[str, Any] = {}
     bounds: dict[str, list[float]] = {}
-    for name, value in given:
+    for name, value in pairs:
         column, _, end = name.rpartition("_")
         if name in _MANY:
-            many.setdefault(name, []).append(value)
+            multiple.setdefault(name, []).append(value)
         elif name in ("offset", "limit"):
-            one[name] = _count(name, value)
+            single[name] = _count(name, value)
         elif name in _ONE:
-            one[name] = value
+            single[name] = value
         elif column in RANGES and end in ("min", "max"):
             bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
         else:
             ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
             raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
-    if one.get("order", "new") not in _ORDERS:
-        raise ValueError(f"order={one['order']!r} must be one of {', '.join(_ORDERS)}")
-    for name, known in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
-        if unknown := next((value for value in many.get(name, ()) if value not in known), None):
-            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(known)}")
-    one["limit"] = min(one.get("limit", 100), _LIMIT)
+    if single.get("order", "new") not in _ORDERS:
+        raise ValueError(f"order={single['order']!r} must be one of {', '.join(_ORDERS)}")
+    for name, allowed in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
+        if unknown := next((value for value in multiple.get(name, ()) if value not in allowed), None):
+            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(allowed)}")
+    single["limit"] = min(single.get("limit", 100), _LIMIT)
     ranges = {column: (least, most) for column, (least, most) in bounds.items()}
-    return Filter(**{name: tuple(values) for name, values in many.items()}, ranges=ranges, **one)
+    return Filter(**{name: tuple(values) for name, values in multiple.items()}, ranges=ranges, **single)
 
 
 def _bound(name: str, value: str) -> float:

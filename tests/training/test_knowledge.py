@@ -47,7 +47,7 @@ def test_a_place_in_the_cache_depends_on_all_that_is_read(encoder: str, cache: p
     for file in (corpus / "a.jsonl", corpus / "b.jsonl", triples):
         for content in ("one", "two"):
             file.write_text(content)
-            places.append(knowledge.cache_place("graph", graph))
+            places.append(knowledge.kb_cache_directory("graph", graph))
     assert len(set(places)) == len(places)
 
 
