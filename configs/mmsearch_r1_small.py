@@ -69,8 +69,10 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     """Worked examples that search too often and too rarely, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
     questions = known_questions("train", DEMONSTRATIONS, 2 * QUESTIONS)
-    plans = [planned(one, _plan(one, rng)) for one in questions]
-    return _demonstrations(config, [_told_otherwise(one, rng) for one in _searched(config, plans)], agent)
+    plans = [planned(question, _plan(question, rng)) for question in questions]
+    return _demonstrations(
+        config, [_told_otherwise(demonstration, rng) for demonstration in _searched(config, plans)], agent
+    )
 
 
 def _plan(example: Example, rng: np.random.Generator) -> Plan:
@@ -99,7 +101,7 @@ def _told_otherwise(demonstration: Demonstration, rng: np.random.Generator) -> D
 
 def taught(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """The plans of a teacher that knows what the policy knows, on the training questions."""
-    plans = [planned(one, NEEDED[one.metadata["kind"]]) for one in train_questions()]
+    plans = [planned(question, NEEDED[question.metadata["kind"]]) for question in train_questions()]
     return _demonstrations(config, _searched(config, plans), agent)
 
 
@@ -108,9 +110,9 @@ def _searched(config: schema.TrainConfig, plans: Sequence[Planned]) -> list[Demo
 
 
 def _demonstrations(
-    config: schema.TrainConfig, found: Sequence[Demonstration], agent: Agent
+    config: schema.TrainConfig, demonstrations: Sequence[Demonstration], agent: Agent
 ) -> tuple[Demonstrations, Demonstrations]:
-    worked = [Worked(one.example, agent.pieces(one)) for one in found]
+    worked = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in demonstrations]
     held_out = len(worked) // 20
     parts = worked[held_out:], worked[:held_out]
     training, judged = (

@@ -78,7 +78,7 @@ def start(
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            sys.exit(f"launch.{program}: {_told(error)}")
+            sys.exit(f"launch.{program}: {_error_text(error)}")
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -101,7 +101,7 @@ def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            raise ValueError(named(_told(error))) from error
+            raise ValueError(named(_error_text(error))) from error
 
 
 class _Named:
@@ -117,7 +117,7 @@ class _Named:
         return getattr(self._stream, name)
 
 
-def _told(error: ValueError | OSError) -> str:
+def _error_text(error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror} (ROUTERL_TRACEBACK=1 shows what was tried)"
     return str(error) or type(error).__name__
@@ -197,30 +197,30 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
         _print_help(schemas)
         sys.exit(0)
-    given = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
-    path = given.partition("=")[2]
+    config_argument = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
+    path = config_argument.partition("=")[2]
     try:
         return FLAGS(list(argv))
     except Exception as error:
         if os.environ.get("ROUTERL_TRACEBACK"):
             raise
         if (complaint := _complaint(error, path)) is not None:
-            sys.exit(f"{program}: {given}: {complaint}")
+            sys.exit(f"{program}: {config_argument}: {complaint}")
         if isinstance(error, flags.Error) and not (path and "flag --config=None: " in str(error)):
             # not parsed again by app.parse_flags_with_usage: overrides are defined by now
-            sys.exit(f"{program}: {_flags_told(error)} (--help lists the options)")
+            sys.exit(f"{program}: {_flag_error_text(error)} (--help lists the options)")
         if not (path and isinstance(error, AttributeError | KeyError | flags.Error)):
             raise
         config = cast(Any, FLAGS["config"]).parser.parse(path)
         if config is None:
-            sys.exit(f"{program}: {given}: its get_config() returns nothing")
+            sys.exit(f"{program}: {config_argument}: its get_config() returns nothing")
         message = _unknown_override(config, argv)
         if not message:
             raise
         sys.exit(f"{program}: {message}")
 
 
-def _flags_told(error: flags.Error) -> str:
+def _flag_error_text(error: flags.Error) -> str:
     """absl's message on one line, with "give --config" for a flag that is required and not there."""
     lines = []
     for line in str(error).splitlines():
@@ -284,7 +284,7 @@ def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:
         section, path = config, "config"
         for key in name.split(".")[1:]:
             if not isinstance(section, ConfigDict) or key not in section:
-                known = section.keys() if isinstance(section, ConfigDict) else ()
-                return unknown_key(path, key, known)
+                keys = section.keys() if isinstance(section, ConfigDict) else ()
+                return unknown_key(path, key, keys)
             section, path = section[key], f"{path}.{key}"
     return None

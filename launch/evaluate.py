@@ -140,14 +140,14 @@ def _draw() -> None:
     check_writable("--workdir" if FLAGS.workdir else "--output", output)
     rows = read_config_as(ComparisonConfig).rows if FLAGS.config is not None else {}
     with naming("--report"):
-        found = drawn.draw_figures(
+        drawn_files = drawn.draw_figures(
             [FLAGS.report],
             directory,
             output,
             rows={key: pathlib.Path(value) for key, value in rows.items()},
             limit=drawn.QUESTIONS if FLAGS.limit is None else FLAGS.limit,
         )
-    print(f"{FLAGS.report}: {found[FLAGS.report]}")
+    print(f"{FLAGS.report}: {drawn_files[FLAGS.report]}")
 
 
 def _help() -> None:
@@ -334,7 +334,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         "settings digest": _digest(
             [
                 *(config.recipe, config.evaluation.k, config.engine.max_length),
-                *(_said(config.agent), dataclasses.asdict(config)["knowledge"]),
+                *(_agent_fields(config.agent), dataclasses.asdict(config)["knowledge"]),
             ]
         ),
     }
@@ -382,7 +382,7 @@ def _names(config: TrainConfig) -> Mapping[str, str]:
     return names if reinforced else {"trained": "policy", **names}
 
 
-def _said(agent: AgentConfig) -> dict[str, Any]:
+def _agent_fields(agent: AgentConfig) -> dict[str, Any]:
     """The agent section for the digest. Empty `settings` are left out, so that results from before the field existed fit."""
     return {key: value for key, value in dataclasses.asdict(agent).items() if value or key != "settings"}
 

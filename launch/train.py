@@ -36,7 +36,7 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
     flags.register_multi_flags_validator(
         ["workdir", "show"],
-        lambda given: given["workdir"] is not None or given["show"],
+        lambda values: values["workdir"] is not None or values["show"],
         message="give --workdir, the directory of the run; or --show",
     )
 
