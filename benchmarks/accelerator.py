@@ -80,13 +80,13 @@ def _all(arguments: argparse.Namespace) -> None:
         environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.93", **os.environ}
         try:
             subprocess.run(command, check=True, timeout=_PATIENCE, env=environment, stderr=subprocess.PIPE, text=True)
-            said = ""
+            outcome = ""
         except subprocess.CalledProcessError as error:
-            said = f" FAILED: {' | '.join(str(error.stderr).strip().splitlines()[-3:])[-600:]}"
-            _append(path, {"size": size, "part": part, "failed": said[-300:]})
+            outcome = f" FAILED: {' | '.join(str(error.stderr).strip().splitlines()[-3:])[-600:]}"
+            _append(path, {"size": size, "part": part, "failed": outcome[-300:]})
         except subprocess.TimeoutExpired:
-            said = f" FAILED: no end after {_PATIENCE:.0f} s"
-        print(f"[{time.perf_counter() - started:.0f} s] {size} {part}{said}", flush=True)
+            outcome = f" FAILED: no end after {_PATIENCE:.0f} s"
+        print(f"[{time.perf_counter() - started:.0f} s] {size} {part}{outcome}", flush=True)
     print(table(_read(path)))
 
 
@@ -105,9 +105,9 @@ def _measure(arguments: argparse.Namespace) -> None:
         config = dataclasses.replace(
             config, vocab_size=512, embed=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=64
         )
-    given = {"rows": tuple(arguments.rows or ()), "micro_tokens": arguments.micro_tokens}
-    given |= {"sequences": arguments.sequences, "repeats": arguments.repeats}
-    shapes = dataclasses.replace(shapes, **{key: value for key, value in given.items() if value})
+    overrides = {"rows": tuple(arguments.rows or ()), "micro_tokens": arguments.micro_tokens}
+    overrides |= {"sequences": arguments.sequences, "repeats": arguments.repeats}
+    shapes = dataclasses.replace(shapes, **{key: value for key, value in overrides.items() if value})
 
     def report(what: str, **numbers: Any) -> None:
         line = {"size": size, "part": part, "what": what, **numbers}
@@ -163,13 +163,13 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown: limits, correctness, then a row for every measurement, ours beside the peer's where there is one."""
-    found = {line["what"]: line for line in lines if "what" in line}
-    memory = found.get("memory", {}).get("bytes_per_s")
-    rates = found.get("products", {}).get("flops_per_s", {})
+    measurements = {line["what"]: line for line in lines if "what" in line}
+    memory = measurements.get("memory", {}).get("bytes_per_s")
+    rates = measurements.get("products", {}).get("flops_per_s", {})
     best = max(rates.values(), default=None)
     out = []
-    if "device" in found:
-        out.append(f"{found['device']['kind']}, jax {found['device']['jax']}")
+    if "device" in measurements:
+        out.append(f"{measurements['device']['kind']}, jax {measurements['device']['jax']}")
     if memory:
         out.append(f"copy: {memory / 1e12:.3g} TB/s")
     if best:

@@ -171,12 +171,12 @@ def main() -> None:
         "| weights | cache | mean gap | p99 | max | KL | capped | importance | weights MB | cache MB | beside MB | tokens/s |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    found = []
+    results = []
     for weights, cache in KINDS:
-        found.append(measured(model, rows, length, weights, cache, rollout))
-        print(line(found[-1]), flush=True)
+        results.append(measured(model, rows, length, weights, cache, rollout))
+        print(line(results[-1]), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

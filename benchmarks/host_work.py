@@ -88,8 +88,8 @@ class Scripts:
                 thought = _text(rng, max(step.sampled - 20, 1))
                 query = f"{name} {sample} {number}"
                 last = number == len(each.steps) - 1
-                said = grammar.write_answer(thought, "monks") if last else grammar.write_search(thought, query, "wiki")
-                written.append(tokenizer.encode(said))
+                turn = grammar.write_answer(thought, "monks") if last else grammar.write_search(thought, query, "wiki")
+                written.append(tokenizer.encode(turn))
                 if not last:
                     each_text = max(step.observed // 5, 1)
                     self.passages[query] = [
@@ -264,19 +264,20 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = measure(arguments.agents, arguments.repeats, arguments.profile)
+    result = measure(arguments.agents, arguments.repeats, arguments.profile)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
-    low, high = found["range"]
-    shares = [found[key] for key in ("of_decode_on_h100", "driver_of_decode_on_h100")]
-    whole, driver = (", ".join(f"{share:.0%} ({size})" for size, share in one.items()) for one in shares)
+    low, high = result["range"]
+    shares = [result[key] for key in ("of_decode_on_h100", "driver_of_decode_on_h100")]
+    whole, driver = (", ".join(f"{share:.0%} ({size})" for size, share in by_size.items()) for by_size in shares)
     print(
         "| agents | turns | decode calls | host, s of CPU (range) | of it the tokenizer | ms a turn | ms a call | of decoding "
         "on an H100 | without the tokenizer |\n"
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-        f"| {found['agents']:,} | {found['turns']:,} | {found['calls']} | {found['seconds']:.2f} ({low:.2f}-{high:.2f}) | "
-        f"{found['tokenizer_seconds']:.2f} s | {found['ms_per_turn']:.2f} | {found['ms_per_call']:.0f} | {whole} | {driver} |"
+        f"| {result['agents']:,} | {result['turns']:,} | {result['calls']} | {result['seconds']:.2f} ({low:.2f}-{high:.2f}) | "
+        f"{result['tokenizer_seconds']:.2f} s | {result['ms_per_turn']:.2f} | {result['ms_per_call']:.0f} | {whole} | "
+        f"{driver} |"
     )
 
 

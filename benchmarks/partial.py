@@ -84,16 +84,16 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
         return advance()
 
     engine.step = counted
-    found: list[Rollouts] = []
+    rollouts_by_step: list[Rollouts] = []
     for step in range(steps):
         stage = stages.at(step)
         asked = under_way.draw(stage, step, whole=False)
-        found.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
+        rollouts_by_step.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
         engine.update(nnx.state(model, nnx.Param), step + 1)
-    ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in found]
+    ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in rollouts_by_step]
 
     def total(name: str) -> int:
-        return sum(getattr(rollouts.engine, name) for rollouts in found)
+        return sum(getattr(rollouts.engine, name) for rollouts in rollouts_by_step)
 
     return {
         "partial": partial,
@@ -101,8 +101,8 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
         "occupancy": total("decoded_tokens") / total("decode_slots"),
         "decoded": total("decoded_tokens") / steps,
         "prefilled": (total("prefilled_tokens") + total("forked_tokens")) / steps,
-        "seconds": statistics.median(rollouts.seconds["rollout"] for rollouts in found),
-        "several": statistics.fmean(rollouts.partial["rollout/partial/episodes"] for rollouts in found),
+        "seconds": statistics.median(rollouts.seconds["rollout"] for rollouts in rollouts_by_step),
+        "several": statistics.fmean(rollouts.partial["rollout/partial/episodes"] for rollouts in rollouts_by_step),
         "staleness": statistics.fmean(age["rollout/staleness/mean"] for age in ages),
         "oldest": max(age["rollout/staleness/max"] for age in ages),
     }

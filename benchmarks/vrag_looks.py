@@ -89,13 +89,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="docs/images", help="a directory for the pictures")
     output = pathlib.Path(parser.parse_args().output)
-    chosen = {one.metadata["type"]: one for one in page_questions("test", 12)}
+    chosen = {question.metadata["type"]: question for question in page_questions("test", 12)}
     examples = [chosen[kind] for kind in _CALLED]
     settings: dict[str, Any] = {"retriever": "bm25", "pages": {"text": "layer"}}
     tools = open_knowledge_bases({"pages": KnowledgeConfig(kind="ocr", source="atlas/pages", settings=settings)})
     policy: Any = Looking(examples)
-    with tempfile.TemporaryDirectory() as home:
-        path = pathlib.Path(home) / "episodes.jsonl"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = pathlib.Path(scratch) / "episodes.jsonl"
         write_records(path, run(_AGENT, examples, policy, tools))
         for record, name in zip(read_records(path), _CALLED.values()):
             drawn = sheet(record, path.parent)

@@ -175,7 +175,8 @@ def _collectives(program: ProgramReport) -> str:
         return ", ".join(f"{kind} x {count}" for kind, count in program.collectives.items()) or "none"
     return (
         ", ".join(
-            f"{kind} x {traffic.count:g} ({traffic.bytes / 1e6:.1f} MB, {1000 * traffic.seconds:.2f} ms, {1000 * traffic.hidden_s:.2f} hidden)"
+            f"{kind} x {traffic.count:g} ({traffic.bytes / 1e6:.1f} MB, {1000 * traffic.seconds:.2f} ms, "
+            f"{1000 * traffic.hidden_s:.2f} hidden)"
             for kind, traffic in program.roofline.traffic.items()
         )
         or "none"
