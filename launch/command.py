@@ -164,7 +164,7 @@ def read_config_as(schema: type[T]) -> T:
 
 
 def read_config_dict() -> ConfigDict:
-    """What --config and its overrides say, unchecked. Raises a ValueError that names the file if there is no such file."""
+    """The configuration of --config with its overrides, unchecked. Raises ValueError if there is no such file."""
     flag = cast(Any, FLAGS["config"])
     if not isinstance(flag.value, ConfigDict):  # ml_collections raises its IOError only when the value is used
         raise ValueError(f"--config={flag.config_filename}: there is no such file; configurations lie in configs/")

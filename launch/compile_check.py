@@ -48,7 +48,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.training.config import TrainConfig
 
     return {"A run": TrainConfig}
@@ -124,7 +124,7 @@ def _sizes(mesh: Mapping[str, int]) -> str:
 
 
 def choices(results: Sequence[Choice]) -> str:
-    """Markdown: what was tried, the best first, and the settings of that."""
+    """Markdown: the layouts that were tried, the best first, and the settings of the best."""
     lines = [
         "| mesh (data x fsdp x tensor) | micro_tokens | rows | a step, at best | its updates | decoded tokens/s | GiB |",
         "|---|---:|---:|---:|---:|---:|---:|",

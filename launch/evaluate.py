@@ -99,7 +99,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.comparison.config import ComparisonConfig
     from routerl_jax.training.config import TrainConfig
 
@@ -151,7 +151,7 @@ def _draw() -> None:
 
 
 def _help() -> None:
-    """Prints what --agents, --benchmarks and --report can be."""
+    """Prints the possible values of --agents, --benchmarks and --report."""
     from routerl_jax.comparison import agents
     from routerl_jax.comparison.benchmarks import benchmark
     from routerl_jax.comparison.benchmarks.known import BENCHMARKS
@@ -224,7 +224,7 @@ _INSTEAD = {
 
 
 def _evaluate(stack: contextlib.ExitStack) -> None:
-    """One policy on one benchmark. `stack` closes what was opened, also after an error."""
+    """One policy on one benchmark. `stack` closes all that was opened, also after an error."""
     from flax import nnx
 
     from routerl_jax.core.config import naming

@@ -42,7 +42,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.training.config import TrainConfig
 
     return {"A run": TrainConfig}
@@ -82,7 +82,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:
-    """What an interrupted run prints: its newest checkpoint (warm start and controls included) and how to resume."""
+    """The message of an interrupted run: its newest checkpoint (warm start and controls included) and how to resume."""
     arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
     go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
     if in_bucket(address := place_of(workdir)):

@@ -1,4 +1,4 @@
-"""The interface of agents, and what an agent works with: an `LLM` for conversations and `Tools` to search."""
+"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Agent(abc.ABC):
 
     @property
     def learns_from(self) -> LearnsFrom | None:
-        """What supervised training shows the agent: "demonstrations", whole worked questions (`opening` and `pieces`);
+        """The kind of supervised examples: "demonstrations", whole worked questions (`opening` and `pieces`);
         "golden_steps", single steps of them (`opening` and `step_pieces`); or None."""
         return None
 
@@ -197,12 +197,12 @@ class Rerouted(Agent):
 
     @property
     def search_budget(self) -> int | None:
-        """That of the agent."""
+        """The agent's own."""
         return self.agent.search_budget
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Those of the agent."""
+        """The agent's own."""
         return self.agent.special_tokens
 
 

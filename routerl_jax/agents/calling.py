@@ -1,4 +1,4 @@
-"""Agents whose policy may call tools as functions in its model's chat template: what they have in common."""
+"""The common part of agents whose policy may call tools as functions in its model's chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from routerl_jax.data.rounds import RecordedRounds
 
 
 class Form(Protocol):
-    """How a policy writes its actions: a grammar, or what has these members of it (`Grammar` describes them)."""
+    """How a policy writes its actions: a grammar, or another object with these members (`Grammar` describes them)."""
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]: ...
@@ -58,7 +58,7 @@ class CallingAgent(Agent):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """Those of the form."""
+        """The form's own."""
         return () if self._form is None else self._form.functions
 
     def told(self, schemas: Mapping[str, ToolSchema]) -> Self:

@@ -120,7 +120,7 @@ async def search_calls(
 
 
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
-    """What a query costs."""
+    """The price of a query."""
     cost = getattr(tools.get(tool), "cost", 1.0)
     if not isinstance(cost, numbers.Real):  # NumPy's numbers pass, too
         raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
@@ -141,7 +141,7 @@ _Result = tuple[Passage, ...] | _Failure
 
 
 class _Reply(NamedTuple):
-    """What a tool gave for one query."""
+    """A tool's result for one query."""
 
     result: _Result
     seconds: float

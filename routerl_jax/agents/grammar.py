@@ -130,11 +130,11 @@ class Grammar(abc.ABC):
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
-        """What is fed after a search: `passages` (the first ones of `call.passages`), as text or with their pictures (`Shown`),
-        or the call's error."""
+        """The observation after a search: `passages` (the first ones of `call.passages`) as text or with pictures (`Shown`), or
+        the call's error."""
 
     def closer(self, crop: Shown) -> Observation:
-        """What is fed after a closer look at a region (an action of kind `region`): the crop."""
+        """The observation after a closer look at a region (an action of kind `region`): the crop."""
         return ["\n", crop, "\n"]
 
     @abc.abstractmethod

@@ -122,7 +122,7 @@ class LiveAgent:
     async def _ask(self, waiting: Sequence[_Waiting]) -> None:
         try:
             calls = await calls_of_all(self._tools, [request for request, _ in waiting], self._timeout)
-        except Exception as error:  # what is wrong with a tool itself is raised in the agents that wait for it
+        except Exception as error:  # a tool's own fault is raised in the agents that wait for it
             for _, future in waiting:
                 if not future.done():
                     future.set_exception(error)

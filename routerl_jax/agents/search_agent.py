@@ -109,11 +109,11 @@ class SearchAgent(CallingAgent):
 
     @property
     def choices(self) -> RouteChoices | None:
-        """Those of the grammar."""
+        """The grammar's own."""
         return self.grammar.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """Those of every agent if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
+        """The usual baselines if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
         no_search = NoSearch(**{**self._fields, "max_searches": 0})
         return {**(super().baselines(tools) or self.vanilla_rag(tools)), "no_search": no_search}
 
@@ -136,7 +136,7 @@ class SearchAgent(CallingAgent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Those of the grammar."""
+        """The grammar's own."""
         return self.grammar.special_tokens
 
     def opening(
@@ -180,7 +180,7 @@ class SearchAgent(CallingAgent):
         return self.spoken(lambda agent: agent.grammar.write_search(step.thought, step.query, step.tool))
 
     def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
-        """What follows such a turn."""
+        """The observation that follows such a turn."""
         if step.box:
             return Look(box=step.box, rule=self.regions, render=lambda crop: self.framed(self.grammar.closer(crop)))
         call = Call(tool=step.tool, query=step.query, passages=step.passages)

@@ -167,7 +167,7 @@ class ToolCalls(Grammar):
 
 
 def _wrong(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call; "" if nothing is."""
+    """The fault of a call's arguments; "" if there is none."""
     if schema.query and schema.query not in arguments:
         return f"the argument {schema.query!r} of {schema.name} is missing"
     if unknown := sorted(set(arguments) - {schema.query}):

@@ -1,6 +1,6 @@
 """A conversation on a local page: its application, and uvicorn under it.
 
-The page keeps what was said, and sends it with every question. The server remembers nothing but the pictures of the last
+The page keeps the conversation, and sends it with every question. The server remembers nothing but the pictures of the last
 replies. Whatever a passage or an answer says is text there (viewer/static).
 """
 
@@ -89,7 +89,7 @@ class _Page:
         return {"name": chat.name, "pictures": chat.sees, "earlier": chat.earlier, "knowledge_bases": knowledge_bases}
 
     async def reply(self, asked: _Asked) -> AsyncIterator[dict[str, Any]]:
-        """What the page draws, again and again until the reply is whole (`going` is false) or failed (`error`).
+        """States of the reply for the page to draw, until the reply is complete (`going` is false) or failed (`error`).
 
         Where steps come faster than they are sent, only the latest is.
         """

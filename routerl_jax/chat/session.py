@@ -1,4 +1,4 @@
-"""What `launch.chat` talks with: a policy, the agent of a run and its knowledge bases."""
+"""The session behind `launch.chat`: a policy, the agent of a run and its knowledge bases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Chat:
     """A searcher that is talked with.
 
     Attributes:
-      name: what the policy is called.
+      name: the policy's name.
       kinds: the kind of every knowledge base, by name.
       pictures: directory for the pictures that it was shown (evaluation.records.PictureFiles).
       sampling: of its turns.
@@ -63,7 +63,7 @@ class Chat:
 
     @property
     def knowledge_bases(self) -> list[KnowledgeBaseInfo]:
-        """What is searched."""
+        """The knowledge bases that the agent searches."""
         return [
             KnowledgeBaseInfo(name, self.kinds.get(name, ""), len(tool) if isinstance(tool, Sized) else None)
             for name, tool in self.searcher.tools.items()
@@ -80,7 +80,7 @@ class Chat:
 
         Args:
           images: pictures that the question is about.
-          earlier: what was said before; the last `Chat.earlier` of it are shown, as far as a quarter of the context holds them.
+          earlier: earlier exchanges; the last `Chat.earlier` of them are shown, as far as a quarter of the context holds them.
           on_progress: see `LiveAgent.attempt`; called on the engine's thread.
         """
         engine = self.searcher.engine
@@ -94,7 +94,7 @@ class Chat:
         return self.searcher.loop.submit(self.searcher.live.search(Request(name, words, k)))
 
     def close(self) -> None:
-        """Ends the engine's thread, after what has begun."""
+        """Ends the engine's thread, after the work that has begun."""
         self.searcher.loop.close()
 
 

@@ -26,7 +26,7 @@ from routerl_jax.models.images import decode_image
 from routerl_jax.serving.answerer import sources
 
 T = TypeVar("T")
-_LINES = 8  # of what the policy is writing
+_LINES = 8  # lines that are shown of the text under way
 _COMMANDS = {
     "/image PATH": "the next questions are about this picture; again for one more, without PATH for none",
     "/kb": "the knowledge bases; /kb NAME WORDS searches one",
@@ -183,7 +183,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def _stopping(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futures.Future[T]]:
-    """Cancels what is under way when it is left before its end, as by Ctrl-C."""
+    """Cancels the attempt if the block is left before its end, as by Ctrl-C."""
     try:
         yield future
     finally:
@@ -191,7 +191,7 @@ def _stopping(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futur
 
 
 def _episode(future: concurrent.futures.Future[Episode]) -> Episode:
-    """Raises ValueError with what the attempt raised."""
+    """Raises ValueError with the message of the attempt's exception."""
     error = future.exception()
     if error is not None and not isinstance(error, ValueError):
         raise ValueError(f"the reply failed: {type(error).__name__}: {error}") from error
@@ -199,7 +199,7 @@ def _episode(future: concurrent.futures.Future[Episode]) -> Episode:
 
 
 def _present(moment: Progress) -> Text:
-    """What happens now: a search, or the last lines that were written."""
+    """A text about the present step: a search, or the last lines that were written."""
     request = moment.searching
     if request is not None:
         return searching(request.tool, query_text(request.query) or "(the picture)")

@@ -26,7 +26,7 @@ _WORDS = 110  # letters in a line
 
 @dataclasses.dataclass
 class _Page:
-    """A whole picture and what was cut from it: (number, box on it in its own pixels, crop)."""
+    """A whole picture and its crops: (number, box in the picture's own pixels, crop)."""
 
     number: str
     picture: Image.Image | str

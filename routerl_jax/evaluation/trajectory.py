@@ -37,7 +37,7 @@ def turn_parts(
     branch: Mapping[str, Any] | None = None,
     numbers: Mapping[int, int] = types.MappingProxyType({}),
 ) -> list[RenderableType]:
-    """What a turn of a record says, and what followed from it.
+    """The texts of a turn of a record, and their consequences.
 
     Args:
       last: an answer in it is the episode's, which `ending_parts` shows.
@@ -131,7 +131,7 @@ def _box(box: Sequence[float]) -> str:
 
 
 def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> RenderableType:
-    """What a call found, in a frame, or why it failed.
+    """The passages of a call, in a frame, or the reason of its failure.
 
     Args:
       pictured: ids of the passages whose pictures were shown. If the call has some of them, its others are only counted.

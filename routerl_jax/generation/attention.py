@@ -122,7 +122,7 @@ def chunked_attention(
 
 
 def _parts(held: Held, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:
-    """What is multiplied with queries or weights, and the scale of each token."""
+    """The values to multiply with queries or weights, and the scale of each token."""
     if not isinstance(held, Codes):
         return held, None
     return held.codes.astype(q.dtype), held.scale.swapaxes(-1, -2).astype(jnp.float32)

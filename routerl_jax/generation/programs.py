@@ -249,7 +249,7 @@ def decode(
             token = jnp.where(going, drawn[:, i], token)
             stopped = jnp.where(going, hit, stopped)
             automaton = jnp.where(going, transition[automaton, drawn[:, i]], automaton)
-            if i < drafts:  # the next draw is of this sequence if the draft says what was drawn
+            if i < drafts:  # the next draw belongs to this sequence if the draft equals the drawn token
                 going = going & (draft[:, i] == drawn[:, i]) & (hit == 0) & (counts + i + 1 < limits)
         accepted = jnp.stack(accepted_draws, axis=1)
         tops = state["tops"]

@@ -257,7 +257,7 @@ def _on_shard(
 
 
 def _positions(starts: Int[Array, "*A"], counts: Int[Array, "*A"], steps: int, length: int) -> Int[Array, "*A S"]:
-    """Of new tokens in their rows; the rows' length, where nothing is written, behind the last one."""
+    """Positions of new tokens in their rows. Behind the last one: the rows' length, where nothing is written."""
     offsets = jnp.arange(steps)
     return jnp.where(offsets < counts[..., None], starts[..., None] + offsets, length)
 

@@ -85,7 +85,7 @@ class WeightCopier:
         return nnx.state(quantized(nnx.merge(self._learnt, params), self._qtype)) if self._qtype else params
 
     def _fits(self, params: nnx.State) -> bool:
-        """Whether the learner's weights are what the engine needs."""
+        """Whether the engine can use the learner's weights as they are."""
         if self._qtype or not self._layout:
             return not self._layout
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self.abstract(params)), strict=True)

@@ -34,7 +34,7 @@ class Checkpoints:
     file that says so. A kill at any moment leaves the previous one valid.
 
     Args:
-      directory: made if missing; or what stands for a place in a bucket.
+      directory: made if missing; or the mirror of a directory in a bucket.
       keep: number of newest checkpoints that are kept.
     """
 
@@ -163,7 +163,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 
 def _root(directory: pathlib.Path) -> str:
-    """Where checkpoints are: the place in a bucket if orbax knows its kind, else the absolute path here."""
+    """The location of checkpoints: the URL in a bucket if orbax supports its kind, else the absolute path here."""
     path = place_of(directory)
     if not path.startswith("s3://"):
         return path

@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     logprobs: Float[Array, "B T"]
     entropies: Float[Array, "B T"]
     divergences: Float[Array, "B T"]  # KL with a reference, summed over the vocabulary
-    routing: Routing | None = None  # what the model's routers did; None without experts
+    routing: Routing | None = None  # statistics of the model's routers; None without experts
 
 
 def target_scores(

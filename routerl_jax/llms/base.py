@@ -57,7 +57,7 @@ class ChatModel(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What answers depend on besides the model's name and the arguments of a call; JSON-serialisable."""
+        """The settings on which answers depend, besides the model's name and a call's arguments; JSON-serialisable."""
         ...
 
     def complete(

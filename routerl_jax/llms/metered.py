@@ -52,7 +52,7 @@ class Budget:
             return True
 
     def spend(self, cost: float, aside: float = 0.0) -> None:
-        """Records money as spent, and releases what was reserved for it (`aside`)."""
+        """Records money as spent, and releases the amount that was reserved for it (`aside`)."""
         with self._lock:
             self.spent += cost
             self._aside -= aside

@@ -76,7 +76,7 @@ class Features:
 
 
 class DecoderOutput(NamedTuple):
-    """What `Decoder.run` gives."""
+    """The result of `Decoder.run`."""
 
     hidden: Float[Array, "B T D"]  # normed
     caches: Any
@@ -224,7 +224,7 @@ class Decoder(nnx.Module):
         features: Features | None = None,
         replayed: Int[Array, "B T L C"] | None = None,
     ) -> DecoderOutput:
-        """Runs whole sequences: hidden states, and what the routers did (of tokens in a segment that is not 0).
+        """Runs whole sequences. Gives hidden states and the routers' statistics (of tokens in a segment that is not 0).
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
@@ -287,7 +287,7 @@ class Decoder(nnx.Module):
           mesh: the program's devices, which experts are split over.
 
         Returns:
-          Normed hidden states, the new caches in the same form, and what the routers did.
+          Normed hidden states, the new caches in the same form, and the routers' statistics.
         """
         with matmul_precision(self.compute_dtype):
             routing = {"counted": counted, "mesh": mesh}
@@ -302,7 +302,7 @@ class Decoder(nnx.Module):
         sparse = self.config.sparse
 
         def layer(i: int) -> nnx.State:
-            """Feed-forwards and experts are stacks of their own; a layer does not read what it gets of the other kind."""
+            """Feed-forwards and experts are stacks of their own; a layer ignores the weights of the other kind."""
             before = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
 
             def at(path: Any, p: Array) -> Array:

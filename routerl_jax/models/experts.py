@@ -34,7 +34,7 @@ _FEW_TOKENS = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """What the routers did, of one layer, or of L sparse layers on a first axis (of `chosen`: on the third).
+    """Statistics of the routers of one layer, or of L sparse layers on a first axis (of `chosen`: on the third).
 
     Attributes:
       chosen: the experts of each token.
@@ -71,7 +71,7 @@ class Experts(nnx.Module):
         counted: Bool[Array, "B T"] | None = None,
         mesh: Mesh | None = None,
     ) -> tuple[Float[Array, "B T D"], Routing]:
-        """The feed-forward's output, and what the router did.
+        """The feed-forward's output, and the statistics of its router.
 
         Args:
           replayed: experts to take; their weights are this router's, so its gradient flows (rollout routing replay, arXiv

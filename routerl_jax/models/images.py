@@ -207,7 +207,7 @@ def smart_resize(
     return high, wide
 
 
-# What published Qwen3-VL models set in preprocessor_config.json, beside their patch size of 16.
+# Settings of published Qwen3-VL models in preprocessor_config.json, in addition to their patch size of 16.
 QWEN3: Mapping[str, Any] = {"min_pixels": 256**2, "max_pixels": 4096**2, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 

@@ -115,7 +115,7 @@ class LateInteraction(Embedder):
         if options.get("kind") not in (None, "query", "passage"):
             raise ValueError(f"unknown kind {options['kind']!r}; use 'query' or 'passage'")
         if options.get("prefix") is None:
-            options["kind"] = "query"  # which is what strings are
+            options["kind"] = "query"  # strings are queries
         return super().embed(inputs, **options)  # type: ignore[return-value]
 
     def encode(self, text: str, prefix: str = "") -> list[int]:

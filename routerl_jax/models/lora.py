@@ -233,7 +233,7 @@ def lower_merge(params: nnx.State, dtype: Any = None) -> jax.stages.Lowered | No
 
 
 def _plan_merge(params: nnx.State, dtype: Any) -> tuple[dict[Any, Any], dict[str, tuple], tuple[_Merge, ...]]:
-    """The state without what is merged; the arrays to merge, by matrix; and the properties of each matrix."""
+    """The state without the adapters; the arrays to merge, by matrix; and the properties of each matrix."""
     flat = dict(nnx.to_flat_state(params))
     arrays, plan = {}, []
     for name in MODULES:

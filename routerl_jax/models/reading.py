@@ -66,7 +66,7 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
 
 
 def progress_bar(what: str, total: int) -> Bar:
-    """Of bytes; only the main process shows it, and only if it will take a while."""
+    """A progress bar of bytes. Only the main process shows it, and only if reading takes a while."""
     hidden = total < _SHOW_FROM or not multihost.is_main()
     return Bar(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
 
@@ -75,8 +75,8 @@ class Checkpoint:
     """The tensors of a safetensors directory, sharded or not.
 
     Args:
-      directory: with model.safetensors, or model.safetensors.index.json and what it names.
-      spellings: (beginning of a name, what may be stored in its place); tried in order after the name itself.
+      directory: with model.safetensors, or model.safetensors.index.json and the files that it names.
+      spellings: (prefix of a name, another prefix in some checkpoints); tried in order after the name itself.
 
     Attributes:
       bytes_read: of tensors, so far, by this process.
@@ -96,7 +96,7 @@ class Checkpoint:
             return
         files = weight_map(index)
         for file in sorted(set(files.values())):
-            # What else lies in a file is not part of this model.
+            # Other tensors of a file are not part of this model.
             tensors = {stored.name: stored for stored in tensors_of(directory / file) if files.get(stored.name) == file}
             absent = [name for name, where in files.items() if where == file and name not in tensors]
             if absent:

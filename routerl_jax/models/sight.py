@@ -98,7 +98,7 @@ def _text_config(config: DecoderConfig, vocabulary: int) -> DecoderConfig:
 
 
 def _copy_weights(model: VisionLanguageModel, decoder: Decoder) -> None:
-    """Copies the decoder's weights into the model; what it lacks is zero in attention and small in the vocabulary."""
+    """Copies the decoder's weights into the model. Weights that it lacks are zero in attention and small in the vocabulary."""
     theirs = dict(nnx.to_flat_state(nnx.state(decoder, nnx.Param)))
     copied = []
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):

@@ -66,7 +66,7 @@ class Work:
         return products + 4 * config.layers * config.heads * config.head_dim * seen
 
     def update_flops(self, lengths: list[int], *, adapter: bool = False) -> float:
-        """Forward and backward of whole sequences; what is computed again to save memory does not count.
+        """Forward and backward of whole sequences; recomputation to save memory does not count.
 
         Args:
           adapter: the matrices are frozen, so they need no gradient. The adapter's own work is left out.

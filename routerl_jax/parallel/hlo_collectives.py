@@ -13,7 +13,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 def collective_kind(instruction: Instruction) -> str:
-    """Which of COLLECTIVES an instruction is or begins; empty for all others, also for what ends one (`..-done`)."""
+    """Which of COLLECTIVES an instruction is or begins; empty for all others, and for the end of a collective (`..-done`)."""
     opcode = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
     return opcode if opcode in COLLECTIVES else ""
 

@@ -164,7 +164,7 @@ class _Counter:
         return self.costs()
 
     def costs(self) -> Costs:
-        """What has been counted so far."""
+        """The costs that have been counted so far."""
         return Costs(
             operations=tuple(self._operations),
             collectives=tuple(self._collectives),
@@ -329,7 +329,7 @@ class _Counter:
         return read + self._written(inner, instruction)
 
     def _async_bytes(self, inner: Computation) -> float:
-        """Bytes of a computation of one instruction that runs beside others, such as a slice that is fetched ahead."""
+        """Bytes of a computation of one instruction that runs while others run, such as a slice that is fetched early."""
         return sum(
             self._bytes(inner, instruction)
             for instruction in inner.instructions.values()

@@ -13,7 +13,7 @@ _SAME = {"copy", "bitcast", "convert", "reshape", "copy-done", "broadcast", "opt
 
 @dataclasses.dataclass(frozen=True)
 class _Carried:
-    """The i-th of what a loop carries."""
+    """The i-th value that a loop carries."""
 
     index: int
 

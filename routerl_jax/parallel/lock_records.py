@@ -1,4 +1,4 @@
-"""Where the lock of a directory keeps the record of its holder: in a file, or in an object of a bucket."""
+"""Records of a directory lock's holder, each in a file or in an object of a bucket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Record(Protocol):
         ...
 
     def is_there(self) -> bool:
-        """Whether what was opened is still what others would open."""
+        """Whether the opened record is still the one that other processes would open."""
         ...
 
     def remove(self) -> None:

@@ -26,7 +26,7 @@ from routerl_jax.parallel import multihost
 CHECKPOINTS = "checkpoints"
 MARK = "_CHECKPOINT_METADATA"  # the file of a checkpoint that is uploaded last, and removed first
 _LAST = (MARK, "config.json", "kb.json", "results.json")  # these files say that the files beside them are complete
-_EVERY = 30.0  # seconds between two uploads of what is new
+_EVERY = 30.0  # seconds between two uploads of new files
 _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
@@ -62,7 +62,7 @@ def mirrored(location: str) -> Iterator[pathlib.Path]:
 
 
 def send(path: pathlib.Path) -> None:
-    """Uploads what is new below the mirror of a bucket, now and every half minute from now on.
+    """Uploads new files below the mirror of a bucket, now and every half minute from now on.
 
     Only the main process of a job does. Nothing happens for other paths.
 
@@ -103,9 +103,9 @@ class _Mirror:
             self._thread.start()
 
     def send(self) -> None:
-        """Uploads and removes what has changed here since the last time."""
+        """Uploads changed files, and removes deleted ones, since the last time."""
         with self._sending:
-            # Listed before the rest: what belongs to a checkpoint that is there by now is found by the second look.
+            # Checkpoints are listed first: other files of a checkpoint that exists by now are found by the second listing.
             states = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
             others = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
             gone = sorted(self._sent.keys() - states.keys() - others.keys(), key=_marks_first)
@@ -187,7 +187,7 @@ def _marks_first(name: str) -> tuple[bool, str]:
 
 
 def _complete(names: Iterable[str]) -> list[str]:
-    """Names without those of checkpoints that were not uploaded whole, or are half removed."""
+    """Names without those of checkpoints that were uploaded or removed only in part."""
     listed = list(names)
     marked = {name.removesuffix(MARK) for name in listed if name.endswith(f"/{MARK}")}
     return [name for name in listed if not _is_checkpoint(name) or any(name.startswith(step) for step in marked)]

@@ -160,7 +160,7 @@ class _Lock:
                 record = self._holder_record.read()
                 if record is not None and record.get("token") != self._record["token"]:
                     self.successor = record
-                    buckets.forget(self._directory)  # what it holds is no longer uploaded
+                    buckets.forget(self._directory)  # its files are no longer uploaded
                     _interrupt_main()
                     return
                 self._write()

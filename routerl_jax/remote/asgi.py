@@ -1,4 +1,4 @@
-"""What the HTTP servers of this package share: errors, JSON, disconnected clients, tokens, other sites' pages, and uvicorn."""
+"""Common parts of this package's HTTP servers: errors, JSON, disconnected clients, tokens, other sites' pages, uvicorn."""
 
 from __future__ import annotations
 
@@ -117,8 +117,9 @@ class TokenCheck:
 
 
 class SameSite:
-    """Middleware that refuses what a browser sends for the page of another site. For servers without a token, which such a page
-    could use otherwise.
+    """Middleware that refuses a browser's requests for the page of another site.
+
+    Servers without a token need it, because such a page could use them otherwise.
 
     A request must name one of the hosts, because a page may have its own name lead here (DNS rebinding). Browsers say by
     `Sec-Fetch-Site` whether a request is from another origin; older ones name the origin by `Origin`. Links may lead here from

@@ -35,7 +35,7 @@ class AnswererModel:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the list of models says of it."""
+        """The model's fields in the list of models."""
         engine = self._loop.engine
         return {
             "max_model_len": engine.max_length,

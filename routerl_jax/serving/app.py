@@ -56,7 +56,7 @@ class Model(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the list of models says of it, beside its name."""
+        """The model's fields in the list of models, except its name."""
         ...
 
     def chat(self, body: Any) -> Reply:
@@ -95,7 +95,7 @@ class Served:
         return self.models[name]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What /v1/models says of a model."""
+        """The entry of a model in /v1/models."""
         head = {"id": name, "object": "model", "created": self.started, "owned_by": "routerl_jax"}
         return {**head, **self.named(name).about}
 

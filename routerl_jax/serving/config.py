@@ -82,7 +82,7 @@ class ServePolicyConfig:
 
 
 def open_policy(config: ServePolicyConfig) -> Served:
-    """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that says what is missing."""
+    """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that names what is missing."""
     searcher, tags = None, ()
     if config.path:
         engine = _engine_of_path(config)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from routerl_jax.core.tokenizer import Tokenizer
 
-_BROKEN = "\ufffd"  # what is decoded from a part of a character
+_BROKEN = "\ufffd"  # decoded from a part of a character
 _WINDOW = 96  # most tokens that are decoded together
 _OVERLAP = 8  # tokens that stay when the window is full; the next ones are decoded with them
 
@@ -48,7 +48,7 @@ class Detokenizer:
         raise AssertionError("a stop string was there and is not")
 
     def end(self) -> str:
-        """What was held back, as nothing will follow."""
+        """The text that was held back. No token follows."""
         if self.stop is not None:
             return ""
         text = self._tokenizer.decode(self._window)

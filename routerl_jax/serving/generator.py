@@ -24,7 +24,7 @@ _DEVICE_STOPS = 16  # most stop strings that the engine looks for itself
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoiceDelta:
-    """What a choice has got since its last delta. The first delta of a choice is empty.
+    """The new tokens and text of a choice since its last delta. The first delta of a choice is empty.
 
     Attributes:
       index: the number of the choice.
@@ -185,7 +185,7 @@ class _Choice:
     detokenizer: Detokenizer
 
     def delta(self, generated: Generated | None, tops: Sequence[TopLogprobs]) -> ChoiceDelta:
-        """What is new. `generated` is the turn if it is over."""
+        """The next delta. `generated` is the turn if it is over."""
         new = self.ledger.tokens[self.at :]
         ended = generated is not None and generated.stop_reason == "eos"
         text, count = self.detokenizer.add(new[:-1] if ended else new)

@@ -1,4 +1,4 @@
-"""From the texts and messages of a request to what the engine takes: token ids and pictures."""
+"""Turns the texts and messages of a request into the engine's inputs: token ids and pictures."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Prompts:
                 tools=self._plain_all(request.tools),
                 settings=request.template,
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise any exception
             raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
         return Prompt(ids=ids, images=images, field="messages")
 

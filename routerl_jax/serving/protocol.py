@@ -21,7 +21,7 @@ _COMPLETION_TOKENS = 16  # of a text completion where the request does not say, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """How to generate, and what to report.
+    """Settings of generation, and of the report.
 
     Attributes:
       model: the name that the request gives.

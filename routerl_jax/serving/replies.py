@@ -29,7 +29,7 @@ def usage(read: int, written: int) -> dict[str, int]:
 
 
 def no_usage(generation: GenerationSettings) -> dict[str, None]:
-    """Where usage is asked for, it is null in all chunks but the last."""
+    """The usage of a chunk that is not the last: null if the client asked for usage, else absent."""
     return {"usage": None} if generation.usage else {}
 
 
@@ -113,7 +113,7 @@ class ReplyBuilder:
         return {**self.head, "object": kind, "choices": choices, **no_usage(self.generation)}
 
     def _choice(self, delta: ChoiceDelta, whole: bool) -> dict[str, Any]:
-        """A choice, or what is new of one."""
+        """A choice, or its part in a chunk."""
         choice: dict[str, Any] = {"index": delta.index}
         finish: str | None = delta.finish or None
         if self.chat:

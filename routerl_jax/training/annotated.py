@@ -34,7 +34,7 @@ class _Draft:
     missing: dict[str, str]  # gold passages that no search has found: title by id
     context: str  # all text that the policy has read
     steps: list[DemonstrationStep] = dataclasses.field(default_factory=list)
-    thought: str = ""  # what the last search showed
+    thought: str = ""  # evidence of the last search
     lost: bool = False  # a search missed its gold passage
 
 
@@ -129,7 +129,7 @@ def _mention(name: str) -> re.Pattern[str]:
 
 
 def _note(draft: _Draft, purpose: str, call: Call) -> None:
-    """Adds a search to the draft, with its passages and what they say."""
+    """Adds a search to the draft, with its passages and their evidence."""
     gold = [passage for passage in call.passages if passage.id in draft.missing]
     thought = f"{draft.thought} {purpose}".strip()
     draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))

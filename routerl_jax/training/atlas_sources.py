@@ -1,4 +1,4 @@
-"""Knowledge bases of the embedded world: what `config.knowledge.NAME.source="atlas/..."` stands for."""
+"""Knowledge bases of the embedded world, which `config.knowledge.NAME.source="atlas/..."` names."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shows_pages(spec: KnowledgeConfig) -> bool:
 
 
 def _drawings(spec: KnowledgeConfig) -> list[tuple[str, Callable[[], bytes]]]:
-    """The pictures of a source's pages: file name, and what draws the file's content."""
+    """The pictures of a source's pages: file names, and functions that draw the files' content."""
     from routerl_jax.data.atlas import pages, register
 
     if print_size := atlas_pages(spec):

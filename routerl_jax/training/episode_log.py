@@ -1,4 +1,4 @@
-"""Which of a step's episodes are recorded in WORKDIR/episodes, and what learning made of them."""
+"""Records some episodes of a step in WORKDIR/episodes, with their advantages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def log_episodes(
 
     Args:
       credit: of the step's sequences, in the order of the episodes.
-      token_bytes: what each token id stands for (`Tokenizer.token_bytes`).
+      token_bytes: the bytes behind each token id (`Tokenizer.token_bytes`).
     """
     chosen = _groups(episodes, config.log_episodes) if config.log_groups else _spread(episodes, config.log_episodes)
     if not chosen:

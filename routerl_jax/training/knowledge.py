@@ -158,7 +158,7 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
 
 
 def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
-    """What makes a tool of kind "tool". Raises ValueError as `check_knowledge`."""
+    """The function or class that makes a tool of kind "tool". Raises ValueError like `check_knowledge`."""
     path = f"config.knowledge.{name}"
     for key in ("encoder", "index", "directory", "members"):
         if getattr(spec, key) != getattr(KnowledgeConfig, key):

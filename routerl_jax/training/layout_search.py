@@ -28,7 +28,7 @@ class Choice:
 
     Attributes:
       update_s: all updates of a step.
-      tokens_per_s: what the slice decodes with every row full.
+      tokens_per_s: decoded tokens per second of the slice, with every row full.
       step_s: the updates and the decoding of all tokens that a step's sequences can have; the longer of the two if the engine
         has devices of its own (`config.mesh.engine`). Real sequences are shorter.
       gib: memory of the larger of the two programs, per chip.
@@ -45,7 +45,7 @@ class Choice:
     gib: float = 0.0
 
     def flags(self) -> str:
-        """As settings of a launch program."""
+        """The choice as flags of a launch program."""
         settings = {
             "mesh.data": self.data,
             "mesh.fsdp": self.fsdp,
@@ -96,7 +96,7 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
 
 
 def _worth(choice: Choice) -> tuple[bool, float]:
-    """Those that fit first, then the fastest."""
+    """Sort key: layouts that fit first, then the fastest."""
     return choice.step_s is None, choice.step_s or choice.gib
 
 

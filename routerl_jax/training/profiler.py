@@ -1,4 +1,4 @@
-"""config.profile: traces some steps with JAX's profiler, and prints a table of what took longest."""
+"""config.profile: traces some steps with JAX's profiler, and prints a table of the longest events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
 
 
 class Profiler:
-    """Traces steps of a run, on its main process, into `workdir/profile`, and prints what took longest.
+    """Traces steps of a run, on its main process, into `workdir/profile`, and prints the longest events.
 
     TensorBoard's profile plug-in opens the directory, and Perfetto its `*.trace.json.gz`. The table is also written to
     `workdir/profile/profile.txt`. Python's own functions are not traced, because that would slow them down.
@@ -134,7 +134,7 @@ Times = Mapping[str, Spent]  # by name
 
 
 class Profile(NamedTuple):
-    """Where the time of a trace went.
+    """The time of a trace by events.
 
     Attributes:
       parts: of a step, as `timing_s` has them.
@@ -192,7 +192,7 @@ def report(trace: pathlib.Path, steps: int) -> str:
 
 
 def spent(trace: Any) -> Profile:
-    """Where the time of a trace, a `jax.profiler.ProfileData`, went."""
+    """The time of a trace (`jax.profiler.ProfileData`) by events."""
     parts, devices, host = (collections.defaultdict[str, Spent](Spent) for _ in range(3))
     first, last = float("inf"), 0.0
     for plane in trace.planes:
@@ -219,7 +219,7 @@ def _add(total: Spent, event: _Event, own: float) -> None:
 
 
 def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:
-    """Those that take time. An operation of a program is named by both, `jit_update: fusion.3`."""
+    """The events with a duration. An operation is named with its program, such as `jit_update: fusion.3`."""
     for event in events:
         if not event.duration_ns:
             continue

@@ -43,15 +43,15 @@ class Estimate:
       exposed_s: collectives, without the time during which other instructions run.
       seconds: the least time. An instruction takes the longer of its products and its bytes, and exposed collectives come on
         top. It is never less than `memory_s`.
-      bound: what takes longest: compute, memory or network.
-      mfu: model FLOPs utilisation (arXiv 2204.02311, appendix B): useful FLOPs over what the chip could do in `seconds`.
+      bound: the part that takes longest: compute, memory or network.
+      mfu: model FLOPs utilisation (arXiv 2204.02311, appendix B): useful FLOPs over the chip's peak FLOPs in `seconds`.
         Recomputation does not count.
-      hbm_share: bytes moved over what the memory could move in `seconds`.
+      hbm_share: bytes moved over the memory's peak bytes in `seconds`.
       traffic: collectives by kind and axes of the mesh, such as `all-reduce/tensor`.
       token_s: seconds per decoded token of a row, in a program that decodes.
       tokens_per_s: tokens that all rows of all devices decode per second.
       uncounted: custom kernels whose FLOPs are not known.
-      hint: what would make the program faster.
+      hint: a change that would make the program faster.
     """
 
     chip: str
@@ -109,7 +109,9 @@ def estimate(
     compute, memory = costs.flops / chip.peak_flops, costs.bytes / chip.memory_bandwidth
     network = sum(entry[2] for entry in traffic.values())
     exposed = network - sum(entry[3] for entry in traffic.values())
-    total = max(busy + exposed, memory)  # copies and what collectives move may go on during exposed collectives
+    total = max(
+        busy + exposed, memory
+    )  # copies and the memory traffic of collectives may go on during exposed collectives
     parts = {"compute": compute, "memory": memory, "network": exposed}
     bound = max(parts, key=lambda name: parts[name])
     token = total / decoded[0] if decoded else None
@@ -155,7 +157,7 @@ def _network_seconds(collective: Collective, chip: Chip, mesh: Mesh | None) -> f
 
 
 def _hint(roofline: Estimate, name: str, useful: float | None) -> str:
-    """What would make the program faster, given its bound."""
+    """A change that would make the program faster, given its bound."""
     if roofline.bound == "network":
         return _network_hint(roofline, name)
     if roofline.bound == "memory":

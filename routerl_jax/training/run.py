@@ -121,7 +121,7 @@ class Run:
         """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
 
         Args:
-          rollouts: what was generated ahead (`Ahead.state`).
+          rollouts: rollouts that were generated ahead (`Ahead.state`).
 
         Raises:
           NotFinite: some weights are not finite; nothing was written.

@@ -107,7 +107,7 @@ def run_programs(config: TrainConfig, mesh: Mesh, engine: Mesh) -> tuple[Decoder
 
 
 class _Learner:
-    """The learner's programs, and what it holds on a device."""
+    """The learner's programs, and the bytes that it holds on a device."""
 
     def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
         self._config, self._model, self._mesh = config, model, mesh

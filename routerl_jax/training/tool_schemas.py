@@ -40,7 +40,7 @@ def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSche
 
 
 def _has_schema(factory: Callable[..., Any]) -> bool:
-    """True if what this class or function makes has a schema, as far as the annotation says."""
+    """True if the objects that a class or function makes have a schema, according to its annotation."""
     if inspect.isclass(factory):
         return hasattr(factory, "schema")
     try:

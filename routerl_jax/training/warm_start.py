@@ -51,7 +51,7 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 
 def _path(policy: pathlib.Path) -> str:
-    """As configurations name it: all processes of a job, and later sessions, find it there."""
+    """The policy's path for configurations. All processes of a job, and later sessions, find the policy there."""
     path = place_of(policy)
     return path if in_bucket(path) else str(policy)
 

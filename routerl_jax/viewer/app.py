@@ -53,7 +53,7 @@ class ViewerState:
         return self._curves.setdefault(name, Curves(run))
 
     def status(self) -> dict[str, Any]:
-        """What the page polls: the progress of each run, and the version and size of the index."""
+        """The status that the page polls: the progress of each run, and the version and size of the index."""
         runs = []
         for run in list(self.runs):
             rows, config = self.curves(run.name).rows, run.config()

@@ -1,4 +1,4 @@
-"""The metrics of a run as columns, sent as they grow, and the health panel: what config.watch says of them."""
+"""The metrics of a run as columns, sent as they grow, and the health panel, their state according to config.watch."""
 
 from __future__ import annotations
 

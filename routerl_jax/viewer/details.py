@@ -109,7 +109,7 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
 
 
 def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What the page's conversation is drawn from, and the names of the pictures that its numbers stand for."""
+    """The data from which the page draws a conversation, and the names of its numbered pictures."""
     numbers: dict[str, int] = {}
     shown = {
         "looks": [_numbered(look, numbers) for look in looks(record)],

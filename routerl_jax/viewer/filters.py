@@ -24,7 +24,7 @@ _LIMIT = 200  # rows of a page, at most
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What an episode must have to be shown: for each field that is set, one of its values.
+    """The condition for an episode to be shown: for each field that is set, one of its values.
 
     Attributes:
       run, source, kb, failure, dataset, correct: names; () for all. The failure "none" means an episode without any, the

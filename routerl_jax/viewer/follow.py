@@ -34,7 +34,7 @@ class _File:
 
 
 class Follower:
-    """A thread that reads the files of the runs, and looks every second for what is new.
+    """A thread that reads the files of the runs, and looks every second for new records.
 
     A file that has grown is read from where it ended; an incomplete last line is left for later. A file that was replaced is
     read again from its beginning. Controls that a run begins meanwhile are added to `runs`.
@@ -83,7 +83,7 @@ class Follower:
         while not self._ended.is_set():
             try:
                 self.look()
-            except Exception:  # the page goes on with what it has
+            except Exception:  # the page goes on with the current index
                 logging.exception("the index could not be brought up to date; next try in %g s", _PAUSE)
             self._ended.wait(_PAUSE)
 

@@ -128,7 +128,7 @@ class Index:
         return self._lines.get((self.files.find(str(path)), line))
 
     def location_of(self, row: int) -> Location:
-        """Where a row's record is: its file, line and bytes."""
+        """The location of a row's record: its file, line and bytes."""
         entry = self._rows[row]
         path = pathlib.Path(self.files.all[entry["file"]])
         source = self.sources.all[entry["source"]]

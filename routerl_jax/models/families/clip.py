@@ -146,7 +146,7 @@ def complete(config: ClipConfig, directory: pathlib.Path, config_json: Mapping[s
 
 
 def save(model: Clip, directory: pathlib.Path) -> None:
-    """Writes what `complete` reads."""
+    """Writes the files that `complete` reads."""
     write_json(directory / "preprocessor_config.json", model.config.images.to_hf())
     save_texts(model, directory)
 

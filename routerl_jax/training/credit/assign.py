@@ -43,7 +43,7 @@ class Credit:
     Attributes:
       advantages: per sequence, one number per token ([T], 0 on fed tokens).
       keep: indices of the sequences that are trained on.
-      metrics: metrics of what was subtracted from rewards, left out and capped.
+      metrics: metrics of subtractions from rewards, of sequences left out, and of capped ratios.
       reach: per sequence, the policy's probability of reaching each token, [T], which weights the token in the loss; none:
         the tokens were sampled, and each counts once.
     """
