@@ -87,8 +87,10 @@ def start(
 
 @contextlib.contextmanager
 def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
-    """The path at which a program works on what a flag names: the path itself (shells leave the ~ of --workdir=~/runs as it
-    is), or a copy of what is in a bucket, which is uploaded as it changes."""
+    """The local path for a flag's value: the path itself, or a mirror of a bucket, which is uploaded as it changes.
+
+    Shells leave the ~ of --workdir=~/runs as it is, so it is expanded here.
+    """
     if not in_bucket(address):
         _refuse_url(flag, address)
         yield os.path.expanduser(address)
@@ -105,7 +107,7 @@ def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
 
 
 class _Named:
-    """Standard output, with places in buckets instead of the directories that stand for them."""
+    """Standard output with URLs of buckets instead of the paths of their mirrors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -233,8 +235,10 @@ def _flag_error_text(error: flags.Error) -> str:
 
 
 def with_installed_configs(argv: Sequence[str]) -> list[str]:
-    """The arguments, with the whole path of a `--config=configs/..` that is not below this directory, but beside `launch`: in
-    a checkout that is elsewhere, or where the wheel is installed."""
+    """The arguments, with an absolute path for a `--config=configs/..` that is not below this directory.
+
+    The file is then beside `launch`: in a checkout elsewhere, or in the installed wheel.
+    """
     arguments = list(argv)
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")

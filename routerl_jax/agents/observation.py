@@ -141,5 +141,5 @@ def rendered(
 
 
 def expanded_tokens(images: PictureReader | None, sources: Sequence[Any]) -> int:
-    """Tokens that pictures take beyond the one mark that stands for each."""
+    """Tokens that pictures take in addition to their marks, one for each picture."""
     return 0 if images is None else sum(images.process(source).tokens - 1 for source in sources)

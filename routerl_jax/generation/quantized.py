@@ -1,7 +1,7 @@
 """Keys and values as int8, with a scale per token and head.
 
-A token is quantised when it is computed, before anything attends to it. So all that see it see the same numbers, whether it is
-fed whole, in parts or decoded, and a copied row holds what its source holds.
+A token is quantised when it is computed, before any query attends to it. So all queries see the same numbers, whether the token
+was fed or decoded, in one call or several, and a copied row equals its source.
 """
 
 from __future__ import annotations

@@ -225,8 +225,11 @@ def _calls_of_chunks(
 
 
 def filled_size(count: int, sizes: tuple[int, ...]) -> int:
-    """The size, one of `sizes`, of the next call for `count` chunks: the smallest that holds all, if no more than an eighth of
-    it (or one chunk) is empty, else the largest that they fill (the smallest of all, if there is none)."""
+    """The size of the next call for `count` chunks, one of `sizes`.
+
+    It is the smallest size that holds all chunks, if at most an eighth of it (or one chunk) is empty. Else it is the largest
+    size that the chunks fill, or the smallest size of all.
+    """
     size = round_up(min(count, sizes[-1]), sizes, "chunks")
     return (
         size if size - count <= max(1, size // 8) else max((each for each in sizes if each <= count), default=sizes[0])

@@ -23,7 +23,7 @@ class WeightCopier:
 
     Args:
       model: the learner's, or its shapes; only its structure is kept.
-      mesh: the engine's devices: those of the learner's weights, or all others than those.
+      mesh: the engine's devices: the same as the learner's, or none of them.
       layout: one of parallel.sharding.LAYOUTS; empty: the learner's weights are used unchanged.
       dtype: dtype of the copy's parameters.
       qtype: quantises the blocks' matrices of the copy (models.lora.quantized); empty: nothing is quantised.

@@ -72,7 +72,7 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
     True for right, true, yes or correct; False for wrong, false, no or incorrect; in upper or lower case. Reasoning before
     `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without tags it stands alone on the
     last line, after a label ("Verdict: true"), at the beginning before a comma or a full stop, or in a statement ("The answer
-    is wrong."). None if there is no verdict, or if these places disagree.
+    is wrong."). None if there is no verdict, or if several verdicts disagree.
     """
     text = without_thinking(reply).lower()
     if tag:

@@ -121,8 +121,8 @@ def own_share(config: ExpertsConfig | None, mesh: Mesh) -> float:
 def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...], mesh: Mesh | None) -> Array:
     """`_compute` with rows split over the batch axes, and experts (their channels, if they can't be divided) over `tensor`.
 
-    Every device computes its own experts for its own rows, and the results are summed over `tensor`: tokens are there already,
-    as in a dense layer, so none is sent to its expert.
+    Every device computes its own experts for its own rows, and the results are summed over `tensor`. As in a dense layer, the
+    devices along `tensor` have the same tokens, so no token is sent to its expert.
     """
     if mesh is None or mesh.size == 1:
         return _compute(x, chosen, weights, *matrices, first=0)

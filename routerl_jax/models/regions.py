@@ -1,4 +1,4 @@
-"""Regions of pictures: from the box that a model writes to pixels of the raw picture. The one place of this geometry.
+"""Regions of pictures: from the box that a model writes to pixels of the raw picture. No other file computes this.
 
 A model sees a picture in its frame: the size to which the picture was resized (`models.images.smart_resize`). It writes a box
 in this frame, or in parts of `box_scale` of each side. The region is cut from the raw picture, so that it is seen at a higher
@@ -39,9 +39,9 @@ class RegionRule:
 
     Attributes:
       box_scale: coordinates run from 0 to this over each side, whatever the picture's size; 0: they are pixels of the frame.
-      least: pixels of the frame that a region must be wide and high; a frame that is smaller itself is seen whole on that side.
+      least: smallest width and height of a region, in pixels of the frame. In a smaller frame it is the frame's own side.
       padding: pixels of the frame that are added on every side, as far as the raw picture reaches.
-      released: as VRAG-RL's published training code cuts (`released_region`).
+      released: cut regions as VRAG-RL's published training code does (`released_region`).
     """
 
     box_scale: NonNegative = 0
@@ -196,8 +196,9 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
 
 
 def widened(pixels: Sequence[float], view: View, least: int) -> Box:
-    """A part of the raw picture, grown about its middle on the sides that are shorter than `least` pixels of the view's frame,
-    and moved into the view where it would reach beyond; a view that is smaller itself is the limit.
+    """A part of the raw picture, widened to at least `least` pixels of the view's frame on each side.
+
+    It grows about its middle, and is moved into the view where it would reach beyond. It is never larger than the view.
 
     Raises:
       RefusedRegion: the part has no area, or does not overlap the view.
@@ -237,8 +238,9 @@ def reframed(box: Sequence[float], page: Size, written: Size, frame: Size, rule:
 
 
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:
-    """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
-    whatever has an area gives at least one pixel.
+    """The pixels of a picture that a box in the picture's own pixels covers.
+
+    The box is clamped to the picture, and fractions are rounded outwards. So every box with an area has at least one pixel.
 
     Raises:
       RefusedRegion: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.

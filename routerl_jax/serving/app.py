@@ -35,11 +35,11 @@ _OPEN = frozenset({"/healthz", "/readyz"})  # need no token
 
 
 class Reply(Protocol):
-    """The reply to one request. The server always runs `chunks` to its end; after that `whole` may be asked for."""
+    """The reply to one request. The server always runs `chunks` to its end, and may then call `whole`."""
 
     @property
     def stream(self) -> bool:
-        """Whether the chunks are wanted."""
+        """Whether the client wants chunks."""
         ...
 
     def chunks(self) -> AsyncIterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ class ServePolicyConfig:
       path: a model instead of a run: a directory, a hub id or a packaged model.
       name: the model's name for clients; default: that of its directory.
       with_searches: answer questions with the run's agent and knowledge bases.
-      knowledge: NAME=PLACE as in launch.ask: other knowledge bases in the place of the run's.
+      knowledge: NAME=PLACE as in launch.ask: replaces knowledge bases of the run.
       rows: conversations that are decoded at once; 0: the run's config.engine.rows, or 64 without a run.
       max_length: most tokens of a conversation; 0: the run's config.engine.max_length. Without a run it is 4,096, or the
         model's context if that is shorter.

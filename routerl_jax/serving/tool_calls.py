@@ -1,7 +1,7 @@
 """Calls of functions in a served reply, in the forms of agents/tool_forms.py.
 
-A `ToolForm` reads the one call that the protocol of training allows, and says what is wrong with others. A client of the server
-wants what was written: here any number of calls is read, of either form, and what is no call stays text.
+A `ToolForm` reads one call, as the protocol of training allows, and refuses others with a reason. A client of the server wants
+all of the policy's calls. So any number of calls is read here, in either form, and the rest stays text.
 """
 
 from __future__ import annotations

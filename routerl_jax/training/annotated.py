@@ -51,8 +51,9 @@ def worked_examples(
 
     With several processes this is a collective call on the same examples: the processes share the searches and their results.
 
-    A query uses only what is known at that point. It is a sub-question, if the data set has them with the passage that answers
-    each; else the title of a gold passage, if the question or a passage read before names it; else the question itself.
+    A query uses only the question and passages that were read before. It is a sub-question, if the data set has sub-questions
+    with their passages; else the title of a gold passage, if the question or a passage read before names it; else the question
+    itself.
 
     Args:
       examples: questions with gold passages in their metadata (`named_passages`); others are left out.

@@ -105,8 +105,10 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without a stage, with other stages, questions or settings of the agent, or
-    as a supervised run, with the main run's initial policy."""
+    """The configuration of a control, which begins with the main run's initial policy.
+
+    A control leaves out a stage, has other stages, questions or agent settings, or is a supervised run.
+    """
     control = config.controls[name]
     control_run = dataclasses.replace(
         config.otherwise(name),

@@ -57,8 +57,8 @@ def with_knowledge(config: TrainConfig, pairs: Sequence[str]) -> TrainConfig:
     """A run's configuration with some of its knowledge bases replaced.
 
     Args:
-      pairs: `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another one; or a file,
-        or a directory of PDFs and page images, from which one is built with the settings of the run's.
+      pairs: `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another knowledge base; or a
+        file, or a directory of PDFs and page images, from which one is built with the run's settings.
 
     Raises:
       ValueError: a pair can't be used; names it.

