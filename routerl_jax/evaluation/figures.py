@@ -198,7 +198,9 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
 def dots(
     axis: Any, series: Sequence[tuple[str, Sequence[tuple[float, float, float] | None]]], names: Sequence[str]
 ) -> None:
-    """Draws shares as dots with their intervals, in percent. Each name has a row, from top to bottom; its series are drawn slightly apart.
+    """Draws shares as dots with their intervals, in percent.
+
+    Each name has a row, from top to bottom. Its series are drawn slightly apart.
 
     Args:
       series: label and, for each name, (mean, low, high), or None if there is none.
