@@ -349,8 +349,8 @@ class Tool:
     async def _ask(self, request: Request) -> Call:
         return await self._rollout.wait_tool(self._rollout, request)
 
-    async def _pictured(self, call: Call, wanted: Sequence[str]) -> Call:
-        replies = await asyncio.gather(*(self._ask(Request(call.tool, id, 1, "pictures")) for id in wanted))
+    async def _pictured(self, call: Call, ids: Sequence[str]) -> Call:
+        replies = await asyncio.gather(*(self._ask(Request(call.tool, id, 1, "pictures")) for id in ids))
         seconds = call.seconds + sum(reply.seconds for reply in replies)
         if failed := [reply for reply in replies if reply.error is not None]:
             return dataclasses.replace(call, passages=(), error=failed[0].error, seconds=seconds)

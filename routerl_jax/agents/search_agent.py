@@ -150,8 +150,8 @@ class SearchAgent(CallingAgent):
         if functions := self.functions:
             self.of(tokenizer)  # refuses a model without such a form
             asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
-            told = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
-            return [*tokenizer.chat([*told, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
+            instructions = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
+            return [*tokenizer.chat([*instructions, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:

@@ -181,17 +181,19 @@ def _probed(tokenizer: Tokenizer) -> ToolForm:
     if prompt == tokenizer.render(start):
         raise ValueError(f"this model's chat template shows no tools: {_MEND}")
     call = {"type": "function", "function": {"name": _PROBE.name, "arguments": _ARGUMENTS}}
-    made = {"role": "assistant", "content": "routerl-thought", "tool_calls": [call]}
-    whole = tokenizer.render([*start, made, {"role": "tool", "content": "routerl-found"}], tools)
+    call_message = {"role": "assistant", "content": "routerl-thought", "tool_calls": [call]}
+    whole = tokenizer.render([*start, call_message, {"role": "tool", "content": "routerl-found"}], tools)
     after = tokenizer.decode(tokenizer.reply("routerl-found", role="tool"))
-    wanted = {prompt + form.write("routerl-thought", _PROBE.name, _ARGUMENTS) + after: form for form in FORMS.values()}
-    if whole not in wanted:
+    forms_by_text = {
+        prompt + form.write("routerl-thought", _PROBE.name, _ARGUMENTS) + after: form for form in FORMS.values()
+    }
+    if whole not in forms_by_text:
         written = whole.removeprefix(prompt)[:120]
         raise ValueError(
             f"this model's chat template writes a tool call in a form that is not known here ({written!r}; known: "
             f"{', '.join(FORMS)}): {_MEND}"
         )
-    form = wanted[whole]
+    form = forms_by_text[whole]
     _check_stable(tokenizer, form, start, prompt)
     return form
 

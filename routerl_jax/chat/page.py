@@ -33,7 +33,7 @@ from routerl_jax.remote.asgi import (
 from routerl_jax.serving.answerer import sources
 from routerl_jax.serving.app import while_connected
 from routerl_jax.viewer.app import STATIC, SecurityHeaders
-from routerl_jax.viewer.details import picture_of, told
+from routerl_jax.viewer.details import page_data, picture_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -101,7 +101,7 @@ class _Page:
                 loop.call_soon_threadsafe(moments.put_nowait, moment)
 
         name = self.files.name
-        begun = {"question": asked.question, "images": [name(image) for image in asked.images], "prompt": ""}
+        header = {"question": asked.question, "images": [name(image) for image in asked.images], "prompt": ""}
         future = self.chat.ask(asked.question, asked.images, asked.earlier, put)
         future.add_done_callback(lambda _: put(None))
         try:
@@ -109,7 +109,7 @@ class _Page:
                 if moments.empty():
                     turns = [turn_record(turn, name) for turn in moment.turns]
                     yield self._reply_state(
-                        key, {**begun, "turns": turns, "prediction": None}, going=True, **_now(moment)
+                        key, {**header, "turns": turns, "prediction": None}, going=True, **_now(moment)
                     )
             error = future.exception()
             if error is not None:
@@ -125,7 +125,7 @@ class _Page:
         self.replies[key] = record
         while len(self.replies) > _KEPT:
             self.replies.popitem(last=False)
-        return {"key": key, **told(record)[0], **more}
+        return {"key": key, **page_data(record)[0], **more}
 
 
 def _now(moment: Progress) -> dict[str, Any]:

@@ -63,16 +63,19 @@ class PictureFiles:
 
 
 def write_records(
-    path: pathlib.Path, episodes: Sequence[Episode], each: Sequence[Mapping[str, Any]] | None = None, **extra: Any
+    path: pathlib.Path,
+    episodes: Sequence[Episode],
+    fields_of_each: Sequence[Mapping[str, Any]] | None = None,
+    **extra: Any,
 ) -> None:
     """Writes episodes as JSON lines, and their pictures beside the file.
 
     Args:
-      each: further fields of every episode's record, in the episodes' order.
+      fields_of_each: further fields of every episode's record, in the episodes' order.
       extra: further fields of all records.
     """
     files = PictureFiles(path.parent)
-    own = [{}] * len(episodes) if each is None else each
+    own = [{}] * len(episodes) if fields_of_each is None else fields_of_each
     pairs = zip(episodes, own, strict=True)
     write_json_lines(path, (episode_record(episode, files, **fields, **extra) for episode, fields in pairs))
 

@@ -111,11 +111,11 @@ def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
 def _row(page: _Page) -> Image.Image:
     """A page with its boxes, and beside it their crops."""
     if isinstance(page.picture, str):
-        drawn = _text(page.picture)
+        canvas = _text(page.picture)
     else:
         scale = min(1.0, *(most / side for most, side in zip(_PAGE, page.picture.size)))
-        drawn = _sized(page.picture, scale)
-        draw = ImageDraw.Draw(drawn)
+        canvas = _sized(page.picture, scale)
+        draw = ImageDraw.Draw(canvas)
         _label(draw, (0, 0), page.number, "black")
         for number, box, _ in page.crops:
             colour = _colour(number)
@@ -124,14 +124,14 @@ def _row(page: _Page) -> Image.Image:
             _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(number), colour)
     crops = [_crop(number, crop) for number, _, crop in page.crops]
     if not crops:
-        return drawn
+        return canvas
     right = max(crop.width for crop in crops)
-    high = max(drawn.height, sum(crop.height + _GAP for crop in crops) - _GAP)
-    row = Image.new("RGB", (drawn.width + _GAP + right, high), "white")
-    row.paste(drawn, (0, 0))
+    high = max(canvas.height, sum(crop.height + _GAP for crop in crops) - _GAP)
+    row = Image.new("RGB", (canvas.width + _GAP + right, high), "white")
+    row.paste(canvas, (0, 0))
     top = 0
     for crop in crops:
-        row.paste(crop, (drawn.width + _GAP, top))
+        row.paste(crop, (canvas.width + _GAP, top))
         top += crop.height + _GAP
     return row
 

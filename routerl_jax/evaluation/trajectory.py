@@ -15,11 +15,11 @@ from rich.text import Text
 from routerl_jax.evaluation.sheets import pictures_shown
 
 
-def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> RenderableType:
+def render(record: dict[str, Any], sheet: str | pathlib.Path | None = None) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer.
 
     Args:
-      drawn: path of the sheet with its pictures and boxes (evaluation.sheets).
+      sheet: path of the sheet with its pictures and boxes (evaluation.sheets).
     """
     numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
@@ -27,7 +27,7 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
     last = len(record["turns"]) - 1
     for index, turn in enumerate(record["turns"]):
         parts += turn_parts(turn, last=index == last, branch=branches.get(index), numbers=numbers)
-    return Group(*parts, *ending_parts(record, drawn))
+    return Group(*parts, *ending_parts(record, sheet))
 
 
 def turn_parts(
@@ -85,8 +85,8 @@ def searching(tool: str, query: str) -> Text:
     return Text.assemble(("searches  ", "bold yellow"), (f"[{tool}] ", "yellow"), query)
 
 
-def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = None) -> list[RenderableType]:
-    """The answer of a record, with its judgement. `drawn` as in `render`."""
+def ending_parts(record: Mapping[str, Any], sheet: str | pathlib.Path | None = None) -> list[RenderableType]:
+    """The answer of a record, with its judgement. `sheet` as in `render`."""
     parts: list[RenderableType] = []
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
@@ -107,8 +107,8 @@ def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = N
         parts.append(Text.assemble(("took      ", "dim"), (usage_text, "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
-    if drawn is not None:
-        parts.append(Text.assemble(("drawn     ", "dim"), (str(drawn), "magenta")))
+    if sheet is not None:
+        parts.append(Text.assemble(("drawn     ", "dim"), (str(sheet), "magenta")))
     return parts
 
 

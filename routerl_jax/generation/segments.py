@@ -248,8 +248,8 @@ def _on_shard(
     """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], held [1, L, R, T, K, ...], rows [1, A]."""
     _, layers, stored_rows, length = jax.tree.leaves(held)[0].shape[:4]
     rows, starts, counts = rows[0], starts[0], counts[0]
-    where = _positions(starts, counts, q.shape[1], length)
-    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], where].set(x, mode="drop"), held, new)
+    positions = _positions(starts, counts, q.shape[1], length)
+    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], positions].set(x, mode="drop"), held, new)
     # the rows of all layers in one axis
     flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), held)
     rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
@@ -280,15 +280,15 @@ def _read(held: Any, layer: int, rows: Array, span: int) -> Any:
 def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new: tuple[Any, Any]) -> SegmentCache:
     """The cache with the first `counts` of new keys and values, [L, B, S, K, ...], behind the `starts` tokens of each row."""
     steps = jax.tree.leaves(new)[0].shape[2]
-    where = _positions(starts, counts, steps, cache.length)
+    positions = _positions(starts, counts, steps, cache.length)
 
     def write_leaf(leaf: Array, values: Array) -> Array:
-        values = values.reshape(values.shape[0], *where.shape, *values.shape[3:])
+        values = values.reshape(values.shape[0], *positions.shape, *values.shape[3:])
 
         def on_shard(shard: Array, row: Array, position: Array, value: Array) -> Array:
             return shard.at[:, row[:, None], position].set(value, mode="drop")
 
-        return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, where, values)
+        return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, positions, values)
 
     k, v = jax.tree.map(write_leaf, (cache.k, cache.v), new)
     return dataclasses.replace(cache, k=k, v=v)

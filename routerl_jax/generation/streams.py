@@ -83,11 +83,11 @@ class EngineStats:
     evictions: int = 0
 
 
-Seen = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
+Prefix = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
 
 
-def seen(stream: Stream, count: int) -> Seen:
-    """The first `count` tokens of a conversation, and where which images are among them."""
+def prefix_of(stream: Stream, count: int) -> Prefix:
+    """The first `count` tokens of a conversation, and the positions and digests of the images among them."""
     images = tuple((at, image.digest) for at, image in stream.ledger.images if at < count)
     return tuple(stream.ledger.tokens[:count]), images
 

@@ -65,8 +65,8 @@ class WeightCopier:
         if self._fits(params):
             return None
         target = self.abstract(params)
-        made = target if _same_devices(params, target) else _at_current_shardings(params, target)
-        return self._jit_copy(made).lower(params)
+        program_target = target if _same_devices(params, target) else _at_current_shardings(params, target)
+        return self._jit_copy(program_target).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""

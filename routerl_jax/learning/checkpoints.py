@@ -174,24 +174,24 @@ def _root(directory: pathlib.Path) -> str:
     return str(directory.absolute())
 
 
-def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:
+def check_same_model(saved: dict[str, Any], model: DecoderConfig, source: str) -> None:
     """Raises ValueError that names the differing fields if a checkpoint was made by another architecture."""
     current = model_fields(model)
     keys = {*saved, *current} - {"bos_id", "eos_ids"}  # the weights do not depend on these tokens
     differing = [key for key in sorted(keys) if saved.get(key) != current.get(key)]
     if differing:
         shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
-        raise ValueError(f"{where} is a checkpoint of another architecture ({shown}); use the model it was made with")
+        raise ValueError(f"{source} is a checkpoint of another architecture ({shown}); use the model it was made with")
 
 
-def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, where: str) -> None:
+def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, source: str) -> None:
     """Raises ValueError if a checkpoint's adapter or its base differs from the current one (None: all weights are trained)."""
     if saved is None or current is None:
         if saved is not current:
             kinds = ("a LoRA adapter", "all weights")
             saved_kind, current_kind = kinds if saved is not None else reversed(kinds)
             raise ValueError(
-                f"{where} holds {saved_kind}, but the run trains {current_kind}; set config.model.lora as it was"
+                f"{source} holds {saved_kind}, but the run trains {current_kind}; set config.model.lora as it was"
             )
         return
     for key, noun in (("adapters", "adapter"), ("qtypes", "quantisation")):
@@ -199,10 +199,10 @@ def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | N
         differing = [name for name in sorted(names) if saved[key].get(name) != current[key].get(name)]
         if differing:
             shown = ", ".join(f"{n}: {saved[key].get(n)} there, {current[key].get(n)} here" for n in differing[:5])
-            raise ValueError(f"{where} has another {noun} ({shown}); set config.model.lora as it was")
+            raise ValueError(f"{source} has another {noun} ({shown}); set config.model.lora as it was")
     if saved["base"] != current["base"]:
         raise ValueError(
-            f"{where} is an adapter on other weights than these (digest {saved['base'][:12]} there, {current['base'][:12]} "
+            f"{source} is an adapter on other weights than these (digest {saved['base'][:12]} there, {current['base'][:12]} "
             f"here); use the base model, in the dtype, that it was trained on"
         )
 

@@ -55,7 +55,7 @@ class Attention:
         return cls(kind=kinds.get(mesh.devices.flat[0].platform, "xla"), mesh=mesh)
 
     @classmethod
-    def where(cls, weight: Array) -> Attention:
+    def for_weight(cls, weight: Array) -> Attention:
         """The best implementation for the devices of a weight; `xla` for a traced weight, whose devices are unknown."""
         if isinstance(weight, Tracer) or not isinstance(weight.sharding, NamedSharding):
             return cls()
@@ -129,7 +129,7 @@ def _cudnn(
         # cuDNN's window leaves the query itself out.
         return attend(local_window_size=None if window is None else (window - 1, 0))
     every = (0, q.shape[1])
-    return attend(mask=_seen(segment_ids, every, every, causal, window, segment_ends)[:, None])
+    return attend(mask=_visible(segment_ids, every, every, causal, window, segment_ends)[:, None])
 
 
 def _xla(
@@ -154,11 +154,11 @@ def _xla(
         first = 0 if window is None else max(0, start - window + 1)
         last = end if causal else length
         count = last - first
-        seen = _seen(segment_ids, (start, end), (first, last), causal, window, segment_ends)
+        visible = _visible(segment_ids, (start, end), (first, last), causal, window, segment_ends)
         queries = q[:, :, :, start:end].reshape(batch, kv_heads, group * (end - start), width)
         logits = jnp.einsum("BKQH,BKSH->BKQS", queries, k[:, :, first:last], preferred_element_type=jnp.float32)
         logits = logits.reshape(batch, kv_heads, group, end - start, count)
-        logits = jnp.where(seen[:, None, None], logits, jnp.finfo(jnp.float32).min)
+        logits = jnp.where(visible[:, None, None], logits, jnp.finfo(jnp.float32).min)
         weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
         weights = weights.reshape(batch, kv_heads, -1, count)
         mixed = jnp.einsum("BKQS,BKSH->BKQH", weights, v[:, :, first:last])
@@ -166,7 +166,7 @@ def _xla(
     return jnp.concatenate(blocks, axis=3).transpose(0, 3, 1, 2, 4).reshape(batch, length, heads, width)
 
 
-def _seen(
+def _visible(
     segment_ids: Array | None,
     queries: tuple[int, int],
     keys: tuple[int, int],
@@ -176,15 +176,15 @@ def _seen(
 ) -> Bool[Array, "#B Q S"]:
     """True where a query (of one range of indices) sees a key (of another range)."""
     at = jnp.arange(*queries)[:, None] - jnp.arange(*keys)[None]
-    seen = jnp.ones(at.shape, bool) if not causal else at >= 0
+    visible = jnp.ones(at.shape, bool) if not causal else at >= 0
     if window is not None:
-        seen &= at < window
+        visible &= at < window
     if segment_ids is None:
-        return seen[None]
-    own, other = segment_ids[:, slice(*queries), None], segment_ids[:, None, slice(*keys)]
+        return visible[None]
+    query_segments, key_segments = segment_ids[:, slice(*queries), None], segment_ids[:, None, slice(*keys)]
     if segment_ends is None:
-        return seen & (own == other)
-    return seen & (other <= own) & (own < segment_ends[:, None, slice(*keys)])
+        return visible & (query_segments == key_segments)
+    return visible & (key_segments <= query_segments) & (query_segments < segment_ends[:, None, slice(*keys)])
 
 
 def _splash(

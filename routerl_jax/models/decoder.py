@@ -61,8 +61,8 @@ class Features:
             return x_BTD
 
         def add(x: Array) -> Array:
-            here = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
-            return x + jnp.where(self.index[..., None] >= 0, self._features(here, x), 0)
+            added = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
+            return x + jnp.where(self.index[..., None] >= 0, self._features(added, x), 0)
 
         if isinstance(layer, int):
             return add(x_BTD) if layer < depth else x_BTD
@@ -235,7 +235,7 @@ class Decoder(nnx.Module):
             so pass it there.
           replayed: see `run`.
         """
-        backend = attention or Attention.where(self.embedding[...])
+        backend = attention or Attention.for_weight(self.embedding[...])
         tokens = jnp.asarray(tokens)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -342,13 +342,15 @@ class Decoder(nnx.Module):
             x: Array,
             params: nnx.State,
             cache: Any,
-            here: LayerAttend,
+            layer_attend: LayerAttend,
             number: Any,
             sparse: bool,
             replayed: Array | None,
         ) -> tuple[Array, Any, Routing | None]:
             def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
-                return nnx.merge(graph, params)(x, rope, here, cache, dtype, sparse, replayed=replayed, **routing)
+                return nnx.merge(graph, params)(
+                    x, rope, layer_attend, cache, dtype, sparse, replayed=replayed, **routing
+                )
 
             if remat != "none":
                 call = jax.checkpoint(call, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
@@ -378,15 +380,15 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any, Routing | None]:
         """The layers one after the other in Python: `block`'s output, the new caches in the form of `caches`, and the routing
         of the layers that have experts."""
-        held, routings, new = caches, [], []
+        cache_state, routings, new = caches, [], []
         for i, (params, window, sparse) in enumerate(zip(layers, self.config.windows, self.config.sparse)):
-            here = functools.partial(_attend_in_window, attend, window)
-            cache = (i, held) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
-            own = None if replayed is None or not sparse else replayed[len(routings)]
-            x, held, routed = block(x, params, cache, here, i, sparse, own)
-            new.append(held)
+            layer_attend = functools.partial(_attend_in_window, attend, window)
+            cache = (i, cache_state) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
+            replayed_experts = None if replayed is None or not sparse else replayed[len(routings)]
+            x, cache_state, routed = block(x, params, cache, layer_attend, i, sparse, replayed_experts)
+            new.append(cache_state)
             routings += [] if routed is None else [routed]
-        return x, held if shared else new if unroll else _stack(new), _stack(routings) if routings else None
+        return x, cache_state if shared else new if unroll else _stack(new), _stack(routings) if routings else None
 
     def _scanned(
         self,
@@ -403,18 +405,20 @@ class Decoder(nnx.Module):
         alike = len(set(windows)) == 1
 
         def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
-            (x, held), (params, cache, number, windowed, replayed) = carry, layer
+            (x, cache_state), (params, cache, number, windowed, replayed) = carry, layer
             if alike:
-                here = functools.partial(_attend_in_window, attend, windows[0])
+                layer_attend = functools.partial(_attend_in_window, attend, windows[0])
             else:  # the one body of the scan holds both attentions, and selects one
-                here = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
-            x, cache, routed = block(x, params, (number, held) if shared else cache, here, number, sparse, replayed)
-            return ((x, cache), (None, routed)) if shared else ((x, held), (cache, routed))
+                layer_attend = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
+            x, cache, routed = block(
+                x, params, (number, cache_state) if shared else cache, layer_attend, number, sparse, replayed
+            )
+            return ((x, cache), (None, routed)) if shared else ((x, cache_state), (cache, routed))
 
         flags = None if alike else jnp.asarray([window is not None for window in windows])
         layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
-        (x, held), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
-        return x, held if shared else new, routed
+        (x, cache_state), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
+        return x, cache_state if shared else new, routed
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""

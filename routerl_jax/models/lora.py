@@ -200,11 +200,11 @@ def quantized(model: M, qtype: str) -> M:
     Args:
       qtype: one of projection.QTYPES.
     """
-    other: Any = nnx.merge(*nnx.split(model))
-    for name in _modules(other):
-        if not hasattr(other.blocks, f"{name}_scale"):
-            _quantize(other, name, qtype, tile=0)
-    return other
+    copy: Any = nnx.merge(*nnx.split(model))
+    for name in _modules(copy):
+        if not hasattr(copy.blocks, f"{name}_scale"):
+            _quantize(copy, name, qtype, tile=0)
+    return copy
 
 
 def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
@@ -401,8 +401,8 @@ def _draw_stack(
     keys = jax.random.split(key, (layers, 2))
     a = jax.vmap(lambda k: initializers[0](k, (math.prod(inputs), rank), jnp.float32))(keys[:, 0])
     b = jax.vmap(lambda k: initializers[1](k, (rank, math.prod(outputs)), jnp.float32))(keys[:, 1])
-    drawn = a.reshape(layers, *inputs, rank).astype(dtype), b.reshape(layers, rank, *outputs).astype(dtype)
-    return drawn if shardings is None else jax.lax.with_sharding_constraint(drawn, shardings)
+    matrices = a.reshape(layers, *inputs, rank).astype(dtype), b.reshape(layers, rank, *outputs).astype(dtype)
+    return matrices if shardings is None else jax.lax.with_sharding_constraint(matrices, shardings)
 
 
 def _shape_at(shape: Any, sharding: NamedSharding | None) -> Any:

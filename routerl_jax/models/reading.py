@@ -65,10 +65,10 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     nnx.update(model, nnx.from_flat_state(filled))
 
 
-def progress_bar(what: str, total: int) -> Bar:
+def progress_bar(description: str, total: int) -> Bar:
     """A progress bar of bytes. Only the main process shows it, and only if reading takes a while."""
     hidden = total < _SHOW_FROM or not multihost.is_main()
-    return Bar(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
+    return Bar(total=total, desc=description, unit="B", unit_scale=True, disable=hidden)
 
 
 class Checkpoint:
@@ -98,9 +98,9 @@ class Checkpoint:
         for file in sorted(set(files.values())):
             # Other tensors of a file are not part of this model.
             tensors = {stored.name: stored for stored in tensors_of(directory / file) if files.get(stored.name) == file}
-            absent = [name for name, where in files.items() if where == file and name not in tensors]
+            absent = [name for name, stored_in in files.items() if stored_in == file and name not in tensors]
             if absent:
-                raise ValueError(f"{directory / file} lacks {_some(absent)}, which {index.name} says it holds")
+                raise ValueError(f"{directory / file} lacks {_shortened(absent)}, which {index.name} says it holds")
             self._stored |= tensors
 
     def __contains__(self, name: str) -> bool:
@@ -126,11 +126,13 @@ class Checkpoint:
                     wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
         if missing:
             raise ValueError(
-                f"{self.directory}: {_count(missing, 'tensor')} missing: {_some(missing)}; the weights belong to another "
+                f"{self.directory}: {_count(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to another "
                 f"architecture than config.json"
             )
         if wrong:
-            raise ValueError(f"{self.directory}: does not fit the architecture in config.json: tensor {_some(wrong)}")
+            raise ValueError(
+                f"{self.directory}: does not fit the architecture in config.json: tensor {_shortened(wrong)}"
+            )
         self._check_others(sorted(set(self._stored) - used), used)
 
     def _check_others(self, names: list[str], used: set[str]) -> None:
@@ -140,11 +142,15 @@ class Checkpoint:
         inside = [name for name in names if name.startswith(tuple(prefixes))]
         if inside:
             raise ValueError(
-                f"{self.directory}: {_count(inside, 'tensor')} in excess of the architecture in config.json: {_some(inside)}"
+                f"{self.directory}: {_count(inside, 'tensor')} in excess of the architecture in config.json: "
+                f"{_shortened(inside)}"
             )
         if names:
             logging.warning(
-                "%s: %d tensors are not of this architecture and unused: %s", self.directory, len(names), _some(names)
+                "%s: %d tensors are not of this architecture and unused: %s",
+                self.directory,
+                len(names),
+                _shortened(names),
             )
 
     def read(self, name: str, rule: Rule, shape: tuple[int, ...], blocks: list[tuple[Bounds, np.ndarray]]) -> None:
@@ -226,14 +232,14 @@ def _read_parameter(
 
 def _groups(blocks: list[Bounds], itemsize: int) -> Iterator[list[Bounds]]:
     """Blocks that are read together: as many as the host may hold, at least one."""
-    group, held = [], 0
+    group, group_bytes = [], 0
     for bounds in blocks:
         size = math.prod(stop - start for start, stop in bounds) * itemsize
-        if group and held + size > _HOST_BYTES:
+        if group and group_bytes + size > _HOST_BYTES:
             yield group
-            group, held = [], 0
+            group, group_bytes = [], 0
         group.append(bounds)
-        held += size
+        group_bytes += size
     yield group
 
 
@@ -279,6 +285,6 @@ def _count(items: list[str], noun: str) -> str:
     return f"{len(items)} {noun} is" if len(items) == 1 else f"{len(items)} {noun}s are"
 
 
-def _some(items: list[str]) -> str:
+def _shortened(items: list[str]) -> str:
     rest = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -233,8 +233,8 @@ def reframed(box: Sequence[float], page: Size, written: Size, frame: Size, rule:
     """
     whole = (0, 0, *page)
     part = region(box, View(page=page, part=whole, frame=written), RegionRule(least=0))
-    seen = View(page=page, part=whole, frame=frame)
-    return framed(widened(part, seen, rule.least), seen, rule.box_scale)
+    page_view = View(page=page, part=whole, frame=frame)
+    return framed(widened(part, page_view, rule.least), page_view, rule.box_scale)
 
 
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:

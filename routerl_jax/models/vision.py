@@ -170,7 +170,7 @@ class VisionTower(nnx.Module):
                 jnp.reshape(inputs.positions, (-1, patches, 2)),
                 jnp.reshape(inputs.segments, (-1, patches)),
                 remat,
-                attention or Attention.where(self.patch[...]),
+                attention or Attention.for_weight(self.patch[...]),
             )
         return features.reshape(*lead, *features.shape[1:])
 
@@ -189,8 +189,8 @@ class VisionTower(nnx.Module):
         alike = len(set(full)) == 1
 
         def block(x: Array, params: nnx.State, flag: Array) -> Array:
-            here = full[0] if alike else flag
-            return nnx.merge(graph, params)(x, rope, segments_BP, here, attention, dtype)
+            full_attention_flag = full[0] if alike else flag
+            return nnx.merge(graph, params)(x, rope, segments_BP, full_attention_flag, attention, dtype)
 
         if remat != "none":
             block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
@@ -320,7 +320,7 @@ def _attend_blocks(
     batch, size, heads, width = q_BQNH.shape
 
     def step(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array, Array]) -> Any:
-        k, v, owners, wanted = block
+        k, v, owners, visible = block
 
         def attend(peak: Array, total: Array, mixed: Array) -> tuple[Array, Array, Array]:
             logits = jnp.einsum("BQNH,BSNH->BNQS", q_BQNH, k, preferred_element_type=jnp.float32) * width**-0.5
@@ -329,11 +329,11 @@ def _attend_blocks(
             higher = jnp.maximum(peak, jnp.max(logits, axis=-1))
             weights = jnp.where(same, jnp.exp(logits - higher[..., None]), 0.0)
             rescale = jnp.exp(peak - higher)
-            here = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
-            return higher, total * rescale + jnp.sum(weights, axis=-1), mixed * rescale[..., None] + here
+            block_mixed = jnp.einsum("BNQS,BSNH->BNQH", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+            return higher, total * rescale + jnp.sum(weights, axis=-1), mixed * rescale[..., None] + block_mixed
 
         # Rematerialised; otherwise the backward pass of the scan stores the logits of every pair.
-        return jax.lax.cond(wanted, jax.checkpoint(attend), lambda *same: same, *carry), None
+        return jax.lax.cond(visible, jax.checkpoint(attend), lambda *same: same, *carry), None
 
     lowest = jnp.full((batch, heads, size), jnp.finfo(jnp.float32).min)
     nothing = jnp.zeros((batch, heads, size)), jnp.zeros((batch, heads, size, width))

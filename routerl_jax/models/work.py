@@ -62,8 +62,8 @@ class Work:
         config, tokens = self.config, sum(lengths)
         output = config.embed * config.vocab_size
         products = 2 * (self.matrices - output) * tokens + 2 * output * (tokens if unembedded is None else unembedded)
-        seen = sum(length * (length + 1) / 2 for length in lengths)
-        return products + 4 * config.layers * config.heads * config.head_dim * seen
+        pairs = sum(length * (length + 1) / 2 for length in lengths)
+        return products + 4 * config.layers * config.heads * config.head_dim * pairs
 
     def update_flops(self, lengths: list[int], *, adapter: bool = False) -> float:
         """Forward and backward of whole sequences; recomputation to save memory does not count.
@@ -80,5 +80,5 @@ class Work:
     def prefill_flops(self, rows: int, fed: int, tokens: int) -> float:
         """FLOPs of feeding each row the last `fed` of its `tokens`; no logits are wanted."""
         products = 2 * (self.matrices - self.config.embed * self.config.vocab_size)
-        seen = tokens - (fed - 1) / 2
-        return rows * fed * (products + 4 * self.config.layers * self.config.heads * self.config.head_dim * seen)
+        pairs = tokens - (fed - 1) / 2
+        return rows * fed * (products + 4 * self.config.layers * self.config.heads * self.config.head_dim * pairs)

@@ -106,13 +106,13 @@ class _Mirror:
         """Uploads changed files, and removes deleted ones, since the last time."""
         with self._sending:
             # Checkpoints are listed first: other files of a checkpoint that exists by now are found by the second listing.
-            states = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
-            others = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
-            gone = sorted(self._sent.keys() - states.keys() - others.keys(), key=_marks_first)
-            self._remove(name for name in gone if not _is_checkpoint(name))
-            self._upload(others)
-            self._upload(states)
-            self._remove(name for name in gone if _is_checkpoint(name))
+            checkpoint_files = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
+            files = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
+            deleted = sorted(self._sent.keys() - checkpoint_files.keys() - files.keys(), key=_marks_first)
+            self._remove(name for name in deleted if not _is_checkpoint(name))
+            self._upload(files)
+            self._upload(checkpoint_files)
+            self._remove(name for name in deleted if _is_checkpoint(name))
 
     def close(self) -> None:
         """The last upload."""

@@ -166,10 +166,10 @@ def create_sharded(make: Callable[[], M], mesh: Mesh, layout: str) -> M:
     small = [path for path, size in sizes.items() if size < _ALONE_FROM]
     for paths in [small, *([path] for path in sizes if path not in small)]:
 
-        def some(paths: Sequence[Any] = paths) -> dict[Any, nnx.Variable]:
+        def draw_parameters(paths: Sequence[Any] = paths) -> dict[Any, nnx.Variable]:
             variables = dict(nnx.to_flat_state(nnx.state(make(), nnx.Param)))
             return {path: variables[path] for path in paths}  # the others are never computed
 
-        values = jax.jit(some, out_shardings={path: targets[path] for path in paths})()
+        values = jax.jit(draw_parameters, out_shardings={path: targets[path] for path in paths})()
         nnx.update(model, nnx.from_flat_state(list(values.items())))
     return model

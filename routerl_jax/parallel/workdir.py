@@ -63,8 +63,8 @@ def job_directory_lock(directory: pathlib.Path) -> Iterator[None]:
 
     A collective call.
     """
-    with contextlib.ExitStack() as held:
-        multihost.on_main(lambda: held.enter_context(directory_lock(directory)))
+    with contextlib.ExitStack() as stack:
+        multihost.on_main(lambda: stack.enter_context(directory_lock(directory)))
         yield
 
 
@@ -73,7 +73,7 @@ class _Lock:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
-        self._made = not directory.exists()
+        self._created_directory = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self.successor: dict[str, Any] | None = None
         self._record = {
@@ -107,7 +107,7 @@ class _Lock:
         with contextlib.suppress(OSError, ValueError):
             if self.successor is None and self._holder_record.is_there():
                 self._holder_record.remove()
-            if self._made:
+            if self._created_directory:
                 self._directory.rmdir()  # fails if there is anything in it
         self._holder_record.close()
 

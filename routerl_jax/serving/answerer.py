@@ -66,25 +66,25 @@ class AnswererModel:
         )
 
     def _example(self, request: ChatRequest) -> Example:
-        message, where = request.messages[-1], f"messages[{len(request.messages) - 1}]"
+        message, field = request.messages[-1], f"messages[{len(request.messages) - 1}]"
         if message.get("role") != "user":
-            raise invalid(f"{where}.role must be user: the last message is the question", f"{where}.role")
+            raise invalid(f"{field}.role must be user: the last message is the question", f"{field}.role")
         texts, images = [], []
-        for part in parts(message.get("content"), f"{where}.content"):
+        for part in parts(message.get("content"), f"{field}.content"):
             if isinstance(part, str):
                 texts.append(part)
                 continue
             if self._loop.engine.images is None:
-                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+                raise invalid(f"{part.field}: the model sees no pictures", part.field)
             try:
-                content = image_bytes(part.uri, part.where)
-                check_image(content, name=part.where)
+                content = image_bytes(part.uri, part.field)
+                check_image(content, name=part.field)
                 images.append(content)
             except ValueError as error:
-                raise invalid(str(error), part.where) from error
+                raise invalid(str(error), part.field) from error
         question = "".join(texts).strip()
         if not question:
-            raise invalid(f"{where}.content holds no question", f"{where}.content")
+            raise invalid(f"{field}.content holds no question", f"{field}.content")
         seed = request.generation.seed
         name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
         return Example(id=name, question=question, answers=(), images=tuple(images))

@@ -211,12 +211,12 @@ async def while_connected(chunks: AsyncIterator[dict[str, Any]], request: Reques
     Raises:
       Refusal: the client has gone, and whatever the chunks raise.
     """
-    gone = asyncio.ensure_future(disconnected(request))
+    disconnection = asyncio.ensure_future(disconnected(request))
     following: asyncio.Future[dict[str, Any] | None] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(chunks, None))
-            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({following, disconnection}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 raise client_gone()
             chunk = following.result()
@@ -224,7 +224,7 @@ async def while_connected(chunks: AsyncIterator[dict[str, Any]], request: Reques
                 return
             yield chunk
     finally:
-        gone.cancel()
+        disconnection.cancel()
         if following is not None and not following.done():
             following.cancel()
             await asyncio.wait({following})

@@ -74,11 +74,11 @@ class Detokenizer:
         if ends:
             end, self.stop = min(ends)
             return text[: end if self._keep_stop else end - len(self.stop)]
-        held = max((_begun(text, stop) for stop in self._stops), default=0)
+        held = max((_prefix_length(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
 
-def _begun(text: str, stop: str) -> int:
+def _prefix_length(text: str, stop: str) -> int:
     """How many letters at the end of a text are the beginning of a stop string."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)

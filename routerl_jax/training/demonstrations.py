@@ -187,7 +187,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
     """Atlas's demonstrations in the form from which the agent learns. Each `stream` has different ones."""
     settings = config.warm_start
-    drawn: dict[str, Any] = {
+    options: dict[str, Any] = {
         "size": config.steps * settings.examples,
         "seed": config.seed + stream,
         "k": config.agent.k,
@@ -196,9 +196,9 @@ def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
     }
     bases = tuple(config.knowledge)
     if agent.learns_from == "golden_steps":
-        steps = StepSource(**drawn, tools=bases)
+        steps = StepSource(**options, tools=bases)
         return _OfAtlas(steps, lambda example: Worked(example, agent.step_pieces(example)))
-    shown = DemonstrationSource(**drawn, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
+    shown = DemonstrationSource(**options, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
     return _OfAtlas(shown, lambda demonstration: Worked(demonstration.example, agent.pieces(demonstration)))
 
 

@@ -53,7 +53,7 @@ def write_card(
     head = _head(config, sees, adapter, licence or licence_of(config.model.path))
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}",
-        _what(config),
+        _description(config),
         _use(config, name, sees, adapter, prompt),
         _training(config, workdir, step),
         _results(config, workdir, step),
@@ -101,7 +101,7 @@ def hub_id(base: str) -> str:
     return listed or (base if named else "")
 
 
-def _what(config: TrainConfig) -> str:
+def _description(config: TrainConfig) -> str:
     how = (
         f"It was trained by reinforcement learning (recipe `{config.recipe}`, advantage `{config.learner.advantage}`)"
         if config.kind == "rl"
@@ -188,9 +188,11 @@ def _results(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> st
     path = workdir / "results.json"
     results = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
     if "sft" in results:
-        held = {name: value for name, value in results["sft"].items() if name.startswith("held_out/")}
+        held_out = {name: value for name, value in results["sft"].items() if name.startswith("held_out/")}
         return (
-            "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held.items())]) if held else ""
+            "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held_out.items())])
+            if held_out
+            else ""
         )
     table = results.get("agents") or {}
     if not table:

@@ -117,7 +117,9 @@ class _Learner:
         _, self._trained, self._frozen = nnx.split(model, self._trainable, ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
-        self._reference_bytes = held(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        self._reference_bytes = (
+            bytes_per_device(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        )
         self._layout = BatchLayout(
             mesh,
             settings.length_buckets or (config.engine.max_length,),
@@ -126,12 +128,12 @@ class _Learner:
             share=settings.share_prefixes,
             replay=settings.replay_routing,
         )
-        self.holds = held(self._state) + held(self._frozen) + self._reference_bytes
+        self.holds = bytes_per_device(self._state) + bytes_per_device(self._frozen) + self._reference_bytes
 
     @property
     def moments(self) -> int:
         """Bytes of the optimiser's moments and of the reference."""
-        return held(self._state.opt_state) + self._reference_bytes
+        return bytes_per_device(self._state.opt_state) + self._reference_bytes
 
     def programs(self) -> dict[str, Program]:
         length, programs = self._config.engine.max_length, {}
@@ -165,7 +167,7 @@ class _Learner:
                 programs["reference"] = Program(
                     lowered=jitted.logprobs.lower(self._trained, self._frozen, batch),
                     mesh=self._mesh,
-                    resident=held(self._state),
+                    resident=bytes_per_device(self._state),
                     trips=trips,
                     grouped=own_share(self._model.config.experts, self._mesh),
                     useful=self._useful(sequences, length, forward=True),
@@ -199,7 +201,10 @@ def _generation(
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
         programs["merge"] = Program(
-            lowered=merge, mesh=learner_mesh, resident=learner.moments + held(_unmerged(model)), moves_weights=True
+            lowered=merge,
+            mesh=learner_mesh,
+            resident=learner.moments + bytes_per_device(_unmerged(model)),
+            moves_weights=True,
         )
     served_params = nnx.state(served)
     copier = WeightCopier(served, mesh, layout, model.compute_dtype, engine.weight_qtype)
@@ -224,7 +229,7 @@ def _generation(
     shards = batch_shards(mesh)
     per_shard = -(-engine.rows // shards)
     kind = cache_kind(model.config, mesh, model.compute_dtype, engine.cache, engine.cache_qtype)
-    cache = held(
+    cache = bytes_per_device(
         kind.abstract(
             model.config,
             mesh,
@@ -236,7 +241,7 @@ def _generation(
         )
     )
     # weights that the engine shares are its arguments
-    beside = 0 if apart else learner.holds - (0 if own else held(params))
+    beside = 0 if apart else learner.holds - (0 if own else bytes_per_device(params))
     work = Work(config=model.config)
     entries, steps = fed_at_once(
         model, mesh, engine.rows, engine.max_length, cache=engine.cache, cache_qtype=engine.cache_qtype
@@ -247,7 +252,7 @@ def _generation(
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,
     }
     weights = copier.abstract(served_params) if layout else served_params
-    least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
+    least = engine.segment * (bytes_per_device(_read_by_decode(weights, served)) + cache)
     for name, program in lowered.items():
         programs[name] = Program(
             lowered=program,
@@ -310,6 +315,6 @@ def _has_reference(stage: TrainConfig) -> bool:
     return bool(stage.learner.loss.kl_coef or stage.learner.reward_kl_coef)
 
 
-def held(tree: Any) -> int:
+def bytes_per_device(tree: Any) -> int:
     """Bytes of abstract arrays with shardings on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -203,9 +203,9 @@ def build_recipe(config: TrainConfig) -> Recipe:
     if agent.functions:
         _check_tags(recipe)
         agent = agent.told(tool_schemas(config.knowledge))
-    elif told := [name for name, spec in config.knowledge.items() if spec.description]:
+    elif described := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
-            f"config.knowledge.{told[0]}.description: the policy is not shown it; leave it empty, or set "
+            f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, or set "
             "config.agent.grammar='tool_calls'"
         )
     return dataclasses.replace(recipe, agent=agent)

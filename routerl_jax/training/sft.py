@@ -191,7 +191,7 @@ class _Fitting:
         self._model = model
         self._room = config.engine.max_length
         self.longest = max(config.learner.length_buckets or (self._room,))
-        self._told = False
+        self._warned = False
 
     def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
         """The worked examples at these indices that fit."""
@@ -212,13 +212,13 @@ class _Fitting:
             if len(sequence) <= self.longest:
                 sequences.append(sequence)
                 continue
-            if not self._told:
+            if not self._warned:
                 logging.warning(
                     "demonstration %r has %d tokens, more than the longest bucket of %d: it is left out, and so are others "
                     "that are longer (perf/left_out: how many of an update)",
                     *(name, len(sequence), self.longest),
                 )
-            self._told = True
+            self._warned = True
         return sequences
 
 

@@ -87,15 +87,15 @@ class ViewerState:
         chosen = read_filter(query)
         version = self.index.version
         rows = self.index.snapshot()
-        made = masks(self.index, rows, chosen)
-        numbers = ordered(rows, passing(made), chosen.order)
+        field_masks = masks(self.index, rows, chosen)
+        numbers = ordered(rows, passing(field_masks), chosen.order)
         page = numbers[chosen.offset : chosen.offset + chosen.limit]
         return {
             "version": version,
             "total": len(numbers),
             "offset": chosen.offset,
             "rows": [brief(self.index, rows, int(row)) for row in page],
-            "facets": facets(self.index, rows, made),
+            "facets": facets(self.index, rows, field_masks),
             "ms": round(1000 * (time.perf_counter() - started), 1),
         }
 
@@ -182,8 +182,8 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                told = {name for name, _ in message["headers"]}
-                more = _HEADERS if b"cache-control" in told else {**_HEADERS, "cache-control": "no-cache"}
+                names = {name for name, _ in message["headers"]}
+                more = _HEADERS if b"cache-control" in names else {**_HEADERS, "cache-control": "no-cache"}
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in more.items())]
             await send(message)
 

@@ -80,16 +80,16 @@ def details(index: Index, row: int) -> dict[str, Any]:
     record = read_record(location)
     own = rows[row]
     same = np.flatnonzero(rows["alive"] & (rows["question"] == own["question"]))
-    here = rows["file"][same] == own["file"]
-    attempt = here & (rows["sample"][same] == own["sample"])
-    elsewhere = same[~here]
+    same_file = rows["file"][same] == own["file"]
+    attempt = same_file & (rows["sample"][same] == own["sample"])
+    elsewhere = same[~same_file]
     elsewhere = elsewhere[np.lexsort((rows["sample"][elsewhere], rows["step"][elsewhere], rows["run"][elsewhere]))]
     return {
         "key": key_of(index, row),
         "brief": brief(index, rows, row),
         "file": f"{location.path}, line {location.line + 1}",
-        **told(record)[0],
-        "siblings": _briefs(index, rows, same[here & ~attempt]),
+        **page_data(record)[0],
+        "siblings": _briefs(index, rows, same[same_file & ~attempt]),
         "forks": _briefs(index, rows, same[attempt]) if attempt.sum() > 1 else [],
         "elsewhere": _briefs(index, rows, elsewhere),
         "elsewhere_count": len(elsewhere),
@@ -108,7 +108,7 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
     return picture_of(read_record(location), location.path.parent, number)
 
 
-def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def page_data(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The data from which the page draws a conversation, and the names of its numbered pictures."""
     numbers: dict[str, int] = {}
     shown = {
@@ -120,8 +120,8 @@ def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def picture_of(record: Mapping[str, Any], directory: pathlib.Path, number: int) -> tuple[bytes, str]:
-    """A picture of a record by its number (`told`), as `picture` gives it. `directory`: of the record's file."""
-    names = told(record)[1]
+    """A picture of a record by its number in `page_data`, as `picture` gives it. `directory`: of the record's file."""
+    names = page_data(record)[1]
     if number >= len(names):
         raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
     return encoded_image(picture_path(directory, names[number]))
@@ -135,15 +135,15 @@ def _numbered(value: Any, numbers: dict[str, int]) -> Any:
     """A copy in which the pictures (under the keys `image` and `images`) are numbers from 0 on, in the order of their first
     place; None where there is no picture. The `image` of a call is a digest, and stays."""
     if isinstance(value, Mapping):
-        made = {}
+        numbered = {}
         for key, item in value.items():
             if key == "images" and isinstance(item, list):
-                made[key] = [_number_of(image, numbers) for image in item]
+                numbered[key] = [_number_of(image, numbers) for image in item]
             elif key == "image" and "tool" not in value:
-                made[key] = _number_of(item, numbers)
+                numbered[key] = _number_of(item, numbers)
             else:
-                made[key] = _numbered(item, numbers)
-        return made
+                numbered[key] = _numbered(item, numbers)
+        return numbered
     return [_numbered(item, numbers) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -181,14 +181,14 @@ def _without_signal(
     return (largest < _NO_ADVANTAGE)[inverse]
 
 
-def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
+def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, quantity: str) -> None:
     """Raises NotFinite if a value is not finite. A single NaN would reach every weight, through means and the gradient."""
     for index in np.flatnonzero(~np.isfinite(values))[:1]:
         episode = episodes[index]
         raise NotFinite(
             metric,
-            f"the {what} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its rewards "
-            f"are {episode.rewards}: give a finite number, or an error that says why there is none",
+            f"the {quantity} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its "
+            f"rewards are {episode.rewards}: give a finite number, or an error that says why there is none",
         )
 
 
