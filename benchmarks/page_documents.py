@@ -129,10 +129,10 @@ def of_pages(images: Sequence[str]) -> dict[str, Any]:
     processor = ImageProcessor(min_pixels=4 * SIDE**2, max_pixels=512 * SIDE**2, window=112)
     times: dict[str, list[float]] = {"crop_ms": [], "crop_to_patches_ms": [], "page_to_patches_ms": []}
     for image, size in list(zip(images, sizes))[:: max(len(images) // _CROPPED, 1)]:
-        high, wide = smart_resize(size[1], size[0], SIDE, processor.min_pixels, processor.max_pixels)
-        box = (wide / 3, high / 3, 2 * wide / 3, 2 * high / 3)
+        height, width = smart_resize(size[1], size[0], SIDE, processor.min_pixels, processor.max_pixels)
+        box = (width / 3, height / 3, 2 * width / 3, 2 * height / 3)
         marks = [time.perf_counter()]
-        cut = region(box, View(page=size, part=(0, 0, *size), frame=(wide, high)), RegionRule())
+        cut = region(box, View(page=size, part=(0, 0, *size), frame=(width, height)), RegionRule())
         content, _ = encoded_image(decode_image(image).crop(cut))
         marks.append(time.perf_counter())
         processor(content)
@@ -149,8 +149,8 @@ def of_pages(images: Sequence[str]) -> dict[str, Any]:
 
 
 def _tokens(size: tuple[int, int], limit: int) -> int:
-    high, wide = smart_resize(size[1], size[0], SIDE, 4 * SIDE**2, limit * SIDE**2)
-    return high * wide // SIDE**2
+    height, width = smart_resize(size[1], size[0], SIDE, 4 * SIDE**2, limit * SIDE**2)
+    return height * width // SIDE**2
 
 
 def _table(result: dict[str, Any]) -> str:

@@ -147,8 +147,8 @@ def _crop(number: int, crop: Image.Image | str) -> Image.Image:
 
 
 def _sized(picture: Image.Image, scale: float) -> Image.Image:
-    wide, high = (max(1, round(side * scale)) for side in picture.size)
-    return picture.resize((wide, high), Image.Resampling.LANCZOS)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _colour(number: int) -> str:
@@ -165,8 +165,8 @@ def _label(draw: ImageDraw.ImageDraw, position: tuple[float, float], text: str, 
 def _text(text: str, letters: int = _WORDS) -> Image.Image:
     lines = textwrap.wrap(" ".join(text.split()), letters) or [""]
     font = ImageFont.load_default(_FONT)
-    wide = max(round(font.getlength(line)) for line in lines)
-    image = Image.new("RGB", (max(wide, 1) + 2, _LINE * len(lines)), "white")
+    width = max(round(font.getlength(line)) for line in lines)
+    image = Image.new("RGB", (max(width, 1) + 2, _LINE * len(lines)), "white")
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
         draw.text((0, number * _LINE), line, fill="black", font=font)

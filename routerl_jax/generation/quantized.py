@@ -26,7 +26,7 @@ def quantize_tokens(x: Float[Array, "*B H"]) -> Codes:
 
     (Of qwix's steps it is 127.5, between two codes: programs that round otherwise in the last bit would keep different ones.)
     """
-    wide = x.astype(jnp.float32)
-    scale = (jnp.abs(wide).max(axis=-1, keepdims=True) / 127).astype(x.dtype)
-    steps = wide / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
+    x32 = x.astype(jnp.float32)
+    scale = (jnp.abs(x32).max(axis=-1, keepdims=True) / 127).astype(x.dtype)
+    steps = x32 / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
     return Codes(jnp.clip(jnp.round(steps), -127, 127).astype(jnp.int8), scale)

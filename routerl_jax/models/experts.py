@@ -130,8 +130,8 @@ def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...
     rows = PartitionSpec(BATCH_AXES if x.shape[0] % batch_shards(mesh) == 0 else None)
     by_expert = count % devices == 0
     split = "tensor" if devices > 1 and (by_expert or channels % devices == 0) else None
-    wide = PartitionSpec(split) if by_expert else PartitionSpec(None, None, split)
-    narrow = PartitionSpec(split) if by_expert else PartitionSpec(None, split, None)
+    up_spec = PartitionSpec(split) if by_expert else PartitionSpec(None, None, split)
+    down_spec = PartitionSpec(split) if by_expert else PartitionSpec(None, split, None)
 
     def on_shard(x: Array, chosen: Array, weights: Array, *matrices: Array) -> Array:
         first = jax.lax.axis_index("tensor") * matrices[0].shape[0] if split and by_expert else 0
@@ -139,7 +139,11 @@ def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...
         return jax.lax.psum(y, "tensor") if split else y
 
     run = jax.shard_map(
-        on_shard, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False
+        on_shard,
+        mesh=mesh,
+        in_specs=(rows, rows, rows, up_spec, up_spec, down_spec),
+        out_specs=rows,
+        check_vma=False,
     )
     return run(x, chosen, weights, *matrices)
 
@@ -181,7 +185,7 @@ def _all_held(x_BTD: Array, own_MC: Array, weights: Array, gate: Array, up: Arra
     x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
     token = jnp.arange(len(own_MC))[:, None]
     share_ME = jnp.zeros((len(own_MC), gate.shape[0])).at[token, own_MC].add(weights.reshape(own_MC.shape), mode="drop")
-    wide = jax.nn.silu(jnp.einsum("MD,EDF->MEF", x_MD, gate)) * jnp.einsum("MD,EDF->MEF", x_MD, up)
-    weighted = (wide * share_ME[..., None]).astype(x_MD.dtype)
+    hidden = jax.nn.silu(jnp.einsum("MD,EDF->MEF", x_MD, gate)) * jnp.einsum("MD,EDF->MEF", x_MD, up)
+    weighted = (hidden * share_ME[..., None]).astype(x_MD.dtype)
     mixed = jnp.einsum("MEF,EFD->MD", weighted, down, preferred_element_type=jnp.float32)
     return mixed.reshape(x_BTD.shape).astype(x_BTD.dtype)

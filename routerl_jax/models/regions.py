@@ -95,7 +95,7 @@ def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) ->
     """
     if rule.released:
         return released_region(box, view, rule)
-    wide, high = view.frame
+    width, height = view.frame
     scale = tuple(Fraction(rule.box_scale) or Fraction(side) for side in view.frame)
     corners = _four(box)
     _check_overlap(corners, scale)
@@ -105,16 +105,16 @@ def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) ->
                 f"the box reaches far outside the picture, whose coordinates end at {_size(scale)}; keep it inside"
             )
     # in pixels of the frame, exactly
-    left, right = (_clamped(Fraction(x) * wide / scale[0], wide) for x in (corners[0], corners[2]))
-    top, bottom = (_clamped(Fraction(y) * high / scale[1], high) for y in (corners[1], corners[3]))
-    if right - left < min(rule.least, wide) or bottom - top < min(rule.least, high):
+    left, right = (_clamped(Fraction(x) * width / scale[0], width) for x in (corners[0], corners[2]))
+    top, bottom = (_clamped(Fraction(y) * height / scale[1], height) for y in (corners[1], corners[3]))
+    if right - left < min(rule.least, width) or bottom - top < min(rule.least, height):
         raise RefusedRegion(
             f"the region of {float(right - left):g} x {float(bottom - top):g} pixels is too small; it needs "
-            f"{min(rule.least, wide)} x {min(rule.least, high)} of the picture's {wide} x {high}"
+            f"{min(rule.least, width)} x {min(rule.least, height)} of the picture's {width} x {height}"
         )
     pad = Fraction(rule.padding)
     first, above, last, below = view.part
-    across, down = Fraction(last - first, wide), Fraction(below - above, high)
+    across, down = Fraction(last - first, width), Fraction(below - above, height)
     cut = _rounded(
         (
             first + (left - pad) * across,
@@ -161,14 +161,14 @@ def released_frame(size: Size, min_pixels: int, max_pixels: int) -> Size:
     Raises:
       RefusedRegion: a side would have no pixel left.
     """
-    wide, high = size
-    for wanted, outside in ((max_pixels, wide * high > max_pixels), (min_pixels, wide * high < min_pixels)):
+    width, height = size
+    for wanted, outside in ((max_pixels, width * height > max_pixels), (min_pixels, width * height < min_pixels)):
         if outside:
-            factor = math.sqrt(wanted / (wide * high))
-            wide, high = int(wide * factor), int(high * factor)
-            if not wide or not high:
+            factor = math.sqrt(wanted / (width * height))
+            width, height = int(width * factor), int(height * factor)
+            if not width or not height:
                 raise RefusedRegion(f"the picture of {_size(size)} pixels is too narrow")
-    return wide, high
+    return width, height
 
 
 def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
@@ -183,16 +183,16 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
     """
     left, top, right, bottom = _four(pixels)
     first, above, last, below = view.part
-    wide, high = (Fraction(box_scale) or side for side in view.frame)
-    across, down = Fraction(wide) / (last - first), Fraction(high) / (below - above)
+    width, height = (Fraction(box_scale) or side for side in view.frame)
+    across, down = Fraction(width) / (last - first), Fraction(height) / (below - above)
     box = (
         (Fraction(left) - first) * across,
         (Fraction(top) - above) * down,
         (Fraction(right) - first) * across,
         (Fraction(bottom) - above) * down,
     )
-    _check_overlap(box, (Fraction(wide), Fraction(high)))
-    return _rounded(box, (math.floor(wide), math.floor(high)))
+    _check_overlap(box, (Fraction(width), Fraction(height)))
+    return _rounded(box, (math.floor(width), math.floor(height)))
 
 
 def widened(pixels: Sequence[float], view: View, least: int) -> Box:
@@ -252,8 +252,8 @@ def pixels_within(box: Sequence[float], size: Size) -> Pixels:
 
 def iou(first: Sequence[float], second: Sequence[float]) -> float:
     """Intersection over union of two boxes with areas, in [0, 1]."""
-    wide, high = (min(first[axis + 2], second[axis + 2]) - max(first[axis], second[axis]) for axis in (0, 1))
-    shared = max(wide, 0) * max(high, 0)
+    width, height = (min(first[axis + 2], second[axis + 2]) - max(first[axis], second[axis]) for axis in (0, 1))
+    shared = max(width, 0) * max(height, 0)
     return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - shared)
 
 
@@ -279,10 +279,10 @@ def _check_overlap(box: Sequence[float | Fraction], size: Sequence[float | Fract
 
 
 def _check_aspect(cut: Pixels) -> None:
-    wide, high = cut[2] - cut[0], cut[3] - cut[1]
-    if max(wide, high) > MOST_ASPECT * min(wide, high):
+    width, height = cut[2] - cut[0], cut[3] - cut[1]
+    if max(width, height) > MOST_ASPECT * min(width, height):
         raise RefusedRegion(
-            f"the region of {wide} x {high} pixels is too narrow; one side may be at most {MOST_ASPECT} times the other"
+            f"the region of {width} x {height} pixels is too narrow; one side may be at most {MOST_ASPECT} times the other"
         )
 
 
@@ -293,12 +293,12 @@ def _clamped(value: Fraction, side: int) -> Fraction:
 def _rounded(box: Sequence[float | Fraction], size: Size) -> Pixels:
     """Outwards, and no farther than the picture."""
     left, top, right, bottom = box
-    wide, high = size
+    width, height = size
     return (
         math.floor(max(left, 0)),
         math.floor(max(top, 0)),
-        math.ceil(min(right, wide)),
-        math.ceil(min(bottom, high)),
+        math.ceil(min(right, width)),
+        math.ceil(min(bottom, height)),
     )
 
 
