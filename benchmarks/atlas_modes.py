@@ -1,5 +1,5 @@
-"""What RouteRAG's modes find in Atlas: gold passages among the first k, for a sub-question and for a whole two-hop question;
-and, of runs, which mode each kind of sub-question was sent to.
+"""Measures what RouteRAG's modes find in Atlas: gold passages among the first k, for sub-questions and two-hop questions. For
+runs, it counts the modes to which each kind of sub-question was sent.
 
 python -m benchmarks.atlas_modes [--link_facts 1] [--k 2] [--k 3]
 python -m benchmarks.atlas_modes --runs runs/routerag_small runs/routerag_small-seed1 [--agent trained]

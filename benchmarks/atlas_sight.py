@@ -1,4 +1,4 @@
-"""What the small policy that sees can see, and what it knows: flags, facts, figures, and the reading that it had before.
+"""Measures what the small vision-language policy sees and knows: flags, facts, figures, and its earlier reading skill.
 
 python -m benchmarks.atlas_sight [--policy atlas-sight] [--views 2]
 """
@@ -44,7 +44,7 @@ _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
 
 class Written(NamedTuple):
-    """Of a sequence's learnt tokens: the log-probability, and whether no other token is more likely."""
+    """For a sequence's learnt tokens: the log-probability, and whether no other token is more likely."""
 
     logprobs: Float[np.ndarray, " N"]
     first: Bool[np.ndarray, " N"]
@@ -159,7 +159,7 @@ def drawn(reader: Reader, kind: str) -> None:
 
 
 def reading(name: str, reader: Reader) -> None:
-    """What the warm start could do: values read from invented passages, and the likelihood of its demonstrations."""
+    """The skills of the warm start: values read from invented passages, and the likelihood of its demonstrations."""
     source, right = ReadingDrills(seed=_SEED), []
     drills = [source[i] for i in range(_ITEMS)]
     for drill, result in zip(drills, reader(demonstrated((), drill, reader.tokenizer) for drill in drills)):
@@ -193,7 +193,7 @@ class Reader:
         self._run = run
 
     def answers(self, asked: Iterable[tuple[Example, str]]) -> list[Written]:
-        """Of questions without an agent's prompt, each with an answer to it."""
+        """Scores answers to questions, without an agent's prompt."""
         agent = _agent()
         return self(
             Worked(example, [(f" {answer}\n", True)], bare=True).sequence(agent, self.model)

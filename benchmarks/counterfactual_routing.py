@@ -67,7 +67,7 @@ def generated(rows: Rows) -> np.ndarray:
 
 
 def figures(rows: Rows, budget: float) -> dict[str, float]:
-    """What the table shows of a run; nan where the goal was not reached.
+    """A run's entries of the table; nan where the goal was not reached.
 
     Args:
       budget: tokens at which the runs are compared: what the thriftiest of them generated in all.

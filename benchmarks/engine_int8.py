@@ -1,4 +1,4 @@
-"""What int8 weights and an int8 cache do to the engine: the gap to the learner, bytes, and seconds on this machine.
+"""Effects of int8 weights and an int8 cache on the engine: the gap to the learner, bytes, and seconds on this machine.
 
     python -m benchmarks.engine_int8 [--model=atlas-warm-start] [--dtype=float32] [--questions=16] [--samples=4] [--json=FILE]
     python -m benchmarks.engine_int8 --model=SmolLM2-135M-Instruct [--rows=8] [--tokens=32]    # random weights of this shape

@@ -92,13 +92,13 @@ def relative_error(inputs: tuple[Any, ...], window: int | None) -> float:
 
 
 def seconds(inputs: tuple[Any, ...], blocks: tuple[int, int]) -> float:
-    """Of one call, with blocks of some number of queries and keys."""
+    """Seconds of one call with these blocks of queries and keys."""
     q, *rest = inputs
     return _timed(lambda q: fused_attention(q, *rest, window=None, blocks=blocks), q)
 
 
 def plain_seconds(inputs: tuple[Any, ...]) -> float:
-    """Of the same attention in plain XLA, over the rows' keys and values in the layout of a decode call."""
+    """Seconds of the same attention in plain XLA, over the rows' keys and values in the layout of a decode call."""
     q, layer, rows, *_ = inputs
     keys, values = (leaf[rows, :FILLED].swapaxes(1, 2) for leaf in layer)
     seen = jnp.ones((q.shape[0], 1, FILLED), bool)

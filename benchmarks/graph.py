@@ -132,8 +132,8 @@ def retrieval(
 ) -> dict[str, Any]:
     """Recall@5 of graph, dense and reference on the same triples and vectors, and queries per second end to end.
 
-    Both sides embed every query with the same encoder on the host, ours a batch, theirs one by one and for facts and passages
-    anew; `given_vectors`: both remember the vectors of queries that they have seen.
+    Both sides embed every query with the same encoder on the host: ours in batches, theirs one by one, and again for facts and
+    for passages. With `given_vectors`, both remember the vectors of earlier queries.
     """
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.graph.kb import GraphKB
@@ -182,10 +182,10 @@ def retrieval(
     batch = (asked * BATCH)[:BATCH]
     few = batch[: BATCH // 8]
     remembering = GraphKB(store, encoder)
-    for key, search, anew in (("", kb.search, True), ("_given_vectors", remembering.search, False)):
+    for key, search, reembed in (("", kb.search, True), ("_given_vectors", remembering.search, False)):
         ours_times, their_times = _in_turn(
             lambda search=search: search(batch, 5),
-            lambda anew=anew: [peer.retrieve(query, 5, anew=anew) for query in few],
+            lambda reembed=reembed: [peer.retrieve(query, 5, reembed=reembed) for query in few],
             repeats,
         )
         result[f"queries_per_second{key}"] = BATCH / _median(ours_times, 0)

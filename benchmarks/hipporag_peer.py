@@ -76,9 +76,9 @@ class HippoRag:
         rag.prepare_retrieval_objects()
         self.rag = rag
 
-    def retrieve(self, query: str, k: int, *, anew: bool = True) -> list[tuple[str, float]]:
-        """(passage id, score) of the k best; `anew`: the query is embedded even if it was asked before."""
-        if anew:
+    def retrieve(self, query: str, k: int, *, reembed: bool = True) -> list[tuple[str, float]]:
+        """(passage id, score) of the k best; `reembed`: the query is embedded even if it was asked before."""
+        if reembed:
             self.rag.query_to_embedding = {"triple": {}, "passage": {}}
         solution = self.rag.retrieve([query], num_to_retrieve=k)[0]
         return [(self.passages[text].id, float(score)) for text, score in zip(solution.docs, solution.doc_scores)]

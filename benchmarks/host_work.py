@@ -1,4 +1,4 @@
-"""What the host does for every turn at many rows: decode tokens to text, parse, search for nothing, encode, book.
+"""Measures the host's work for every turn at many rows: decode tokens, parse, call an empty search, encode, record.
 
     python -m benchmarks.host_work [--agents=1024] [--repeats=3] [--profile] [--json]
 
@@ -129,7 +129,7 @@ class NoDevice:
     def decode(
         self, streams: Sequence[Stream], stops: Any, *, steps: int, seed: int, leave_at: int
     ) -> tuple[Placement[Stream], DecodeOutputs]:
-        """As DeviceCalls.decode. The arguments of the program are made all the same."""
+        """As DeviceCalls.decode. The arguments of the program are built, too."""
         made: dict[str, Any] = {}
 
         def program(**options: Any) -> Any:
@@ -168,7 +168,7 @@ class NoDevice:
         return layout, outputs
 
     def _rest(self, stream: Stream) -> list[int]:
-        """What the turn has still to write."""
+        """The tokens that the turn has still to write."""
         script = self._scripts.turns[stream.example_id, stream.identity[1]]
         return script[stream.turn][stream.turn_request.sampled :]
 

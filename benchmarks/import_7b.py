@@ -159,7 +159,7 @@ def import_here(directory: pathlib.Path, layout: str, depth: int) -> None:
 
 
 def first_block(parameter: Any) -> np.ndarray:
-    """What the first device holds. (Indexing the whole array would put it together on every device.)"""
+    """The first device's block. (Indexing the whole array would gather it on every device.)"""
     return np.asarray(parameter[...].addressable_shards[0].data)
 
 

@@ -47,7 +47,7 @@ def data_directory() -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """Where knowledge bases of benchmarks stay."""
+    """The directory in which knowledge bases of benchmarks are kept."""
     default = pathlib.Path.home() / ".cache" / "routerl_jax" / "benchmarks"
     return pathlib.Path(os.environ.get("ROUTERL_BENCH_CACHE", default))
 

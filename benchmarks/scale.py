@@ -196,7 +196,7 @@ def exponent(values: Sequence[float], results: Sequence[float | None]) -> float 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Least:
-    """What a step takes at least on v5e, from sizes alone: no padding, no recomputation, no network.
+    """The least time and memory of a step on v5e, from sizes alone: no padding, no recomputation, no network.
 
     Attributes:
       update_s: needed FLOPs at the chips' peak.

@@ -49,7 +49,7 @@ class Point:
 
     @property
     def gain(self) -> float:
-        """What the searches are worth: what they earn less what is earned without."""
+        """The gain of searches: the reward with them less the reward without."""
         return (1 - self.price) * self.opened - self.closed
 
     @property

@@ -88,7 +88,7 @@ def _passage(number: int, draw: random.Random, words: list[str]) -> Passage:
 
 
 def _varied(record: dict[str, Any], step: int, draw: random.Random, words: list[str]) -> dict[str, Any]:
-    """The same texts for another question, with a thought, rewards and a fate of its own."""
+    """The same texts for another question, with its own thought, rewards and outcome."""
     question, reward = draw.randrange(20_000), draw.random()
     last = record["turns"][-1]
     thought = " ".join(["because", *draw.choices(words, k=20)])
@@ -172,7 +172,7 @@ def _processor(process: int) -> float:
 
 
 def _ask(host: str, path: str, params: dict[str, str]) -> tuple[float, Any]:
-    """Milliseconds until the whole reply is there, and what it says."""
+    """Milliseconds until the whole reply has arrived, and its content."""
     started = time.perf_counter()
     connection = http.client.HTTPConnection(host, timeout=60)
     connection.request("GET", f"{path}?{urllib.parse.urlencode(params)}")
@@ -183,7 +183,7 @@ def _ask(host: str, path: str, params: dict[str, str]) -> tuple[float, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """As benchmarks/README.md shows it."""
+    """The table of benchmarks/README.md."""
     lines = ["| filter | pass | processor, ms | ms, median | ms, worst |", "|---|---:|---:|---:|---:|"]
     for name, times in result["filters"].items():
         numbers = " | ".join(f"{times[key]:.0f}" for key in ("processor", "median", "worst"))

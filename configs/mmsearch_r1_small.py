@@ -43,7 +43,10 @@ SIGHT = {"name": 0.25, "about": 0.3, "unknown": 0.25, "fact": 0.1, "describe": 0
 
 
 def train_questions() -> list[Example]:
-    """Half of them can be answered without a search: else searching always is learnt before what is known is told apart."""
+    """Training questions. Half of them can be answered without a search.
+
+    With fewer, the policy would learn to search always before it learns which questions it can answer.
+    """
     asked = known_questions("train", 2 * QUESTIONS)
     free = [example for example in asked if example.metadata["kind"] == "search_free"]
     required = [example for example in asked[:QUESTIONS] if example.metadata["kind"] != "search_free"]
@@ -51,7 +54,7 @@ def train_questions() -> list[Example]:
 
 
 def search_required() -> list[Example]:
-    """Those that can't be answered without a search."""
+    """The training questions that can't be answered without a search."""
     return [example for example in train_questions() if example.metadata["kind"] != "search_free"]
 
 
@@ -76,18 +79,20 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
 
 
 def _plan(example: Example, rng: np.random.Generator) -> Plan:
-    """Of questions that need a search, what they need in some; else one by chance.
+    """The searches that a question needs, for some of the questions that need a search; else a random plan.
 
-    So the start searches too much, and less where it knows, as large models do. Where plans don't depend on what is known at
-    all, what GRPO learns of one kind of question moves all kinds alike.
+    So the first policy searches too much, but less for questions that it can answer, as large models do. If plans did not
+    depend on that at all, an update on one kind of question would change its behaviour on all kinds.
     """
     kind = example.metadata["kind"]
     return NEEDED[kind] if kind != "search_free" and rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
 
 
 def _told_otherwise(demonstration: Demonstration, rng: np.random.Generator) -> Demonstration:
-    """In half of the demonstrations what is found differs from Atlas, so that it is read and not remembered: another name of a
-    country that the policy doesn't know, another value of a fact that it does."""
+    """Changes the search results of half of the demonstrations, so that the policy reads them and does not answer from memory.
+
+    A country that the policy doesn't know gets another name; a fact that it knows gets another value.
+    """
     metadata, tools = demonstration.example.metadata, {step.tool for step in demonstration.steps}
     unknown = strength(metadata["country"]) == "none"
     if rng.random() < 0.5:

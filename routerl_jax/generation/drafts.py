@@ -24,13 +24,13 @@ def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) ->
     """
     size = history.shape[1]
     index = jnp.arange(size)
-    alike = index < lengths[:, None] - 1  # earlier positions at which the last tokens stand
+    matches = index < lengths[:, None] - 1  # earlier positions at which the last tokens stand
     longest = jnp.zeros_like(history)
     for back in range(LONGEST):
         at = lengths - 1 - back
         last = jnp.take_along_axis(history, jnp.maximum(at, 0)[:, None], axis=1)
-        alike = alike & (jnp.roll(history, back, axis=1) == last) & (index >= back) & (at >= back)[:, None]
-        longest = longest + alike
+        matches = matches & (jnp.roll(history, back, axis=1) == last) & (index >= back) & (at >= back)[:, None]
+        longest = longest + matches
     match = jnp.argmax(longest * size + index * (longest > 0), axis=1)
     positions = match[:, None] + 1 + jnp.arange(count)
     tokens = jnp.take_along_axis(history, jnp.minimum(positions, size - 1), axis=1)

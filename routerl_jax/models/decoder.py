@@ -402,11 +402,11 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any, Routing | None]:
         """`_looped` as a scan over the stacked weights, for layers of one kind."""
         windows, sparse = self.config.windows, self.config.sparse[0]
-        alike = len(set(windows)) == 1
+        uniform = len(set(windows)) == 1
 
         def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
             (x, cache_state), (params, cache, number, windowed, replayed) = carry, layer
-            if alike:
+            if uniform:
                 layer_attend = functools.partial(_attend_in_window, attend, windows[0])
             else:  # the one body of the scan holds both attentions, and selects one
                 layer_attend = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
@@ -415,7 +415,7 @@ class Decoder(nnx.Module):
             )
             return ((x, cache), (None, routed)) if shared else ((x, cache_state), (cache, routed))
 
-        flags = None if alike else jnp.asarray([window is not None for window in windows])
+        flags = None if uniform else jnp.asarray([window is not None for window in windows])
         layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
         (x, cache_state), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
         return x, cache_state if shared else new, routed

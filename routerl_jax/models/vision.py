@@ -186,10 +186,10 @@ class VisionTower(nnx.Module):
         graph, stacked = nnx.split(self.blocks)
 
         full = [config.window is None or layer in config.full_layers for layer in range(config.depth)]
-        alike = len(set(full)) == 1
+        uniform = len(set(full)) == 1
 
         def block(x: Array, params: nnx.State, flag: Array) -> Array:
-            full_attention_flag = full[0] if alike else flag
+            full_attention_flag = full[0] if uniform else flag
             return nnx.merge(graph, params)(x, rope, segments_BP, full_attention_flag, attention, dtype)
 
         if remat != "none":

@@ -101,8 +101,8 @@ class Stages:
 
 def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     """Optimiser updates of the schedule at a step: from the last restart (or the run's start) to the next (or its end)."""
-    anew = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
-    begin = max((start for start in anew if start <= step), default=0)
-    end = min((start for start in anew if step < start < config.steps), default=config.steps)
+    restarts = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
+    begin = max((start for start in restarts if start <= step), default=0)
+    end = min((start for start in restarts if step < start < config.steps), default=config.steps)
     minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
     return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))
