@@ -1,17 +1,23 @@
-"""Decoding, prefill, rollouts and updates on the accelerator at hand, as shares of what it can do, and beside peers.
+"""Decoding, prefill, rollouts and updates on the accelerator at hand, as shares of its limits, and beside peers.
 
     python -m benchmarks.accelerator [--size=1.5B --size=7B] [--part=decode ..] [--json=FILE] [--tiny]
     python -m benchmarks.accelerator --table=FILE    # of what was measured before
 
-Random weights in the shapes of published models. Every part runs in a process of its own, one after the other, and writes its
-numbers to FILE as soon as it has them: one that fails or runs out of memory (its last lines are printed) loses nothing else.
+Weights are random, in the shapes of published models. Every part runs in its own process, one after the other, and writes its
+numbers to FILE at once. If a part fails or runs out of memory, its last lines are printed, and the other parts keep their
+numbers.
 
-A part is NAME; NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and what is recomputed (`none`,
-`dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE` (and `traces:..`), with a setting of the engine.
+A part is one of:
+
+- NAME;
+- NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and the recomputed part (`none`, `dots`, `full`;
+  of `peer_update` none or full);
+- `generation:SETTING=VALUE` (and `traces:..`), with a setting of the engine.
+
 `traces` and `peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
 
-Shares are of limits that are measured first: bytes that a decode step must move (every matrix, keys and values of every row)
-over the rate of a copy, FLOPs over the best rate of a product.
+Shares are of limits that are measured first. A decode step must move every matrix and the keys and values of every row: these
+bytes are compared with the rate of a copy, and FLOPs with the best rate of a product.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     python -m benchmarks.drafts --traces=DATA/r1searcher_traces/traces_dev.jsonl.gz    # in recorded rollouts
     python -m benchmarks.drafts [--rows=1 --rows=4 --rows=16] [--drafts=2 --drafts=4]    # seconds on this machine
 
-With traces: the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact, because a
-draft is kept where it is what was sampled. Then what that makes of decoding on a chip (parallel.chips), where a step takes the
-longer of two times: to read weights and cache once, and to multiply all its tokens.
+With traces: prints the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact,
+because a draft is accepted where it equals the sampled token. Then prints the gain of decoding on a chip (parallel.chips). A
+step takes the longer of two times there: to read weights and cache once, and to multiply all its tokens.
 
-Else: SmolLM2-135M-Instruct answers questions about passages of Atlas, greedily, with drafts and without in turn. Both write the
-same tokens.
+Without traces: SmolLM2-135M-Instruct answers questions about passages of Atlas greedily, with drafts and without in turn. Both
+write the same tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lookup:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # index of what followed the latest place of a few tokens
+        self._after: dict[tuple[int, ...], int] = {}  # index of the token after the latest occurrence of a few tokens
 
     def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:

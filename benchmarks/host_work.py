@@ -2,9 +2,9 @@
 
     python -m benchmarks.host_work [--agents=1024] [--repeats=3] [--profile] [--json]
 
-The driver, the search agent with R1-Searcher's grammar and the engine run as in training, but no program does: every turn is a
-recorded text, and its tokens are there at once. So all the time is the host's. It is printed per turn, and beside an estimate
-of what the decode calls would take on an H100 (all weights and all live keys at the memory's bandwidth, a lower bound).
+The driver, the search agent with R1-Searcher's grammar and the engine run as in training, but no device program runs: every
+turn is a recorded text, whose tokens are available at once. So the host takes all the time. It is printed per turn, beside an
+estimate of the decode calls on an H100 (all weights and all live keys at the memory's bandwidth, a lower bound).
 
 Turns and documents are the words of a fixed text in the lengths of results/agentic_traces.json; the tokenizer is SmolLM2's.
 """
@@ -108,7 +108,7 @@ def _text(rng: random.Random, words: int) -> str:
 
 
 class NoDevice:
-    """Takes the place of an engine's program calls: rows are fed at once, and turns are as scripted."""
+    """Replaces an engine's program calls: rows are fed at once, and turns are as scripted."""
 
     def __init__(self, engine: Engine, scripts: Scripts) -> None:
         self._engine, self._scripts = engine, scripts

@@ -1,4 +1,4 @@
-r"""Reads a checkpoint of Qwen2.5-7B's shape onto 8 virtual CPU devices, and says what it took of memory and time.
+r"""Reads a checkpoint of Qwen2.5-7B's shape onto 8 virtual CPU devices, and prints the memory and the time that it took.
 
     python -m benchmarks.import_7b [--depth 28] [--layout fsdp] [--directory DIR] [--keep]
 
@@ -76,7 +76,7 @@ def probe(number: int, size: int) -> np.ndarray:
 
 
 def write(directory: pathlib.Path, depth: int) -> None:
-    """The checkpoint; files are not sparse, so that reading them is reading them."""
+    """Writes the checkpoint. Its files are not sparse, so that reading them reads the disk."""
     from routerl_jax.models.stored import TensorWriter
 
     (directory / "config.json").write_text(json.dumps(config(depth)))

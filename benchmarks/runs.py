@@ -17,7 +17,7 @@ NATIVE = "native"
 
 
 def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, flags: Sequence[str] = ()) -> None:
-    """`launch.train` to the end, from where an earlier call left it; nothing where the run is finished.
+    """Runs `launch.train` to the end, or resumes it. Does nothing if the run is finished.
 
     Args:
       config: as for --config, such as configs/quickstart.py.

@@ -61,11 +61,11 @@ class Point:
     """A run with one setting changed. Times are seconds, memory GiB of a chip; None where the compiler finds no room.
 
     Attributes:
-      varied, value: the setting, and what it is here (of a model its parameters, of a slice its chips).
+      varied, value: the setting, and its value (of a model its parameters, of a slice its chips).
       update_s, decode_s: all updates of a step, and decoding all its tokens, at least.
       token_s: a token of every row.
-      update_bound, decode_bound: what takes longest.
-      update_gib, decode_gib: memory of the program and of what the run keeps meanwhile.
+      update_bound, decode_bound: the part that takes longest.
+      update_gib, decode_gib: memory of the program and of the run's other arrays.
     """
 
     varied: str
@@ -123,7 +123,7 @@ def read(path: pathlib.Path) -> list[Point]:
 
 
 def changed(config: TrainConfig, varied: str, value: Any, topology: str) -> tuple[TrainConfig, str]:
-    """The run with another value of one setting, and the slice. A micro-batch stays one row of each shard."""
+    """The run with another value of one setting, and its slice. A micro-batch stays one row of each shard."""
     if varied == "length":
         config = dataclasses.replace(
             config,
@@ -147,7 +147,7 @@ def changed(config: TrainConfig, varied: str, value: Any, topology: str) -> tupl
 
 
 def measure(config: TrainConfig, varied: str, value: Any, topology: str, measured: Sequence[Point] = ()) -> Point:
-    """Compiles a point, unless it is the run as configured, and that is known as a point of another setting."""
+    """Compiles a point. The run as configured is compiled once: other settings copy its point from `measured`."""
     run, topology = changed(config, varied, value, topology)
     if varied == "model":
         number = float(Work(config=architecture_of(run.model.path)).stored)

@@ -105,7 +105,7 @@ def prepare(setup: str, count: int) -> pathlib.Path:
 
 
 class FreeEncoder:
-    """Vectors from hashes: what is left is everything but the encoder."""
+    """Vectors from hashes, so that everything but the encoder is measured."""
 
     def __init__(self, dim: int) -> None:
         import numpy as np

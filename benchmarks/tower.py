@@ -66,7 +66,7 @@ def attentions(pages: int) -> tuple[functools.partial[Any], functools.partial[An
 
 
 def memory(pages: int) -> tuple[int, int, int]:
-    """MiB of the inputs, and of what the compiled tower takes beside them and the weights: forward, and with gradients."""
+    """MiB of the inputs, and of the compiled tower's temporaries: forward, and with gradients."""
     from routerl_jax.models.attention import Attention
     from routerl_jax.models.config import VisionConfig
     from routerl_jax.models.patches import VisionInputs

@@ -37,7 +37,7 @@ class Memory:
 
 
 class Mixture:
-    """Any number of unit vectors that lie as real ones do.
+    """Any number of unit vectors with the distribution of real ones.
 
     Each is a point between a real vector and one of its ten nearest, moved by noise of the real ones' covariance (half
     as long as the vector, so that copies of one real vector don't form a cluster of their own).

@@ -3,8 +3,8 @@
     python -m benchmarks.viewer [--episodes 100000] [--repeats 9] [--json FILE]
 
 Episodes are made up: two searches and an answer, each with a thought; 20,000 questions, 50,000 passages of some 600 letters, of
-which an episode retrieves six. The server has a process of its own. Its processor time is told beside the time that passes, as
-that is all that can be compared on a busy machine. Prints a Markdown table; `--json` keeps the numbers.
+which an episode retrieves six. The server has its own process. Its processor time is printed beside the elapsed time, because
+on a busy machine only processor time can be compared. Prints a Markdown table; `--json` keeps the numbers.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _search(draw: random.Random, words: list[str], passages: list[Passage]) -> T
 
 
 def measure(workdir: pathlib.Path, repeats: int) -> dict[str, Any]:
-    """Milliseconds of each filter, seconds of indexing, and what the server took of memory."""
+    """Milliseconds of each filter, seconds of indexing, and the server's memory."""
     command = [sys.executable, "-m", "launch.view", f"--workdir={workdir}", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
