@@ -178,9 +178,9 @@ def naming(path: str) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
+def unknown_key(path: str, key: str, valid_keys: typing.Iterable[str]) -> str:
     """The message for a key that the schema does not have."""
-    known = sorted(known)
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {path}.{close[0]}?" if close else f"known keys: {', '.join(known)}"
+    valid_keys = sorted(valid_keys)
+    close = difflib.get_close_matches(key, valid_keys, n=1)
+    hint = f"did you mean {path}.{close[0]}?" if close else f"known keys: {', '.join(valid_keys)}"
     return f"unknown config key {path}.{key}; {hint}"

@@ -97,15 +97,15 @@ def _sections(schema: type, path: str, description: str, default: Any, seen: See
     fields = fields_of(schema)
     if default is not MISSING:
         fields = [dataclasses.replace(field, default=getattr(default, field.name)) for field in fields]
-    told = [field for field in fields if field.section is None or field.named]
+    listed = [field for field in fields if field.section is None or field.named]
     if schema in seen:
         like, defaults = seen[schema]
-        other = [field for field in told if field.default != defaults[field.name]]
-        yield Section(path=path, schema=schema, description=description, fields=other, like=like)
+        changed = [field for field in listed if field.default != defaults[field.name]]
+        yield Section(path=path, schema=schema, description=description, fields=changed, like=like)
         fields = [field for field in fields if not field.named and field.default != defaults[field.name]]
     else:
         seen[schema] = path, {field.name: field.default for field in fields}
-        yield Section(path=path, schema=schema, description=description, fields=told)
+        yield Section(path=path, schema=schema, description=description, fields=listed)
     for field in sorted(fields, key=lambda field: field.named):
         if field.section:
             key = f"{path}.{field.name}{'.NAME' if field.named else ''}"
@@ -148,17 +148,17 @@ def settings(config: Any, path: str = "config", default: Any = MISSING) -> Itera
     """
     for field in fields_of(type(config)):
         key, value = f"{path}.{field.name}", getattr(config, field.name)
-        usual = field.default if default is MISSING else getattr(default, field.name)
+        default_value = field.default if default is MISSING else getattr(default, field.name)
         if field.named and value:
-            known = {} if usual is MISSING else usual
-            for name, one in value.items():
-                if name not in known:
-                    yield Setting(key=f"{key}.{name}", value=one, default=MISSING, section=True)
-                yield from settings(one, f"{key}.{name}", known.get(name, MISSING))
+            default_entries = {} if default_value is MISSING else default_value
+            for name, entry in value.items():
+                if name not in default_entries:
+                    yield Setting(key=f"{key}.{name}", value=entry, default=MISSING, section=True)
+                yield from settings(entry, f"{key}.{name}", default_entries.get(name, MISSING))
         elif field.section and not field.named:
-            yield from settings(value, key, usual)
+            yield from settings(value, key, default_value)
         else:
-            yield Setting(key=key, value=value, default=usual)
+            yield Setting(key=key, value=value, default=default_value)
 
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> Field:
@@ -185,7 +185,7 @@ def type_in_words(hint: Any) -> str:
     """A type of a configuration in words: "int >= 1", '"rl" or "sft"', "list of str"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hasattr(hint, "__metadata__"):
-        ranges = [one for one in hint.__metadata__ if isinstance(one, Range)]
+        ranges = [item for item in hint.__metadata__ if isinstance(item, Range)]
         return " ".join([type_in_words(arguments[0]), *map(_range, ranges)])
     if origin is typing.Literal:
         return " or ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in arguments)
@@ -212,7 +212,7 @@ def default_in_words(value: Any) -> str:
     """A default as it would be written in Python; "(must be set)" where there is none."""
     if value is MISSING:
         return "(must be set)"
-    if isinstance(value, Mapping) and any(dataclasses.is_dataclass(one) for one in value.values()):
+    if isinstance(value, Mapping) and any(dataclasses.is_dataclass(item) for item in value.values()):
         return f"{{{', '.join(f'{name!r}: ..' for name in value)}}}"
     return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
 

@@ -40,22 +40,22 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
       ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
     """
     path = fetched(path)
-    place = Place(path, "line", 0)
-    with open_bytes(path, lambda: f" after {place.unit} {place.number}") as file:
+    location = Place(path, "line", 0)
+    with open_bytes(path, lambda: f" after {location.unit} {location.number}") as file:
         as_list = _suffix(path) == ".json" and not lines
         rows = _items(path, file.read()) if as_list else _lines(path, file)
-        for place, row in rows:
+        for location, row in rows:
             if not isinstance(row, dict):
-                raise place.error(f"expected an object, found {type(row).__name__}")
-            yield place, row
+                raise location.error(f"expected an object, found {type(row).__name__}")
+            yield location, row
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
     """The path, `~` expanded. Raises ValueError unless it is a file with the extension of a known form."""
     path = fetched(path)
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")
+        problem = "is a directory" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {problem}. Give a .jsonl, .jsonl.gz or .json file")
     if _suffix(path) not in (".jsonl", ".json"):
         raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
     return path
@@ -66,8 +66,8 @@ def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, A
         line = line.rstrip()  # so that an error at its end is reported for this line, not the next
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line:
-            place = Place(path, "line", number)
-            yield place, _parse(line, place, "Put one JSON object on each line")
+            location = Place(path, "line", number)
+            yield location, _parse(line, location, "Put one JSON object on each line")
 
 
 def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
@@ -103,11 +103,11 @@ def _parse(content: bytes, start: Place, hint: str) -> Any:
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:
-        place = start._replace(number=start.number + content.count(b"\n", 0, error.start))
-        raise place.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+        location = start._replace(number=start.number + content.count(b"\n", 0, error.start))
+        raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
-        place = start._replace(number=start.number + error.lineno - 1)
-        raise place.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
+        location = start._replace(number=start.number + error.lineno - 1)
+        raise location.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
 
 
 def _suffix(path: pathlib.Path) -> str:

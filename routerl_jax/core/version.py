@@ -24,9 +24,9 @@ def code_version() -> dict[str, str]:
 def _git(*arguments: str) -> str:
     """What git says in the package's directory; "" where it fails or is not there."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

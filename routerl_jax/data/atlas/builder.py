@@ -89,8 +89,8 @@ class AtlasExamples:
             last = ALL_KINDS.index("visual")
             self._rows = range(bisect.bisect_left(self._rows, last, key=lambda i: int(self._source[i]["kind"])))
         else:
-            wanted = [ALL_KINDS.index(kind) for kind in kinds]
-            self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in wanted]
+            kind_indices = [ALL_KINDS.index(kind) for kind in kinds]
+            self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in kind_indices]
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -86,9 +86,9 @@ def _alike() -> collections.Counter[tuple[str, str]]:
     return collections.Counter((key, value) for entity in countries().values() for key, value in entity.facts.items())
 
 
-def distance(one: str, other: str) -> float:
+def distance(country: str, other_country: str) -> float:
     """How much two countries' flags differ (`NEAR`)."""
-    return float(np.sqrt(np.mean((_raster(one) - _raster(other)) ** 2)))
+    return float(np.sqrt(np.mean((_raster(country) - _raster(other_country)) ** 2)))
 
 
 @functools.cache
@@ -173,8 +173,8 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
     unknown flag."""
     name = f"known/{split}/{kind}/{index}"
     rng = np.random.default_rng([7, zlib.crc32(name.encode())])
-    known = kind in ("search_free", "text")
-    country = _in_turn(tuple(known_countries()) if known else unknown_countries(split), f"{split}/{kind}", index)
+    is_known = kind in ("search_free", "text")
+    country = _in_turn(tuple(known_countries()) if is_known else unknown_countries(split), f"{split}/{kind}", index)
     relation = ""
     if kind != "image" and (kind != "search_free" or index % 2):
         relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]

@@ -118,8 +118,8 @@ def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
     nothing if there is no such entry.
     """
     page = _any_page(rng)
-    kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
-    marks, cells, codes = (tuple(part[i] for i in kept) for part in (page.marks, page.cells, page.codes))
+    indices = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
+    marks, cells, codes = (tuple(part[i] for i in indices) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
     mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
     asked, action = "Cell" if rng.random() < 1 / 3 else "Find", ""
@@ -155,8 +155,8 @@ def plan(
     steps: list[DemonstrationStep] = []
     thought, answers = f"{mark} {MARKS[mark]}", []
     for country in countries:
-        taken, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares, raw)
-        steps += taken
+        visit_steps, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares, raw)
+        steps += visit_steps
         answers.append(answer)
     # which wording is of no interest, so it follows from the mark
     text = WORDINGS[asked][(len(countries[0]) + ord(mark)) % 2].format(

@@ -13,13 +13,13 @@ class Bamboogle(QuestionFormat):
     def holds(self, row: Row) -> bool:
         return "Question" in row and "Answer" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place, "Question")
-        answers = distinct(strings(row.get("Answer"), place, "Answer"))
+    def example(self, row: Row, location: Place) -> Example | None:
+        question = question_of(row, location, "Question")
+        answers = distinct(strings(row.get("Answer"), location, "Answer"))
         if not answers:
-            raise place.error("key 'Answer' is missing or empty")
+            raise location.error("key 'Answer' is missing or empty")
         metadata = {key: value for key, value in row.items() if key and key not in ("id", "Question", "Answer")}
-        return Example(id=example_id(row, place), question=question.strip(), answers=answers, metadata=metadata)
+        return Example(id=example_id(row, location), question=question.strip(), answers=answers, metadata=metadata)
 
 
 FORMATS.register("bamboogle")(Bamboogle())

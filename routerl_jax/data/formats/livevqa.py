@@ -35,22 +35,22 @@ class LiveVQA(QuestionFormat):
     def holds(self, row: Row) -> bool:
         return any(f"{level}_qa" in row for level in _LEVELS)
 
-    def parts(self, row: Row, place: Place) -> Sequence[Row]:
+    def parts(self, row: Row, location: Place) -> Sequence[Row]:
         parts = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
         if not parts:
-            raise place.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
+            raise location.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
         return parts
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: Place) -> Example | None:
         level = row["level"]
         key = f"{level}_qa"
         fields = row[key]
         if not isinstance(fields, Mapping):
-            raise place.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
-        question = question_of(fields, place)
-        answers = distinct(texts(fields.get("Ground_Truth_List"), place, f"{key}.Ground_Truth_List"))
+            raise location.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
+        question = question_of(fields, location)
+        answers = distinct(texts(fields.get("Ground_Truth_List"), location, f"{key}.Ground_Truth_List"))
         if not answers:
-            raise place.error(f"key '{key}.Ground_Truth_List' is missing or empty")
+            raise location.error(f"key '{key}.Ground_Truth_List' is missing or empty")
         named = {"img_path": fields.get("img_path") or row.get("img_path")}
         own = {
             key: value
@@ -63,12 +63,12 @@ class LiveVQA(QuestionFormat):
             "options": fields.get("options"),
             "correct_option": fields.get("Ground_Truth"),
         }
-        urls = image_urls({"image_urls": fields.get("img_url") or None, "image": named["img_path"]}, place)
+        urls = image_urls({"image_urls": fields.get("img_url") or None, "image": named["img_path"]}, location)
         return Example(
-            id=f"{example_id(row, place)}/{level}",
+            id=f"{example_id(row, location)}/{level}",
             question=question.strip(),
             answers=answers,
-            images=images_of(named, place, "img_path", _FOLDERS),
+            images=images_of(named, location, "img_path", _FOLDERS),
             metadata=own | {key: value for key, value in metadata.items() if value} | urls,
         )
 

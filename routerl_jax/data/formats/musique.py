@@ -34,12 +34,12 @@ class Musique(QuestionFormat):
         of_test_set = bool(own) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
-        answers = distinct(*(strings(row.get(key), place, key) for key in ANSWER_KEYS))
+    def example(self, row: Row, location: Place) -> Example | None:
+        question = question_of(row, location)
+        answers = distinct(*(strings(row.get(key), location, key) for key in ANSWER_KEYS))
         if row.get("answerable") is False or not answers:
             return None
-        answers = distinct(answers, strings(row.get("answer_aliases"), place, "answer_aliases"))
+        answers = distinct(answers, strings(row.get("answer_aliases"), location, "answer_aliases"))
         used = (
             *ANSWER_KEYS,
             "answer_aliases",
@@ -51,31 +51,31 @@ class Musique(QuestionFormat):
             "answerable",
         )
         metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
-        name = example_id(row, place)
+        name = example_id(row, location)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
             metadata.setdefault("type", name.split("__")[0])
-        by_number = paragraphs(row, place)
+        by_number = paragraphs(row, location)
         if by_number:
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         if "question_decomposition" in row:
-            metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, place)
+            metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, location)
         return Example(id=name, question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
-        return [item for item, _ in paragraphs(row, place).values()]
+    def passages(self, row: Row, location: Place) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, location).values()]
 
 
 def _decomposition(
-    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], place: Place
+    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], location: Place
 ) -> list[dict[str, Any]]:
     """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
+        raise location.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []
     for step in steps:
         number = step.get("paragraph_support_idx")
         if number is not None and paragraphs and number not in paragraphs:
-            raise place.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
+            raise location.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
         support = paragraphs[number][0].id if number is not None and paragraphs else None
         result.append({"question": step.get("question"), "answer": step.get("answer"), "support": support})
     return result

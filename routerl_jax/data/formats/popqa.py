@@ -29,24 +29,24 @@ class PopQA(QuestionFormat):
     def holds(self, row: Row) -> bool:
         return "possible_answers" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
-        aliases = {key: json_strings(row[key], place, key) for key in _ALIAS_KEYS if key in row}
+    def example(self, row: Row, location: Place) -> Example | None:
+        question = question_of(row, location)
+        aliases = {key: json_strings(row[key], location, key) for key in _ALIAS_KEYS if key in row}
         answers = distinct(aliases.get("possible_answers", ()))
         if not answers:
-            raise place.error("key 'possible_answers' holds no answer")
+            raise location.error("key 'possible_answers' holds no answer")
         used = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
         metadata = {key: value for key, value in row.items() if key not in used}
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])
-        by_number = paragraphs(row, place)
+        by_number = paragraphs(row, location)
         if by_number:
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
-        return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
+        return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
-        return [item for item, _ in paragraphs(row, place).values()]
+    def passages(self, row: Row, location: Place) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, location).values()]
 
 
 FORMATS.register("popqa")(PopQA())

@@ -15,14 +15,14 @@ class R1Searcher(QuestionFormat):
     def holds(self, row: Row) -> bool:
         return "idx" in row and any(mark in row for mark in _MARKS)
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
-        answers = distinct(strings(row.get("answer"), place, "answer"))
+    def example(self, row: Row, location: Place) -> Example | None:
+        question = question_of(row, location)
+        answers = distinct(strings(row.get("answer"), location, "answer"))
         if not answers:
-            raise place.error("key 'answer' is missing or empty")
+            raise location.error("key 'answer' is missing or empty")
         used = ("idx", "question", "answer", "gen_text_store")
         metadata = {key: value for key, value in row.items() if key not in used}
-        return Example(id=example_id(row, place, ("idx",)), question=question, answers=answers, metadata=metadata)
+        return Example(id=example_id(row, location, ("idx",)), question=question, answers=answers, metadata=metadata)
 
 
 FORMATS.register("r1_searcher")(R1Searcher())

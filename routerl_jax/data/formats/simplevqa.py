@@ -23,15 +23,15 @@ class SimpleVQA(FlashRag):
     def holds(self, row: Row) -> bool:
         return "data_id" in row and any(key in row for key in _OWN)
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: Place) -> Example | None:
         picture = row.get("image")
         own = {key: value for key, value in row.items() if key not in ("data_id", "image")}
         if not isinstance(picture, str) or "." in picture or picture.startswith("data:"):
-            return super().example({"id": row["data_id"], **own, "image": picture}, place)
+            return super().example({"id": row["data_id"], **own, "image": picture}, location)
         from routerl_jax.models.images import image_bytes  # imports jax, which is slow
 
         uri = f"data:;base64,{''.join(picture.split())}" if picture else None
-        example = super().example({"id": row["data_id"], **own, "image": uri}, place)
+        example = super().example({"id": row["data_id"], **own, "image": uri}, location)
         return example and dataclasses.replace(example, images=tuple(map(image_bytes, example.images)))
 
 

@@ -24,14 +24,14 @@ class SlideVQA(QuestionFormat):
     def holds(self, row: Row) -> bool:
         return "deck_name" in row and "evidence_pages" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: Place) -> Example | None:
         own = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
         urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
-        pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), place, "deck_name", "evidence_pages")
+        pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), location, "deck_name", "evidence_pages")
         return Example(
-            id=example_id(row, place, ("qa_id", "id")),
-            question=question_of(row, place).strip(),
-            answers=document_answers(row.get("answer"), place, "answer"),
+            id=example_id(row, location, ("qa_id", "id")),
+            question=question_of(row, location).strip(),
+            answers=document_answers(row.get("answer"), location, "answer"),
             metadata=own | query_type(row.get("reasoning_type")) | urls | pages,
         )
 

@@ -54,29 +54,29 @@ def files_called(pattern: str) -> list[str]:
 
 def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:
     csv.field_size_limit(2**31 - 1)
-    place = Place(path, "line", 1)
-    with open_bytes(path, lambda: f" after line {place.number}") as file:
+    location = Place(path, "line", 1)
+    with open_bytes(path, lambda: f" after line {location.number}") as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter)
         columns: list[str] = []
         while True:
-            place = place._replace(number=rows.line_num + 1)
+            location = location._replace(number=rows.line_num + 1)
             try:
                 row = next(rows, None)
             except UnicodeDecodeError as error:
-                raise place.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
+                raise location.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
             except csv.Error as error:
-                raise place.error(f"not a table ({error})") from error
+                raise location.error(f"not a table ({error})") from error
             if row is None:
                 return
             if not columns:
                 columns = [name.strip() for name in row]
             elif row:
                 if len(row) != len(columns):
-                    raise place.error(
+                    raise location.error(
                         f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)}). Is it {delimiter!r} that "
                         f"stands between them?"
                     )
-                yield place, dict(zip(columns, row))
+                yield location, dict(zip(columns, row))
 
 
 def _parquet(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
