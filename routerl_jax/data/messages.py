@@ -29,7 +29,7 @@ _ROLES = ("system", "user", "assistant")
 
 
 def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed) with their locations: a question and the rounds of an attempt at it.
+    """The rows of a file (.jsonl or .json, may be compressed), located: a question and the rounds of an attempt at it.
 
     The question is `question`, or the text after the last "Question:" of the first user message, or that whole message if it is
     short. Instructions around it, and a system message, belong to another agent and are left out. The accepted answers are

@@ -160,8 +160,8 @@ def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
 def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
     """The member's results for the parts of each query that it reads; [] for a query without such parts."""
     readable = [_readable(query, member.reads) for query in queries]
-    found, seconds = timed_search(member.search, readable, k)
-    return TimedResults(found, seconds, found.walks if isinstance(found, TimedResults) else ())
+    results, seconds = timed_search(member.search, readable, k)
+    return TimedResults(results, seconds, results.walks if isinstance(results, TimedResults) else ())
 
 
 def _joined(walks: Iterable[Walk]) -> Walk:
@@ -187,9 +187,9 @@ def _check(members: int, weights: Sequence[float], constant: float, depth: int) 
         raise ValueError(f"weights={list(weights)}, constant={constant} must not be negative, depth={depth} at least 1")
 
 
-def is_url(place: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether a member is served by another process."""
-    return place.startswith(("http://", "https://"))
+    return source.startswith(("http://", "https://"))
 
 
 KB_BUILDERS.register("hybrid")(Builder(HybridConfig, build_hybrid))

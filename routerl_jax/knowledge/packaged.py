@@ -152,14 +152,14 @@ class PackagedKB(KnowledgeBase, abc.ABC):
     def __len__(self) -> int:
         return len(self.store)
 
-    def results(self, said: Sequence[Sequence[str]], rows: Sequence[int], k: int) -> list[Passage]:
+    def results(self, sentences_by_kind: Sequence[Sequence[str]], rows: Sequence[int], k: int) -> list[Passage]:
         """The k best results.
 
         Args:
-          said: sentences of the graph, by kind (entities, relations, ..), the most important ones first.
+          sentences_by_kind: sentences of the graph, by kind (entities, relations, ..), the most important ones first.
           rows: passages, best first; repetitions are left out.
         """
-        text = _text_of(said, self.helpers.config.graph_words)
+        text = _text_of(sentences_by_kind, self.helpers.config.graph_words)
         graph = Passage(id=f"{self.store.manifest.kind}#graph", title="What the graph says", text=text)
         distinct = list(dict.fromkeys(rows))[:k]
         passages = self.store.passages.take(np.asarray(distinct, np.int64)) if distinct else []
@@ -167,17 +167,17 @@ class PackagedKB(KnowledgeBase, abc.ABC):
         return [dataclasses.replace(passage, score=1 / rank) for rank, passage in enumerate(best, 1)]
 
 
-def _text_of(said: Sequence[Sequence[str]], words: int) -> str:
+def _text_of(sentences_by_kind: Sequence[Sequence[str]], words: int) -> str:
     """The first sentence of each kind, then the second, and so on, as long as there is room."""
-    kept: list[str] = []
-    for at in range(max(map(len, said), default=0)):
-        for sentences in said:
-            for sentence in sentences[at : at + 1]:
+    lines: list[str] = []
+    for index in range(max(map(len, sentences_by_kind), default=0)):
+        for sentences in sentences_by_kind:
+            for sentence in sentences[index : index + 1]:
                 words -= len(sentence.split())
                 if words < 0:
-                    return "\n".join(kept)
-                kept.append(" ".join(sentence.split()))
-    return "\n".join(kept)
+                    return "\n".join(lines)
+                lines.append(" ".join(sentence.split()))
+    return "\n".join(lines)
 
 
 def build_packaged(

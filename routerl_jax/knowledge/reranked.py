@@ -107,6 +107,8 @@ class RerankedKB(KnowledgeBase):
             for text, passages in zip(texts, scored)
         ]
         each = (time.perf_counter() - started) / max(len(pairs), 1)
-        taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
+        rerank_seconds = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
         walks = results.walks if isinstance(results, TimedResults) else ()
-        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], walks)
+        return TimedResults(
+            best, [search_time + rerank_time for search_time, rerank_time in zip(seconds, rerank_seconds)], walks
+        )

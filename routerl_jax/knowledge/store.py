@@ -106,12 +106,12 @@ class Manifest:
         write_atomic(directory / MANIFEST, text, sync=True)
 
 
-def built_at(place: str) -> pathlib.Path | None:
-    """The knowledge base that was built at a place, as a directory here (for a bucket, a copy in the cache); None if there is
-    none yet. Raises ValueError if a bucket can't be read."""
-    if in_bucket(place) and MANIFEST not in listing(place):
+def built_at(source: str) -> pathlib.Path | None:
+    """The local directory of the knowledge base at a path or URL (for a bucket, a copy in the cache); None if there is none
+    yet. Raises ValueError if a bucket can't be read."""
+    if in_bucket(source) and MANIFEST not in listing(source):
         return None
-    directory = fetched(place)
+    directory = fetched(source)
     return directory if (directory / MANIFEST).is_file() else None
 
 
@@ -332,11 +332,11 @@ class Store:
 
     def _open_vectors(self, memory_limit: int) -> VectorSource:
         """The vectors of the main part: its own, or those of the FAISS file that it was built over."""
-        given = self.manifest.settings.get(VECTORS)
-        if given is None:
+        recorded = self.manifest.settings.get(VECTORS)
+        if recorded is None:
             return StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
-        vectors = FaissVectors(given["file"])
-        if vectors.digest != given["digest"]:
+        vectors = FaissVectors(recorded["file"])
+        if vectors.digest != recorded["digest"]:
             raise ValueError(f"{vectors.path} is not the file that {self.directory} was built with. {self.hint}")
         return vectors
 

@@ -67,8 +67,8 @@ class UpdateReport:
     seconds: float
 
     def __str__(self) -> str:
-        what = f"{self.added:,} passages added, {self.deleted:,} deleted, {self.count:,} in {self.directory}"
-        return f"{what}{' (compacted)' if self.compacted else ''}, {self.seconds:.1f} s"
+        summary = f"{self.added:,} passages added, {self.deleted:,} deleted, {self.count:,} in {self.directory}"
+        return f"{summary}{' (compacted)' if self.compacted else ''}, {self.seconds:.1f} s"
 
 
 def add(
@@ -173,11 +173,11 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
 
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
     """Rows of the ids to delete. Checks that no id to add remains after that."""
-    wanted = {*delete, *(passage.id for passage in add)}
+    affected = {*delete, *(passage.id for passage in add)}
     rows: dict[str, int] = {}
     for start in range(0, len(store.passages), _BLOCK):
         for row, passage in store.live(start, min(start + _BLOCK, len(store.passages))):
-            if passage.id in wanted:
+            if passage.id in affected:
                 rows[passage.id] = row
     missing = [name for name in delete if name not in rows]
     if missing:
@@ -198,7 +198,7 @@ def _write_delta(
     """Writes the next generation, with all changes since the main part was built, and makes it current."""
     manifest = store.manifest
     old = _added_rows(store, gone)
-    kept = [passage for _, passage in old]
+    kept_passages = [passage for _, passage in old]
     vectors = np.concatenate([_added_vectors(store, [row for row, _ in old]), _embed(manifest, new, encoder, progress)])
     deleted = np.union1d(store.deleted, np.array([row for row in gone if row < manifest.count], np.int64))
     generation = manifest.updates + 1
@@ -207,7 +207,7 @@ def _write_delta(
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)  # left by an update that was killed before it became current
     scratch.mkdir()
-    passages = [*kept, *new]
+    passages = [*kept_passages, *new]
     if passages:
         write_passages(scratch, passages)
         array = create_array(scratch / EMBEDDINGS, vectors.shape, "float32", _SHARD, 16, compress=False)
@@ -241,8 +241,8 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
         saved = INDEXES.get(name).build(vectors, settings).save(writer.index_directory)
     index = {"backend": name, **saved}
-    kept = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
-    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept))
+    kept_settings = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
+    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept_settings))
     return True
 
 
@@ -284,8 +284,8 @@ def _embed(
     return np.asarray(vectors, np.float32)
 
 
-def _live(store: Store, what: str, progress: bool) -> Iterator[tuple[int, Passage]]:
-    with Bar(total=len(store), desc=what, unit="passage", disable=not progress) as bar:
+def _live(store: Store, label: str, progress: bool) -> Iterator[tuple[int, Passage]]:
+    with Bar(total=len(store), desc=label, unit="passage", disable=not progress) as bar:
         for start in range(0, len(store.passages), _BLOCK):
             block = store.live(start, min(start + _BLOCK, len(store.passages)))
             bar.update(len(block))

@@ -265,8 +265,8 @@ class Shards:
                 array[start:stop].write(self._checked(vectors(start, stop), start, stop)).result()
                 finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
 
-    def _checked(self, given: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
-        vectors = np.asarray(given, np.float32)
+    def _checked(self, values: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
+        vectors = np.asarray(values, np.float32)
         if vectors.shape != (stop - start, self.dim):
             raise ValueError(f"the encoder gave {vectors.shape}, expected {(stop - start, self.dim)}")
         finite = np.isfinite(vectors).all(1)
@@ -277,16 +277,16 @@ class Shards:
 
     def _is_written(self, start: int) -> bool:
         """Whether a shard is complete. One with a marker whose file lost data in a crash of the machine is written again."""
-        said = finished(self._marker(start))
-        if said is None:
+        content = finished(self._marker(start))
+        if content is None:
             return False
         try:
-            whole = said["bytes"] == self._file(start).stat().st_size
+            complete = content["bytes"] == self._file(start).stat().st_size
         except (OSError, KeyError):
-            whole = False
-        if not whole:
+            complete = False
+        if not complete:
             logging.warning("%s is not what was written there: its rows are embedded again", self._file(start))
-        return whole
+        return complete
 
     def _file(self, start: int) -> pathlib.Path:
         return self._path / "c" / str(start // self._size) / "0"
@@ -312,17 +312,17 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
 
 
 @contextlib.contextmanager
-def explained(place: pathlib.Path, kept: str = "") -> Iterator[None]:
+def explained(path: pathlib.Path, kept: str = "") -> Iterator[None]:
     """Turns errors of a full disk (from Python and tensorstore) into one that says what is kept and what to do."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        said = [text for text in _FULL_TEXTS if text in str(error)]
-        if getattr(error, "errno", None) not in _FULL and not said:
+        matches = [text for text in _FULL_TEXTS if text in str(error)]
+        if getattr(error, "errno", None) not in _FULL and not matches:
             raise
-        free = shutil.disk_usage(next(path for path in place.parents if path.exists())).free
+        free = shutil.disk_usage(next(parent for parent in path.parents if parent.exists())).free
         raise ValueError(
-            f"{place}: no room to write ({said[0] if said else error}; {free / 1e9:.1f} GB are free there). "
+            f"{path}: no room to write ({matches[0] if matches else error}; {free / 1e9:.1f} GB are free there). "
             f"{kept + '. ' if kept else ''}Make room, or raise the limit on files, and run the same command again: it goes on "
             f"where it stopped"
         ) from error
@@ -384,11 +384,11 @@ def finished(marker: pathlib.Path) -> dict[str, Any] | None:
     if not marker.is_file():
         return None
     try:
-        said = read_json(marker, "what it stands for is done again")
-        if not isinstance(said, dict):
+        content = read_json(marker, "what it stands for is done again")
+        if not isinstance(content, dict):
             raise ValueError(f"{marker} holds no object; what it stands for is done again")
     except ValueError as error:
         logging.warning("%s", error)
         marker.unlink()
         return None
-    return said
+    return content

@@ -102,15 +102,17 @@ class HttpKB(KnowledgeBase):
         """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
-    def _describe(self, said: Any) -> None:
-        if isinstance(said, dict) and "kbs" in said:  # the URL is that of a server: use its first knowledge base
-            said = next(iter(said["kbs"]), None)
+    def _describe(self, description: Any) -> None:
+        if (
+            isinstance(description, dict) and "kbs" in description
+        ):  # the URL is that of a server: use its first knowledge base
+            description = next(iter(description["kbs"]), None)
         try:
-            self.name = str(said["name"])
-            mode = self._mode or said["default_mode"]
-            if mode not in said["modes"]:
-                raise ValueError(f"{self._bases[0]} has no mode {mode!r}; it has: {', '.join(said['modes'])}")
-            about = said["modes"][mode]
+            self.name = str(description["name"])
+            mode = self._mode or description["default_mode"]
+            if mode not in description["modes"]:
+                raise ValueError(f"{self._bases[0]} has no mode {mode!r}; it has: {', '.join(description['modes'])}")
+            about = description["modes"][mode]
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
             vars(self)["reads"] = frozenset(
@@ -119,7 +121,7 @@ class HttpKB(KnowledgeBase):
             self.has_pictures = about.get("pictures") is True  # searches of an older server always return pictures
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
+                f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(description)[:100]!r})"
             ) from error
 
     @property
@@ -178,9 +180,9 @@ class HttpKB(KnowledgeBase):
             if self._cache is not None:
                 packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        found = [results[key] for key in keys]
-        passages = (list(passages) for passages, _, _ in found)
-        return TimedResults(passages, (seconds for _, seconds, _ in found), (walk for _, _, walk in found))
+        entries = [results[key] for key in keys]
+        passages = (list(passages) for passages, _, _ in entries)
+        return TimedResults(passages, (seconds for _, seconds, _ in entries), (walk for _, _, walk in entries))
 
     def _key(self, query: Query, k: int) -> str:
         return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))

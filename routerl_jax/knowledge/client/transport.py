@@ -149,17 +149,17 @@ class Transport:
     async def _send(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
         """Sends one request to one replica, and reports the outcome to its circuit breaker."""
         started = time.monotonic()
-        left = deadline - started
-        if left <= 0:
+        remaining = deadline - started
+        if remaining <= 0:
             raise Failed("the time was up")
         replica.breaker.begin()
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 reply = await self._client.request(
                     method,
                     replica.url + path,
                     content=content,
-                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{left:.3f}"},
+                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{remaining:.3f}"},
                 )
             value = _read(reply)
         except RequestRefused:
@@ -174,13 +174,13 @@ class Transport:
             raise
         except (httpx2.TransportError, TimeoutError) as error:
             replica.breaker.failed()
-            what = (
+            problem = (
                 "no answer in time"
                 if isinstance(error, httpx2.TimeoutException | TimeoutError)
                 else "connection failed"
             )
             raise Failed(
-                f"{replica.url}: {what} ({type(error).__name__}{': ' if str(error) else ''}{error})"
+                f"{replica.url}: {problem} ({type(error).__name__}{': ' if str(error) else ''}{error})"
             ) from error
         except BaseException:
             replica.breaker.dropped()

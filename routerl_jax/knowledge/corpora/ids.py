@@ -28,13 +28,13 @@ class DistinctIds:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, row_id: str, place: Place) -> str:
+    def add(self, row_id: str, location: Place) -> str:
         """Returns the id. Raises ValueError if it is empty or was used before."""
         if not row_id.strip():
-            raise place.error("key 'id' is empty. Give every row an id of its own")
+            raise location.error("key 'id' is empty. Give every row an id of its own")
         if row_id in self._recent:
-            raise self._repeated(row_id, place, self._recent[row_id])
-        self._recent[row_id] = place
+            raise self._repeated(row_id, location, self._recent[row_id])
+        self._recent[row_id] = location
         self._count += 1
         if len(self._recent) == self._most:
             self.finish()
@@ -67,10 +67,10 @@ class DistinctIds:
             order = np.argsort(joined, kind="stable")
             self._runs.append((joined[order], np.concatenate([rows, further])[order]))
 
-    def _repeated(self, row_id: str, place: Place, before: Place) -> ValueError:
-        where = "" if before.path == place.path else f"{before.path}, "
-        return place.error(
-            f"key 'id': {row_id!r} was used in {where}{before.unit} {before.number} already. Make ids distinct"
+    def _repeated(self, row_id: str, location: Place, first: Place) -> ValueError:
+        file = "" if first.path == location.path else f"{first.path}, "
+        return location.error(
+            f"key 'id': {row_id!r} was used in {file}{first.unit} {first.number} already. Make ids distinct"
         )
 
 

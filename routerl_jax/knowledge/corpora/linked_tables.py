@@ -72,16 +72,16 @@ def _is_table(content: Any) -> bool:
 
 
 def _row(path: pathlib.Path, number: int, name: str, table: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
-    place = Place(path, "item", number)
-    rows = [_texts(row, place, f"table {name!r}, row {i}") for i, row in enumerate(table["data"])]
-    header = _texts(table["header"], place, f"table {name!r}, header")
-    kept = {key: table.get(key) for key in ("title", "section_title")}
-    return place, {"id": name, **kept, "header": header, "rows": rows}
+    location = Place(path, "item", number)
+    rows = [_texts(row, location, f"table {name!r}, row {i}") for i, row in enumerate(table["data"])]
+    header = _texts(table["header"], location, f"table {name!r}, header")
+    titles = {key: table.get(key) for key in ("title", "section_title")}
+    return location, {"id": name, **titles, "header": header, "rows": rows}
 
 
-def _texts(cells: Any, place: Place, where: str) -> list[Any]:
+def _texts(cells: Any, location: Place, part: str) -> list[Any]:
     if not isinstance(cells, list):
-        raise place.error(f"{where} holds {type(cells).__name__}, expected a list of cells")
+        raise location.error(f"{part} holds {type(cells).__name__}, expected a list of cells")
     return [cell[0] if isinstance(cell, list) and len(cell) == _LINKS else cell for cell in cells]
 
 

@@ -177,7 +177,7 @@ class _PagesBuild:
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
 
-    def run(self, source: Source, made: Embedding) -> None:
+    def run(self, source: Source, embedding: Embedding) -> None:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         if config.index not in ("auto", "maxsim"):
@@ -203,7 +203,7 @@ class _PagesBuild:
             self._clock.lap("check")
         manifest = _manifest(config, writer, count, source)
         settings = {**manifest.settings, **settings}
-        writer.commit(dataclasses.replace(manifest, embedding=made, index=index, settings=settings))
+        writer.commit(dataclasses.replace(manifest, embedding=embedding, index=index, settings=settings))
 
     def _embed(self, count: int) -> Ragged:
         config, writer = self._config, self._writer
@@ -303,14 +303,14 @@ class _PagesBuild:
     def _queries(self, vectors: Ragged) -> list[np.ndarray]:
         config = self._config
         if config.questions:
-            rows = [string_field(row, "question", place) for place, row in read_rows(config.questions)]
+            rows = [string_field(row, "question", location) for location, row in read_rows(config.questions)]
             if not rows:
                 raise ValueError(f"questions={config.questions!r} holds no rows with a 'question'")
             prefix = own_prefix(self._encoder, "query") if config.query_prefix is None else config.query_prefix
             return self._encoder.embed(rows[: config.check_queries], prefix=prefix)
         rng = np.random.default_rng(0)
-        which = np.unique(np.linspace(0, len(vectors) - 1, min(config.check_queries, len(vectors))).astype(np.int64))
-        pages = vectors.take(which)
+        indices = np.unique(np.linspace(0, len(vectors) - 1, min(config.check_queries, len(vectors))).astype(np.int64))
+        pages = vectors.take(indices)
         return [page[rng.permutation(len(page))[:_SAMPLE]].astype(np.float32) for page in pages]
 
 

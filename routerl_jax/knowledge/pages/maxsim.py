@@ -89,7 +89,7 @@ class MaxSim:
             self._score([queries[i] for i in batch], totals, batch, alone)
         return totals
 
-    def _score(self, queries: list[np.ndarray], scores: np.ndarray, which: list[int], alone: bool) -> None:
+    def _score(self, queries: list[np.ndarray], scores: np.ndarray, query_rows: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
         starts = np.cumsum([0, *lengths[:-1]])
         dtype = self._blocks[0].values.dtype
@@ -100,13 +100,13 @@ class MaxSim:
         placed = {device: jax.device_put(vectors, device) for device in self._devices}
         best = functools.partial(_best, 1 if alone else self._together(len(vectors)))
 
-        def one(block: Block) -> None:
+        def score_block(block: Block) -> None:
             (device,) = block.values.devices()
             best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
             scores_PQ = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32)
-            scores[np.asarray(which)[:, None], block.rows] = scores_PQ.T
+            scores[np.asarray(query_rows)[:, None], block.rows] = scores_PQ.T
 
-        list(_threads().map(one, self._blocks))
+        list(_threads().map(score_block, self._blocks))
 
     def _together(self, vectors: int) -> int:
         """Pages of one matrix product."""

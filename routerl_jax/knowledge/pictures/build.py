@@ -133,7 +133,7 @@ class _Build:
         self._clock, self._progress = clock, progress
         self._files = PictureFiles(writer.scratch, config.picture_format)
 
-    def run(self, source: Source, made: Embedding) -> None:
+    def run(self, source: Source, embedding: Embedding) -> None:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
@@ -145,9 +145,9 @@ class _Build:
         pictures = self._finger_prints(count)
         self._clock.lap("pictures")
         shards = writer.embeddings(self._encoder.dim, config.shard_size)
-        done = shards.resumed_rows
+        resumed = shards.resumed_rows
         self._bar = Bar(
-            total=count, initial=done, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
+            total=count, initial=resumed, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
         )
         with self._bar:
             shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
@@ -164,7 +164,7 @@ class _Build:
                 corpus=source.path,
                 digest=source.digest,
                 count=count,
-                embedding=made,
+                embedding=embedding,
                 index={"backend": name, **saved},
                 settings={
                     "picture_format": config.picture_format,
@@ -184,7 +184,7 @@ class _Build:
                 try:
                     self._keep(row, entry, journal)
                 except ValueError as error:
-                    problems.handle(ValueError(f"{entry.place}: {error}"))
+                    problems.handle(ValueError(f"{entry.location}: {error}"))
                     continue
                 yield Passage(id=entry.id, title=entry.title, text=entry.text)
                 row += 1
@@ -205,8 +205,8 @@ class _Build:
     def _finger_prints(self, count: int) -> int:
         """Writes the fingerprints of pictures, zeros for rows without one. Returns the number of pictures."""
         marker = self._writer.progress / FINGERPRINTS
-        if (said := finished(marker)) is not None:
-            return said["pictures"]
+        if (content := finished(marker)) is not None:
+            return content["pictures"]
         path = self._writer.scratch / FINGERPRINTS
         array = create_array(path, (count, BYTES), "uint8", _PRINTS_SHARD, _PRINTS_CHUNK, compress=False)
         pictures = 0

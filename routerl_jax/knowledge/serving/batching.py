@@ -55,12 +55,12 @@ class _Request:
     results: list[list[Passage]]
     seconds: list[float]
     walks: list[Walk]
-    taken: int = 0  # queries that are in a call already
+    dispatched: int = 0  # queries that are in a call already
     missing: int = 0
 
     @property
     def waiting(self) -> int:
-        return len(self.queries) - self.taken
+        return len(self.queries) - self.dispatched
 
 
 _Piece = tuple[_Request, int, int]  # a request, and a range (start, stop) of its queries
@@ -122,7 +122,7 @@ class Batcher:
         """Removes the waiting queries of a request that has ended (its client disconnected, or a part of it failed)."""
         self._unfinished -= 1
         self.waiting -= request.waiting
-        request.taken = len(request.queries)
+        request.dispatched = len(request.queries)
 
     async def close(self) -> None:
         """Finishes waiting and running queries, then ends the thread."""
@@ -176,10 +176,10 @@ class Batcher:
                 continue
             if room and k in (None, request.k):
                 k = request.k
-                stop = min(request.taken + room, len(request.queries))
-                pieces.append((request, request.taken, stop))
-                room -= stop - request.taken
-                request.taken = stop
+                stop = min(request.dispatched + room, len(request.queries))
+                pieces.append((request, request.dispatched, stop))
+                room -= stop - request.dispatched
+                request.dispatched = stop
                 self.waiting -= stop - pieces[-1][1]
             if request.waiting:
                 waiting.append(request)

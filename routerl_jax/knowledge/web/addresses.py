@@ -38,8 +38,8 @@ def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
     except ValueError as error:
         raise Refused(f"{address!r} is not an IP address") from error
     inner = _inner(parsed)
-    for one in {parsed, inner}:
-        if any(one.version == network.version and one in network for network in allowed):
+    for candidate in {parsed, inner}:
+        if any(candidate.version == network.version and candidate in network for network in allowed):
             return parsed
     odd = isinstance(inner, ipaddress.IPv6Address) and (inner.sixtofour or inner.teredo or inner.is_site_local)
     if odd or inner in _PROTOCOLS or not inner.is_global or inner.is_multicast or inner.is_reserved:

@@ -34,7 +34,7 @@ _REMEMBERED = (
 
 
 @dataclasses.dataclass
-class _Found:
+class _QueryState:
     """The state of a query: passages by the rank of their URL, and errors."""
 
     passages: dict[int, Passage] = dataclasses.field(default_factory=dict)
@@ -127,12 +127,12 @@ class WebKB(KnowledgeBase):
 
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
-        text = await asyncio.to_thread(self._asked, query)
+        text = await asyncio.to_thread(self._query_string, query)
         want, question = min(k, self.config.pages), query_question(query)
         key = cache_key("answer", self._about, want, text, *([question] if question else []))
-        counts, known = self._stages.counts, self._recent.get(key)
-        if known is not None:  # a repetition from a failed batch, which was counted before
-            return _passages(Record(**json.loads(known)))
+        counts, cached = self._stages.counts, self._recent.get(key)
+        if cached is not None:  # a repetition from a failed batch, which was counted before
+            return _passages(Record(**json.loads(cached)))
         counts.add("query", asked=1, hits=self._stages.under_way(key))
         try:
             return _passages(await self._stages.once(key, lambda: self._recorded(key, query, text, want)))
@@ -140,10 +140,10 @@ class WebKB(KnowledgeBase):
             counts.add("query", failures=1)
             raise
 
-    async def _recorded(self, key: str, query: Query, asked: str, want: int) -> Record:
+    async def _recorded(self, key: str, query: Query, query_string: str, want: int) -> Record:
         snapshot = self._stages.snapshot
         try:
-            record = self._stages.recorded("answers", key, asked)
+            record = self._stages.recorded("answers", key, query_string)
         except (
             NotRecorded
         ):  # perhaps it was recorded with another k; its searches, pages and summaries can be used then
@@ -153,7 +153,7 @@ class WebKB(KnowledgeBase):
             self._remember(key, record)
             return record
         try:
-            state = await self._find(query, asked, want)
+            state = await self._find(query, query_string, want)
             rows = [dataclasses.asdict(state.passages[rank]) for rank in sorted(state.passages)]
             record = Record({"passages": rows, "problems": state.problems})
         except NotRecorded:
@@ -161,27 +161,27 @@ class WebKB(KnowledgeBase):
         except WebError as error:
             record = Record(error=str(error))
         if snapshot is not None:
-            record = snapshot.put("answers", key, asked, record)
+            record = snapshot.put("answers", key, query_string, record)
         self._remember(key, record)
         return record
 
     def _remember(self, key: str, record: Record) -> None:
         self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
 
-    async def _find(self, query: Query, asked: str, want: int) -> _Found:
+    async def _find(self, query: Query, query_string: str, want: int) -> _QueryState:
         """Searches, and reads pages until `want` have succeeded, no results are left, or the time is up."""
         seconds = seconds_left(self.config.deadline)
         ends = time.monotonic() + seconds
-        state = _Found()
+        state = _QueryState()
         try:
             async with asyncio.timeout(seconds):
-                hits = await self._stages.hits(asked, lambda: self._target(query, asked))
+                hits = await self._stages.hits(query_string, lambda: self._target(query, query_string))
         except TimeoutError:
-            raise WebError(f"no search results for {asked[:100]!r} within {seconds:.3g} s") from None
+            raise WebError(f"no search results for {query_string[:100]!r} within {seconds:.3g} s") from None
         if self.config.snippets == "only" and self.config.mode == "text":
             state.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return state
-        about = query_question(query) or asked
+        about = query_question(query) or query_string
         await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(about, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
@@ -192,12 +192,17 @@ class WebKB(KnowledgeBase):
             logging.log_first_n(logging.INFO, message, 20, len(state.problems), len(hits), state.problems[0])
         if hits and not state.passages:
             raise WebError(
-                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(state.problems[:3])}"
+                f"none of {len(hits)} results for {query_string[:100]!r} could be used: {'; '.join(state.problems[:3])}"
             )
         return state
 
     async def _scatter(
-        self, hits: list[Hit], want: int, ends: float, state: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
+        self,
+        hits: list[Hit],
+        want: int,
+        ends: float,
+        state: _QueryState,
+        work: Callable[[int, Hit], Awaitable[Passage]],
     ) -> None:
         """Works on as many results at once as are still wanted. After a failure, the next one starts."""
         waiting = collections.deque(enumerate(hits))
@@ -207,7 +212,7 @@ class WebKB(KnowledgeBase):
                 while waiting and len(running) + len(state.passages) < want:
                     rank, hit = waiting.popleft()
                     task = asyncio.ensure_future(work(rank, hit))
-                    task.add_done_callback(_seen)
+                    task.add_done_callback(_retrieve_exception)
                     running[task] = rank
                 done, _ = await asyncio.wait(
                     running, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
@@ -232,13 +237,13 @@ class WebKB(KnowledgeBase):
         summary = await self._stages.summary(about, page)
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
-    def _asked(self, query: Query) -> str:
+    def _query_string(self, query: Query) -> str:
         """The query as one string."""
         return query_text(query)
 
-    async def _target(self, query: Query, asked: str) -> str:
+    async def _target(self, query: Query, query_string: str) -> str:
         """The query for the search engine."""
-        return asked
+        return query_string
 
 
 class WebImageKB(WebKB):
@@ -250,7 +255,7 @@ class WebImageKB(WebKB):
 
     reads: frozenset[str] = frozenset({"image", "url"})
 
-    def _asked(self, query: Query) -> str:
+    def _query_string(self, query: Query) -> str:
         if url := query_url(query):
             return url
         picture = query.image if isinstance(query, TextAndImage) else None
@@ -262,12 +267,12 @@ class WebImageKB(WebKB):
             name = f"{picture!r}: " if isinstance(picture, str) else ""
             raise WebError(f"{name[:200]}{error}") from error
 
-    async def _target(self, query: Query, asked: str) -> str:
-        if not asked.startswith("sha256:"):
-            return asked
+    async def _target(self, query: Query, query_string: str) -> str:
+        if not query_string.startswith("sha256:"):
+            return query_string
         assert isinstance(query, TextAndImage)
         content = await asyncio.to_thread(_jpeg, query.image)
-        return await self._stages.upload(content, f"{asked.removeprefix('sha256:')}.jpg")
+        return await self._stages.upload(content, f"{query_string.removeprefix('sha256:')}.jpg")
 
     async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
         if not hit.thumbnail or not hit.title:
@@ -287,7 +292,7 @@ def _passages(record: Record) -> list[Passage]:
     return [Passage(**row) for row in record.value["passages"]]
 
 
-def _seen(task: asyncio.Future[Passage]) -> None:
+def _retrieve_exception(task: asyncio.Future[Passage]) -> None:
     """Marks an exception as retrieved, because nobody may be waiting for it."""
     if not task.cancelled():
         task.exception()

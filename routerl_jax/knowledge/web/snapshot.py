@@ -174,8 +174,8 @@ class Snapshot:
         file, offsets = self._tables[table]
         start, end = self._ends[table], _end_of_lines(file)
         for line in os.pread(file, end - start, start).splitlines(keepends=True) if end > start else ():
-            place = f"{self.directory / table}.jsonl, byte {start}"
-            offsets.setdefault(_key(line, place), (start, len(line)))
+            location = f"{self.directory / table}.jsonl, byte {start}"
+            offsets.setdefault(_key(line, location), (start, len(line)))
             start += len(line)
         self._ends[table] = end
         return end
@@ -227,12 +227,12 @@ class Snapshot:
                     )
 
 
-def _key(line: bytes, place: str) -> str:
-    """The key of a record. Raises ValueError that names its place."""
+def _key(line: bytes, location: str) -> str:
+    """The key of a record. Raises ValueError that names its location."""
     try:
         return json.loads(line)["key"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{place}: not a record ({error!r}). Record anew") from error
+        raise ValueError(f"{location}: not a record ({error!r}). Record anew") from error
 
 
 def holds_records(directory: pathlib.Path) -> bool:

@@ -140,12 +140,12 @@ def nonsense(text: str) -> str:
 def leading_extract(text: str, sentences: int, max_chars: int) -> str:
     """The first sentences of a text, with at most `max_chars` characters; a longer single sentence is cut at a word."""
     text = " ".join(text[: 8 * max_chars].split())
-    taken = ""
+    extract = ""
     for number, sentence in enumerate(_SENTENCE_END.split(text)):
-        longer = f"{taken} {sentence}".strip() if sentence.strip() else taken
+        longer = f"{extract} {sentence}".strip() if sentence.strip() else extract
         if number >= sentences or len(longer) > max_chars:
             break
-        taken = longer
-    if taken or not text:
-        return taken
+        extract = longer
+    if extract or not text:
+        return extract
     return text[:max_chars].rsplit(" ", 1)[0] if len(text) > max_chars else text
