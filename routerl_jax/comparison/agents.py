@@ -95,10 +95,10 @@ def agent_rows(name: str, tools: Sequence[str], config: ComparisonConfig, benchm
         return [_recipe(name, base, routing, tools, config)]
     if name in BASELINES or (":" in name and "/" not in name):
         return _baselines(name, "", tools, config)
-    if known := max((known for known in BASELINES if name.startswith(f"{known}_")), key=len, default=""):
-        if (kb := name.removeprefix(f"{known}_")) not in (*tools, "all"):
+    if baseline := max((baseline for baseline in BASELINES if name.startswith(f"{baseline}_")), key=len, default=""):
+        if (kb := name.removeprefix(f"{baseline}_")) not in (*tools, "all"):
             raise Inapplicable(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
-        return _baselines(known, name, tools, config)
+        return _baselines(baseline, name, tools, config)
     raise _unknown(name)
 
 
@@ -206,13 +206,13 @@ def _unknown(name: str) -> ValueError:
         return ValueError(
             f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
         )
-    known = (*BASELINES, *RECIPES)
-    return ValueError(f"unknown agent {name!r}; {_near(name, known)}. --agents=help tells of them")
+    names = (*BASELINES, *RECIPES)
+    return ValueError(f"unknown agent {name!r}; {_near(name, names)}. --agents=help tells of them")
 
 
-def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=3)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+def _near(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
 
 
 def file_name(name: str) -> str:

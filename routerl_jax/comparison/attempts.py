@@ -47,8 +47,8 @@ def attempt_all(
     """
     journal = Journal(path)
     try:
-        done = {record["id"] for record in journal.read() if not _passing(record)}
-        remaining = [example for example in examples if example.id not in done]
+        finished_ids = {record["id"] for record in journal.read() if not _passing(record)}
+        remaining = [example for example in examples if example.id not in finished_ids]
         pictures, last = PictureFiles(path.parent), time.perf_counter()
 
         def finished(episode: Episode) -> None:
@@ -77,8 +77,8 @@ def attempt_all(
 def attempted(path: pathlib.Path, examples: Sequence[Example]) -> int:
     """Number of the examples with an episode in `path`. Another process may be adding to the file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    known = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
-    return sum(example.id in known for example in examples)
+    ids = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
+    return sum(example.id in ids for example in examples)
 
 
 def finished_attempts(

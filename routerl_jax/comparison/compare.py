@@ -114,13 +114,13 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     if not finished:
         raise ValueError(f"no agent has an episode of every question in {output}; leave --finished out to run them")
     _check_settings(finished, config, output)
-    known = {}
+    policy_cards = {}
     for run in dict.fromkeys(row.run for field in finished for row in field.rows):
         saved = read_json(output / "policies" / f"{_policy(run)}.json", _REMEDY)
-        known[_policy(run)] = policies.names(run, config) | saved
+        policy_cards[_policy(run)] = policies.names(run, config) | saved
     results = {
         "benchmarks": {field.name: _results(field, config, output, None, rewrite=False) for field in finished},
-        "card": _card(finished, config, known, unfinished),
+        "card": _card(finished, config, policy_cards, unfinished),
         "beside": beside,
     }
     _write(results, output)
@@ -146,14 +146,14 @@ def _compared(
 ) -> dict[str, Any]:
     _check_settings(fields, config, output)
     judge = _judge(config)
-    known: dict[str, dict[str, Any]] = {}
+    policy_cards: dict[str, dict[str, Any]] = {}
     tools: dict[str, Mapping[str, SearchTool]] = {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in dict.fromkeys(row.run for field in fields for row in field.rows):
             name = _policy(run)
-            known[name] = _attempted(run, name, fields, config, output, tools, progress)
+            policy_cards[name] = _attempted(run, name, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
-    return {"benchmarks": benchmarks, "card": _card(fields, config, known)}
+    return {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards)}
 
 
 def _policy(run: str) -> str:
@@ -217,7 +217,7 @@ def _attempted(
 def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
     check_settings(config)
-    agents, missing = config.asked, absent(config)
+    agents, missing = config.all_agents, absent(config)
     if len(missing) == len(config.benchmarks):
         raise ValueError("no benchmark has its files here. " + next(iter(missing.values())))
     fields = []
@@ -276,12 +276,12 @@ def absent(config: ComparisonConfig) -> dict[str, str]:
 
 
 def _agent_rows(
-    asked: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
+    agents: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
 ) -> tuple[list[AgentRow], dict[str, str]]:
     """The rows of a benchmark, and the agents that are left out, with the reason. Raises ValueError if no row is left."""
     rows: list[AgentRow] = []
     left_out: dict[str, str] = {}
-    for agent in asked:
+    for agent in agents:
         try:
             rows += agent_rows(agent, tools, config, benchmark)
         except Inapplicable as error:
@@ -373,7 +373,7 @@ def _results(
 def _card(
     fields: list[PreparedBenchmark],
     config: ComparisonConfig,
-    known: Mapping[str, Any],
+    policy_cards: Mapping[str, Any],
     unfinished: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Any]:
     """Everything that the numbers depend on.
@@ -398,7 +398,7 @@ def _card(
         "k": config.k,
         "searches": config.searches,
         "instruct": config.instruct,
-        "policies": dict(known),
+        "policies": dict(policy_cards),
         "decoding": {"temperature": config.temperature, "seed": config.seed, "turn tokens": config.turn_tokens},
         "metrics": list(config.metrics),
         "normalizer": config.normalizer,

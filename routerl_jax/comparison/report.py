@@ -84,17 +84,19 @@ def print_metrics(results: Mapping[str, Any]) -> None:
     console = open_console()
     for metric in results["card"]["metrics"]:
         table = metric_table(results["benchmarks"], metric, _unfinished_agents(results["card"]))
-        printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
+        rich_table = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
         for i, column_heading in enumerate(table.headings):
-            printed.add_column(column_heading, justify="left" if i == 0 else "right")
+            rich_table.add_column(column_heading, justify="left" if i == 0 else "right")
         for i, row in enumerate(table.rows):
-            printed.add_row(*(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row)))
-        console.print(printed)
+            rich_table.add_row(
+                *(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row))
+            )
+        console.print(rich_table)
     for benchmark, agents in results["card"]["left out"].items():
         console.print(Text(f"left out of {benchmark}: {', '.join(agents)} (the report says why)"))
     if unfinished := results["card"]["unfinished"]:
-        said = ", ".join(f"{_counted(len(counts), 'agent')} on {name}" for name, counts in unfinished.items())
-        console.print(Text(f"not finished: {said} (the report says how far they are)"))
+        text = ", ".join(f"{_counted(len(counts), 'agent')} on {name}" for name, counts in unfinished.items())
+        console.print(Text(f"not finished: {text} (the report says how far they are)"))
 
 
 def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
@@ -329,19 +331,19 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
         [
             name,
             agent,
-            said,
-            str(found["n"]),
-            *(_percent(found[key]) for key in ("kept", "wrong_to_right", "right_to_wrong")),
+            variant,
+            str(verdicts["n"]),
+            *(_percent(verdicts[key]) for key in ("kept", "wrong_to_right", "right_to_wrong")),
         ]
         for name, result in benchmarks.items()
         for agent, row in result["rows"].items()
-        for check, said in _CHECKS
-        if (found := row.get("judge_checks", {}).get(check))
+        for check, variant in _CHECKS
+        if (verdicts := row.get("judge_checks", {}).get(check))
     ]
     if lines:
         headings = ["benchmark", "agent", "asked again with", "n", "same verdict", "wrong to right", "right to wrong"]
-        asked = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
-        blocks += [Paragraph(asked), Table(headings, lines, texts=3)]
+        about_checks = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
+        blocks += [Paragraph(about_checks), Table(headings, lines, texts=3)]
     return blocks
 
 
@@ -360,8 +362,8 @@ def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Blo
     for name, values in benchmarks.items():
         file = card["benchmarks"][name]["in the file"]
         if values.get("without_gold"):
-            what = "questions with a gold passage that no knowledge base holds"
-            lines.append([name, "", what, str(values["without_gold"])])
+            problem = "questions with a gold passage that no knowledge base holds"
+            lines.append([name, "", problem, str(values["without_gold"])])
         lines += [[name, "", f"rows without {lack}, left out", str(file[lack])] for lack in file if lack != "questions"]
         for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
@@ -394,7 +396,7 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
             name,
             agent,
             row["prompts"],
-            _said({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
+            _in_words({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
         ]
         for name, values in results["benchmarks"].items()
         for agent, row in values["rows"].items()
@@ -415,12 +417,12 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:
-    return Table(["", ""], [[key, _said(value)] for key, value in facts.items()], texts=2)
+    return Table(["", ""], [[key, _in_words(value)] for key, value in facts.items()], texts=2)
 
 
-def _said(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_said(item)}" for key, item in value.items() if item not in ("", None, {}, []))
+        return ", ".join(f"{key}: {_in_words(item)}" for key, item in value.items() if item not in ("", None, {}, []))
     if isinstance(value, list):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_in_words, value))
     return value if isinstance(value, str) else json.dumps(value)

@@ -69,8 +69,8 @@ def draw_figures(
 
 
 def _with_tried(measured: Measured, tries: str, tried: Mapping[int, Any]) -> Measured:
-    found = {TEST: tried}
-    return dataclasses.replace(measured, **({"at_once": found} if tries == "pages" else {"by_k": found}))
+    results = {TEST: tried}
+    return dataclasses.replace(measured, **({"at_once": results} if tries == "pages" else {"by_k": results}))
 
 
 def _tried(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:

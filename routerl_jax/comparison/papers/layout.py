@@ -20,7 +20,7 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
     """
     headings = ["model", "method", *(column.heading for column in table.columns)]
     comparisons = {"": results, **results.get("beside", {})}
-    rows = [row for method, agent in _methods(table) for row in _here(method, agent, table, comparisons)]
+    rows = [row for method, agent in _methods(table) for row in _our_rows(method, agent, table, comparisons)]
     rows += [
         [row.group, row.method, *(_cell(value, column) for value, column in zip(row.published, table.columns))]
         for row in table.rows
@@ -40,10 +40,10 @@ def _methods(table: PaperTable) -> Iterable[tuple[str, str]]:
     return dict.fromkeys((row.method, row.agent) for row in table.rows)
 
 
-def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
+def _our_rows(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
     """Our rows of a method, or one blank row."""
     rows = [
-        [_label(directory, _policies([row], compared)), _said(method, agent, name), *cells]
+        [_label(directory, _policies([row], compared)), _method_name(method, agent, name), *cells]
         for directory, compared in comparisons.items()
         for name, row in agent_rows(agent, compared).items()
         if any(cells := [_value(name, column, compared) for column in table.columns])
@@ -52,11 +52,11 @@ def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, 
     return rows or [[*blank, *[""] * len(table.columns)]]
 
 
-def _label(place: str, policies: list[str]) -> str:
-    return f"here: {' and '.join(policies)}{place and f', {place}'}"
+def _label(directory: str, policies: list[str]) -> str:
+    return f"here: {' and '.join(policies)}{directory and f', {directory}'}"
 
 
-def _said(method: str, agent: str, name: str) -> str:
+def _method_name(method: str, agent: str, name: str) -> str:
     """The method, with the name of our row if the table does not show it."""
     return method if name in (agent, f"{agent}_all") else f"{method}, {name}"
 
@@ -107,8 +107,8 @@ def _cell(value: float | None, column: Column) -> str:
 
 def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
     """Names of the policies of rows."""
-    known = results["card"]["policies"]
-    return list(dict.fromkeys(policy_name(known[row["policy"]]) for row in rows))
+    policies = results["card"]["policies"]
+    return list(dict.fromkeys(policy_name(policies[row["policy"]]) for row in rows))
 
 
 def policy_name(about: Mapping[str, Any]) -> str:
@@ -118,7 +118,7 @@ def policy_name(about: Mapping[str, Any]) -> str:
     return f"{about['name']} ({about['model']})" if about.get("model") else about["name"]
 
 
-def _differences(table: PaperTable, results: Results, place: str) -> list[list[str]]:
+def _differences(table: PaperTable, results: Results, directory: str) -> list[list[str]]:
     """Lines with a setting, the paper's value, our value, and whether they differ."""
     card = results["card"]
     ran = {name: card["benchmarks"][name] for name in table.benchmarks if name in card["benchmarks"]}
@@ -131,12 +131,12 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
     lines = [
         _line(
             "policy",
-            ", ".join(setting.said for setting in table.policies),
+            ", ".join(setting.text for setting in table.policies),
             models,
             lambda name: any(f(name) for f in any_of),
         ),
-        _line("corpus", table.corpus.said, corpora, table.corpus.matches),
-        _line("retriever", table.retriever.said, retrievers, table.retriever.matches),
+        _line("corpus", table.corpus.text, corpora, table.corpus.matches),
+        _line("retriever", table.retriever.text, retrievers, table.retriever.matches),
         [
             "questions",
             table.questions,
@@ -157,22 +157,22 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
         for benchmark, agents in card.get("left out", {}).items()
         for agent, why in agents.items()
     ]
-    return [[f"{place}: {name}" if place else name, *cells] for name, *cells in lines]
+    return [[f"{directory}: {name}" if directory else name, *cells] for name, *cells in lines]
 
 
-def _line(name: str, paper: str, here: list[str], same: Callable[[str], bool]) -> list[str]:
+def _line(name: str, paper: str, ours: list[str], matches: Callable[[str], bool]) -> list[str]:
     """A line of the differences. All our values must match the paper's."""
-    return [name, paper, ", ".join(dict.fromkeys(here)), "" if here and all(map(same, here)) else "differs"]
+    return [name, paper, ", ".join(dict.fromkeys(ours)), "" if ours and all(map(matches, ours)) else "differs"]
 
 
 def _judged(judge: Setting, card: Mapping[str, Any]) -> list[str]:
     if "judge" not in card:
-        return ["judge", judge.said, "", "not asked: its columns are blank (config.judge)"]
-    return _line("judge", judge.said, [card["judge"]["model"]], judge.matches)
+        return ["judge", judge.text, "", "not asked: its columns are blank (config.judge)"]
+    return _line("judge", judge.text, [card["judge"]["model"]], judge.matches)
 
 
 def _missing(table: PaperTable, ran: Mapping[str, Any]) -> str:
     missing = [name for name in table.benchmarks if name not in ran]
-    known = [name for name in missing if name in BENCHMARKS]
-    groups = {"not run": known, "no benchmark here yet": [name for name in missing if name not in known]}
+    not_run = [name for name in missing if name in BENCHMARKS]
+    groups = {"not run": not_run, "no benchmark here yet": [name for name in missing if name not in not_run]}
     return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items() if names)

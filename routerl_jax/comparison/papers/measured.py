@@ -70,11 +70,16 @@ class Measured:
     @property
     def metric(self) -> str:
         """The measure of answers: the judge's verdict if all rows have it, else EM."""
-        rows = [row for found in (self.benchmarks, self.at_once) for by in found.values() for row in by.values()]
+        rows = [
+            row
+            for by_benchmark in (self.benchmarks, self.at_once)
+            for by_label in by_benchmark.values()
+            for row in by_label.values()
+        ]
         return JUDGE if rows and all(JUDGE in row for row in rows) else "em"
 
     @property
-    def said(self) -> str:
+    def caption(self) -> str:
         """The text over the figure: `about`, and what was not run."""
         lacking = "; ".join(f"{name} ({how})" for name, how in self.absent.items())
         return " ".join(text for text in (self.about, lacking and f"Not run: {lacking}.") if text)

@@ -67,11 +67,11 @@ class Setting:
     """A setting of the paper's numbers.
 
     Attributes:
-      said: the setting in the paper's words.
+      text: the setting in the paper's words.
       mark: a regular expression. If our name, in lower case, contains a match, the setting is the same. "": can't be compared.
     """
 
-    said: str
+    text: str
     mark: str = ""
 
     def matches(self, name: str) -> bool:
@@ -148,14 +148,14 @@ def named(agent: str, rows: Mapping[str, str]) -> str:
 PAPER_TABLES: Registry[PaperTable] = Registry("table of a paper")
 
 
-def listing(known: Collection[str]) -> list[tuple[str, str, str, str, str]]:
+def listing(existing: Collection[str]) -> list[tuple[str, str, str, str, str]]:
     """(name, paper, benchmarks, keys of config.rows, title) of every table, sorted by name.
 
     Args:
-      known: benchmarks that exist here; others are marked.
+      existing: benchmarks that exist here; others are marked.
     """
     return [
-        (name, table.paper, ", ".join(_marked(table.benchmarks, known)), ", ".join(table.keys), table.title)
+        (name, table.paper, ", ".join(_marked(table.benchmarks, existing)), ", ".join(table.keys), table.title)
         for name, table in ((name, PAPER_TABLES.get(name)) for name in PAPER_TABLES)
     ]
 
@@ -183,5 +183,5 @@ def columns(
     return (*single, *means)
 
 
-def _marked(names: Iterable[str], known: Collection[str]) -> list[str]:
-    return [name if name in known else f"{name} (not yet)" for name in names]
+def _marked(names: Iterable[str], existing: Collection[str]) -> list[str]:
+    return [name if name in existing else f"{name} (not yet)" for name in names]

@@ -13,9 +13,9 @@ _QWEN_7B = Setting("Qwen2.5-VL-7B-Instruct", r"qwen2\.5-vl-7b-instruct")
 _OVERALL = "The paper does not say what it takes the mean over: here it is all questions of the three benchmarks."
 
 
-def _types(said: str, benchmark: str, key: str, values: tuple[str, ...]) -> tuple[Column, ...]:
+def _types(prefix: str, benchmark: str, key: str, values: tuple[str, ...]) -> tuple[Column, ...]:
     return tuple(
-        Column(f"{said} {value.replace('_', '-').capitalize()}", (benchmark,), "judge", group=(key, value))
+        Column(f"{prefix} {value.replace('_', '-').capitalize()}", (benchmark,), "judge", group=(key, value))
         for value in values
     )
 
@@ -52,7 +52,7 @@ def _main(group: str, numbers: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]
         "Visual: Search-R1-VL": "row:search_r1_vl",
         "Visual: VRAG-RL": "recipe:vrag_rl",
     }
-    return tuple(Row(group, said, agent, row) for (said, agent), row in zip(methods.items(), numbers, strict=True))
+    return tuple(Row(group, method, agent, row) for (method, agent), row in zip(methods.items(), numbers, strict=True))
 
 
 _table(

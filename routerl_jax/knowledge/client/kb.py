@@ -103,9 +103,7 @@ class HttpKB(KnowledgeBase):
         self._connection.close()
 
     def _describe(self, description: Any) -> None:
-        if (
-            isinstance(description, dict) and "kbs" in description
-        ):  # the URL is that of a server: use its first knowledge base
+        if isinstance(description, dict) and "kbs" in description:  # a server's URL: use its first knowledge base
             description = next(iter(description["kbs"]), None)
         try:
             self.name = str(description["name"])
