@@ -342,8 +342,8 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
     ]
     if lines:
         headings = ["benchmark", "agent", "asked again with", "n", "same verdict", "wrong to right", "right to wrong"]
-        about_checks = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
-        blocks += [Paragraph(about_checks), Table(headings, lines, texts=3)]
+        note = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
+        blocks += [Paragraph(note), Table(headings, lines, texts=3)]
     return blocks
 
 
