@@ -86,7 +86,7 @@ def construct(
         journal = Journal(workdir / _MADE[0])
         try:
             job = _Job(config, workdir, journal, within(questions, config.amount.questions))
-            if job.left:
+            if job.remaining:
                 model, tools = open_services()
                 services = Services(model, tools, config.amount.search_timeout)
                 parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
@@ -113,7 +113,7 @@ class _Job:
         self._counts = collections.Counter(records[name]["outcome"] for name in finished)
         self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         unfinished_questions = (question for question in questions if question.example.id not in finished)
-        self.left = [question for question in unfinished_questions if not self._enough(question.dataset)]
+        self.remaining = [question for question in unfinished_questions if not self._enough(question.dataset)]
         self._total = len(questions)
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
@@ -128,13 +128,13 @@ class _Job:
         try:
             with Bar(
                 total=self._total,
-                initial=self._total - len(self.left),
+                initial=self._total - len(self.remaining),
                 desc="constructing",
                 unit="question",
                 disable=not progress,
             ) as bar:
                 await work_through(
-                    self.left,
+                    self.remaining,
                     lambda question: self._question(question, teacher),
                     self._finish,
                     concurrency=self._config.amount.concurrency,

@@ -93,7 +93,7 @@ class Rounds:
         """Number of portions of these questions."""
         return -(-len(names) // self.portion)
 
-    def made(self, number: int, names: Sequence[str], samples: int) -> Iterator[list[dict[str, Any]]]:
+    def records(self, number: int, names: Sequence[str], samples: int) -> Iterator[list[dict[str, Any]]]:
         """The records of a round, portion by portion. Portions that are on disk are not attempted again.
 
         Every process of a job must iterate over all portions.
@@ -113,9 +113,9 @@ class Rounds:
             yield _read(path, names_here, samples)
 
     def bar(self, number: int, rounds: int, names: Sequence[str], samples: int, *, progress: bool) -> Bar:
-        """`made` with a progress bar, for round `number` of `rounds`."""
+        """`records` with a progress bar, for round `number` of `rounds`."""
         return Bar(
-            self.made(number, names, samples),
+            self.records(number, names, samples),
             total=self._portions(names),
             desc=f"round {number + 1} of {rounds}",
             unit="portion",

@@ -128,16 +128,16 @@ def select(
     )
 
 
-def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
+def _measure(rounds: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
     """The number of the first right attempt of each question (None: none was right), and the number of failed searches."""
-    rollouts: dict[str, int | None] = dict.fromkeys(made.examples)
+    rollouts: dict[str, int | None] = dict.fromkeys(rounds.examples)
     failed = 0
-    rounds = -(-config.hard_above // config.per_round)
-    for number in range(rounds):
+    count = -(-config.hard_above // config.per_round)
+    for number in range(count):
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
-        remaining = [name for name in made.examples if rollouts[name] is None]
-        bar = made.bar(number, rounds, remaining, samples, progress=progress)
+        remaining = [name for name in rounds.examples if rollouts[name] is None]
+        bar = rounds.bar(number, count, remaining, samples, progress=progress)
         for records in bar:
             for record in records:
                 failed += record["failed_searches"]
