@@ -53,5 +53,5 @@ class MMSearchCalls(ToolCalls):
             by_picture=f"call {by_picture}",
             in_words=f"call {in_words} with a short search query",
             query=f"call {in_words} with a query",
-            found="",
+            results="",
         )

@@ -51,8 +51,8 @@ class StepAgent(CallingAgent):
         step = golden_step(example)
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
-        said = self._golden(step, example, partial(self._room, example, llm))
-        chat, turn = await self._turn(said, example, llm)
+        prompt = self._golden(step, example, partial(self._room, example, llm))
+        chat, turn = await self._turn(prompt, example, llm)
         assert turn.action is not None
         written = turn.action.query if turn.action.kind == "search" else turn.action.answer
         return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
@@ -86,12 +86,12 @@ class StepAgent(CallingAgent):
         if step is None:
             raise ValueError(f"example {example.id!r} is no golden step")
 
-        def prompt(said: StepPrompt) -> list[int]:
-            return self._prompt(said, example, tokenizer, image_marker)
+        def prompt_ids(prompt: StepPrompt) -> list[int]:
+            return self._prompt_ids(prompt, example, tokenizer, image_marker)
 
-        left = None if room is None else lambda said: room - len(prompt(said))
-        said = self._golden(step, example, left)
-        return [*prompt(said), *tokenizer.encode(self.prompt_suffix)]
+        room_after = None if room is None else lambda prompt: room - len(prompt_ids(prompt))
+        prompt = self._golden(step, example, room_after)
+        return [*prompt_ids(prompt), *tokenizer.encode(self.prompt_suffix)]
 
     def step_pieces(self, example: Example) -> Pieces:
         step = golden_step(example)
@@ -99,35 +99,35 @@ class StepAgent(CallingAgent):
         written = self.spoken(lambda agent: agent.protocol.write_golden(step).removeprefix(self.prompt_suffix))
         return [(written, True)]
 
-    def _prompt(self, said: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+    def _prompt_ids(self, prompt: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
         marks = image_marker * len(example.images)
-        return self.protocol.opening(said, tokenizer, instruct=self.instruct, marks=marks)
+        return self.protocol.opening(prompt, tokenizer, instruct=self.instruct, marks=marks)
 
     async def _turn(
-        self, said: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
+        self, prompt: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
     ) -> tuple[Conversation, Turn]:
         """Starts a chat, and reads the policy's turn in it. `forced` begins the turn instead of `prompt_suffix`.
 
         Raises:
           PromptTooLong: there is no room for a turn.
         """
-        chat = llm.conversation(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+        chat = llm.conversation(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
         if begun := forced or self.prompt_suffix:
             if chat.tokens_of(begun) >= chat.room:
                 raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
             chat.force(begun)
         turn = await chat.generate(
-            stop=self.protocol.stops(said), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
+            stop=self.protocol.stops(prompt), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
         )
         chat.close()
-        turn.asked = said.asked
-        turn.action, formed = self.protocol.read(said, turn.forced + turn.text, bool(forced))
+        turn.asked = prompt.asked
+        turn.action, formed = self.protocol.read(prompt, turn.forced + turn.text, bool(forced))
         turn.well_formed = formed and self.whole(turn)
         return chat, turn
 
-    def _room(self, example: Example, llm: LLM, said: StepPrompt) -> int:
+    def _room(self, example: Example, llm: LLM, prompt: StepPrompt) -> int:
         """Tokens that the rollout's conversation has left after this chat."""
-        return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+        return llm.room(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
 
     def _golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
         """A golden step's chat, with the documents that fit; with all of them if `room` is None."""
@@ -137,23 +137,23 @@ class StepAgent(CallingAgent):
 
     def _fitting(
         self,
-        say: Callable[[Sequence[Document], str], StepPrompt],
+        prompt_with: Callable[[Sequence[Document], str], StepPrompt],
         documents: Sequence[Document],
         room: Callable[[StepPrompt], int],
     ) -> StepPrompt:
         """The chat with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
 
         Args:
-          say: (documents, why there are none) -> chat.
+          prompt_with: (documents, why there are none) -> chat.
           room: chat -> tokens that are left after it.
         """
-        bare = say((), "")
+        bare = prompt_with((), "")
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
-        shown = fitting(documents, lambda some: room(say(some, "")) >= least)
+        shown = fitting(documents, lambda some: room(prompt_with(some, "")) >= least)
         if shown or not documents:
-            return say(shown, "")
-        too_long = say((), TOO_LONG)
+            return prompt_with(shown, "")
+        too_long = prompt_with((), TOO_LONG)
         return too_long if room(too_long) >= self.max_turn_tokens else bare
 
 
@@ -304,18 +304,20 @@ class StepwiseAgent(StepAgent):
                 return turn.action
         return Action(kind="search", tool=named, query=example.question)
 
-    async def _answer(self, said: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
-        request = said
+    async def _answer(self, prompt: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
+        request = prompt
         for attempt in range(self.attempts):
             if 0 < attempt == self.attempts - 1:
-                chat, turn = await self._turn(said, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens)
+                chat, turn = await self._turn(
+                    prompt, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens
+                )
             else:
                 chat, turn = await self._turn(request, example, llm)
             chats.append(chat)
             assert turn.action is not None
             if turn.action.kind == "answer":
                 return turn.action.answer
-            request = self.protocol.again(said, turn.action.error)
+            request = self.protocol.again(prompt, turn.action.error)
         return None
 
 

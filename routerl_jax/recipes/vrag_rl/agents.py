@@ -103,7 +103,7 @@ class VRAGAgent(CallingAgent):
 
     async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
-        known: set[str] = set()
+        shown_ids: set[str] = set()
         searches = 0
         for _ in range(self.max_turns):
             room = chat.room - self._reserve(chat)
@@ -115,11 +115,11 @@ class VRAGAgent(CallingAgent):
                 return chat.episode(answer=action.answer)
             if action.kind == "search":
                 searches += 1
-                shown = await self._search(action.query, chat, tools, known)
+                shown = await self._search(action.query, chat, tools, shown_ids)
             else:
                 crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
-                said = [self._reminder(turn) if crop is None else crop]
-                shown = self.say(chat, said, self._reserve(chat))
+                observation = [self._reminder(turn) if crop is None else crop]
+                shown = self.say(chat, observation, self._reserve(chat))
             if not shown:
                 return await self._end(chat, truncated=True, unanswered=True)
         return await self._end(chat)
@@ -132,7 +132,7 @@ class VRAGAgent(CallingAgent):
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
         """Those of the grammar; without `looks`, no closer look."""
-        return tuple(one for one in super().functions if self.looks or one["function"]["name"] != LOOK)
+        return tuple(function for function in super().functions if self.looks or function["function"]["name"] != LOOK)
 
     @property
     def choices(self) -> RouteChoices | None:
@@ -199,9 +199,9 @@ class VRAGAgent(CallingAgent):
             self.of(tokenizer)  # refuses a model without such a form
             words = protocol.tool_call_words(self.functions[0]["function"]["name"])
             task = protocol.task(self.max_turns, self.looks, self.regions, self.shows, words)
-            told = [Message(role="system", content=task)] if self.instruct else []
-            asked = Message(role="user", content=f"Question: {question}")
-            return tokenizer.chat([*told, asked], tools=self.functions)
+            system = [Message(role="system", content=task)] if self.instruct else []
+            request = Message(role="user", content=f"Question: {question}")
+            return tokenizer.chat([*system, request], tools=self.functions)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
         task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
@@ -214,15 +214,15 @@ class VRAGAgent(CallingAgent):
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The turns of a demonstration. A step with a box is a closer look, any other a search that finds its passages."""
         pieces: Pieces = []
-        known: set[str] = set()
+        shown_ids: set[str] = set()
         for step in demonstration.steps:
             pieces.append((self._written(step), True))
             if step.box:
                 pieces.append((Look(box=step.box, rule=self.regions, render=lambda crop: self.framed([crop])), False))
                 continue
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            fresh = self.fresh(step.passages, known)
-            known.update(passage.id for passage in fresh)
+            fresh = self.fresh(step.passages, shown_ids)
+            shown_ids.update(passage.id for passage in fresh)
             pieces.append((self.framed(self._page(call, fresh, fresh)), False))
         if not demonstration.forced:
             return [*pieces, (self._written_answer(demonstration.thought, demonstration.answer), True)]
@@ -331,27 +331,27 @@ class VRAGAgent(CallingAgent):
         """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
         return chat.look(turn, self.regions)
 
-    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         """The best pages that have not been shown yet."""
-        return [passage for passage in passages if passage.id not in known][: self.pages]
+        return [passage for passage in passages if passage.id not in shown_ids][: self.pages]
 
-    async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
+    async def _search(self, query: str, chat: Conversation, tools: Tools, shown_ids: set[str]) -> bool:
         """Searches and shows new pages. Returns False if there is no room even for a message that nothing fits."""
         tool = tools[self.tool]
         call = await tool.search(query, self.k, pictures=False)
-        fresh = self.fresh(call.passages, known)
+        fresh = self.fresh(call.passages, shown_ids)
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
-            fresh = self.fresh(call.passages, known)
+            fresh = self.fresh(call.passages, shown_ids)
         room = chat.room - self._reserve(chat)
         limit = min(self.max_observation_tokens or room, room)
 
-        def said(shown: Sequence[Passage]) -> Observation:
-            return self._page(call, fresh, shown)
+        def observation(passages: Sequence[Passage]) -> Observation:
+            return self._page(call, fresh, passages)
 
-        shown = fitting(fresh, lambda some: self.size_of(chat, said(some)) <= limit, cut=self.shows == "text")
-        known.update(passage.id for passage in shown)
-        return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
+        shown = fitting(fresh, lambda some: self.size_of(chat, observation(some)) <= limit, cut=self.shows == "text")
+        shown_ids.update(passage.id for passage in shown)
+        return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
 
     def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
         tags = tool_calls.TAGS if self.grammar else protocol.TAGS
@@ -417,7 +417,7 @@ class VanillaRAG(VRAGAgent):
             shown = await self._search(example.question, chat, tools, set())
         return await self._end(chat, unanswered=not shown)
 
-    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         return list(passages[: self.pages * self.search_budget])
 
 
