@@ -149,17 +149,17 @@ class Baseline(Agent):
           tokens: length of the turn, by default `max_turn_tokens`.
         """
 
-        def request_with(some: Sequence[Passage]) -> ChatPrompt:
+        def request_with(subset: Sequence[Passage]) -> ChatPrompt:
             return request_of(
-                documents(some, llm) if some else trouble or (TOO_LONG if passages else "Nothing was found.")
+                documents(subset, llm) if subset else trouble or (TOO_LONG if passages else "Nothing was found.")
             )
 
-        def room(some: Sequence[Passage]) -> int:
-            prompt = request_with(some)
+        def room(subset: Sequence[Passage]) -> int:
+            prompt = request_with(subset)
             return llm.room(self.prompt(llm, prompt), example.images) - len(llm.tokenizer.encode(prompt.begun))
 
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
-        return request_with(fitting(passages, lambda some: room(some) >= least))
+        return request_with(fitting(passages, lambda subset: room(subset) >= least))
 
     # --- chats of several turns ---
 

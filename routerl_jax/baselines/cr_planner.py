@@ -158,8 +158,12 @@ class CRPlanner(Baseline):
         It has as many of the latest steps as leave room for a turn (or for half of the room, if that is less).
         """
 
-        def request_of(some: Sequence[str]) -> ChatPrompt:
-            parts = [f"Question: {self.question(example, llm)}", *(["\n".join(some)] if some else []), suffix]
+        def request_of(latest_steps: Sequence[str]) -> ChatPrompt:
+            parts = [
+                f"Question: {self.question(example, llm)}",
+                *(["\n".join(latest_steps)] if latest_steps else []),
+                suffix,
+            ]
             return ChatPrompt(task=task, text="\n\n".join(filter(None, parts)), cue=cue)
 
         def room(request: ChatPrompt) -> int:
@@ -167,7 +171,9 @@ class CRPlanner(Baseline):
 
         least = min(tokens, room(request_of(())) // 2)
         latest = (steps[start:] for start in range(len(steps)))
-        return request_of(next((some for some in latest if room(request_of(some)) >= least), ()))
+        return request_of(
+            next((latest_steps for latest_steps in latest if room(request_of(latest_steps)) >= least), ())
+        )
 
     @property
     def search_budget(self) -> int:

@@ -123,7 +123,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
         agent = in_common(agent, config, settings)
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
-        about = {"baseline": name, "settings": settings, **_plain(agent)}
+        about = {"baseline": name, "settings": settings, **_settings_of(agent)}
         rows.append(AgentRow(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
     return rows
 
@@ -138,8 +138,10 @@ def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: 
         raise Inapplicable(f"agent {name!r}: {error}") from error
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
     agent = in_common(agent, config, settings)
-    about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_plain(agent)}
-    return AgentRow(name=name, agent=_routed(agent, name, routing, tools), run="", about=about, tools=tuple(tools))
+    about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_settings_of(agent)}
+    return AgentRow(
+        name=name, agent=_with_routing(agent, name, routing, tools), run="", about=about, tools=tuple(tools)
+    )
 
 
 def _run(
@@ -154,8 +156,8 @@ def _run(
     agent = in_common(build_recipe(run).agent, config, {})
     bases = list(run.knowledge)
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
-    routed = _routed(agent, name, routing, bases)
-    about |= _plain(agent)
+    routed = _with_routing(agent, name, routing, bases)
+    about |= _settings_of(agent)
     return AgentRow(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
 
 
@@ -177,7 +179,7 @@ def _fields(agent: Agent) -> set[str]:
     return {field.name for field in dataclasses.fields(agent)} if dataclasses.is_dataclass(agent) else set()
 
 
-def _plain(agent: Agent) -> dict[str, Any]:
+def _settings_of(agent: Agent) -> dict[str, Any]:
     """The class of an agent, and its fields that are numbers, texts or lists."""
     values = {name: getattr(agent, name) for name in sorted(_fields(agent))}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -189,15 +191,17 @@ def check_settings(config: ComparisonConfig) -> None:
     """Raises ValueError if config.settings names an agent that does not exist."""
     for name in config.settings:
         if name not in BASELINES and name not in RECIPES and ":" not in name:
-            raise ValueError(f"config.settings.{name}: no agent is called so; {_near(name, (*BASELINES, *RECIPES))}")
+            raise ValueError(
+                f"config.settings.{name}: no agent is called so; {_suggestion(name, (*BASELINES, *RECIPES))}"
+            )
 
 
-def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
+def _with_routing(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
     if not routing:
         return agent
     routings = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
     if routing not in routings:
-        raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_near(routing, routings)}")
+        raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_suggestion(routing, routings)}")
     return routings[routing]
 
 
@@ -207,10 +211,10 @@ def _unknown(name: str) -> ValueError:
             f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
         )
     names = (*BASELINES, *RECIPES)
-    return ValueError(f"unknown agent {name!r}; {_near(name, names)}. --agents=help tells of them")
+    return ValueError(f"unknown agent {name!r}; {_suggestion(name, names)}. --agents=help tells of them")
 
 
-def _near(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+def _suggestion(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, list(names), n=3)
     return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
 

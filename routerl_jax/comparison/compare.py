@@ -82,9 +82,9 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
       ValueError: an agent or a benchmark is unknown, or lacks something that it needs; or `output` was made with other
         settings, or another process uses it.
     """
-    beside, fields = _beside(config.compare_with), prepared(config)
+    beside, fields = _other_comparisons(config.compare_with), prepared(config)
     with directory_lock(output):
-        results = _compared(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
+        results = _run_all(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
         _write(results, output)
     return results
 
@@ -101,7 +101,7 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     Raises:
       ValueError: no agent has finished a benchmark, or as `compare`.
     """
-    beside = _beside(config.compare_with)
+    beside = _other_comparisons(config.compare_with)
     finished: list[PreparedBenchmark] = []
     unfinished: dict[str, dict[str, int]] = {}
     for field in _with_captions(prepared(config), config, False):
@@ -141,7 +141,7 @@ def _with_captions(
         return [_captioned(field, config, progress) for field in fields]
 
 
-def _compared(
+def _run_all(
     fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
 ) -> dict[str, Any]:
     _check_settings(fields, config, output)
@@ -151,7 +151,7 @@ def _compared(
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in dict.fromkeys(row.run for field in fields for row in field.rows):
             name = _policy(run)
-            policy_cards[name] = _attempted(run, name, fields, config, output, tools, progress)
+            policy_cards[name] = _run_policy(run, name, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
     return {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards)}
 
@@ -161,7 +161,7 @@ def _policy(run: str) -> str:
     return f"run-{file_name(run)}" if run else "policy"
 
 
-def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
+def _other_comparisons(directories: tuple[str, ...]) -> dict[str, Any]:
     """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError if a directory has no comparison."""
     comparisons = {}
     for directory in directories:
@@ -177,7 +177,7 @@ def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
     return comparisons
 
 
-def _attempted(
+def _run_policy(
     run: str,
     called: str,
     fields: list[PreparedBenchmark],
@@ -226,7 +226,7 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
             logging.warning("left out: %s", missing[name])
             continue
         benchmark = _located(name, config)
-        knowledge = {kb: _changed(spec, config) for kb, spec in benchmark.knowledge.items()}
+        knowledge = {kb: _with_changes(spec, config) for kb, spec in benchmark.knowledge.items()}
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
             source = open_examples(benchmark.questions[0], (), "test")
@@ -304,7 +304,7 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
     return benchmark
 
 
-def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
+def _with_changes(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
     """The section of a knowledge base, with the changes that the configuration makes to it."""
     replaceable = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
     changes = {key: value for key in replaceable.get(spec.kind, ()) if (value := getattr(config, key))}

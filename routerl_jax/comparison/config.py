@@ -139,8 +139,8 @@ class ComparisonConfig:
             names = getattr(self, section)
             if not names and not (section == "agents" and self.rows):
                 raise ValueError(f"config.{section} is empty: name at least one")
-            if again := next((name for name in names if names.count(name) > 1), None):
-                raise ValueError(f"config.{section} names {again!r} twice")
+            if duplicate := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"config.{section} names {duplicate!r} twice")
         if self.retriever_settings and not self.retriever:
             raise ValueError("config.retriever_settings say nothing without config.retriever: name the kind")
         for metric in self.metrics:

@@ -135,7 +135,7 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
         Paragraph("Percent of questions, by EM, with and without a search."),
         _shares(benchmarks, "breakdown", _BREAKDOWN),
     ]
-    blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _trouble(benchmarks, card)
+    blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _failures(benchmarks, card)
     return [*blocks, *_card(results)]
 
 
@@ -211,7 +211,7 @@ def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
         low, high = (100 * end for end in test["interval"])
         difference = f"{100 * test['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
         cells.append(
-            [test["first"], test["second"], difference, _chance(test["p"]), _chance(test["holm"]), str(test["n"])]
+            [test["first"], test["second"], difference, _p_value(test["p"]), _p_value(test["holm"]), str(test["n"])]
         )
         bold |= {(i, 4)} if test["holm"] < _LEVEL else set()
     return Table(["agent", "against", "difference", "p", "p, corrected", "n"], cells, frozenset(bold), texts=2)
@@ -279,7 +279,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-def _chance(value: float) -> str:
+def _p_value(value: float) -> str:
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
@@ -355,7 +355,7 @@ def _left_out(card: Mapping[str, Any]) -> list[Block]:
     return [Heading("Left out"), Table(["benchmark", "agent", "why"], lines, texts=3)] if lines else []
 
 
-def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
+def _failures(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
     """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here, and so are the rows of
     files that were left out."""
     lines = []
@@ -374,8 +374,10 @@ def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Blo
             numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
             lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
     if not any(agent for _, agent, _, _ in lines):
-        fine = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
-        return [*fine, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else fine
+        no_failures = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+        return (
+            [*no_failures, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else no_failures
+        )
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
     return [
         Heading("What went wrong"),

@@ -76,12 +76,12 @@ class OutOfRange(ValueError):
 def checked(cls: type[T]) -> type[T]:
     """Class decorator, below `dataclasses.dataclass`: settings are checked before the class's `__post_init__`, if it has or
     inherits one."""
-    own = getattr(cls, "__post_init__", None)
+    inherited = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
         check(self)
-        if own:
-            own(self)
+        if inherited:
+            inherited(self)
 
     setattr(cls, "__post_init__", __post_init__)  # noqa: B010 (pyright knows no such attribute of a type)
     return cls

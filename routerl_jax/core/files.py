@@ -20,8 +20,8 @@ def atomic_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False)
       shared: other processes or threads may write the same file at the same time. The last one to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
-    unfinished = path.with_name(f".{path.name}{own}.part")
+    suffix = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    unfinished = path.with_name(f".{path.name}{suffix}.part")
     try:
         with unfinished.open("wb") as file:
             yield file

@@ -74,7 +74,7 @@ class Bar(tqdm):
     """A `tqdm` bar; where standard error is no terminal, a line every `LINE_SECONDS` and one at the end."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        stream = _real(options.get("file") or sys.stderr)
+        stream = _unwrapped(options.get("file") or sys.stderr)
         self._in_lines = not _IN_NOTEBOOK and not stream.isatty()
         self._last_count, self._last_time = -1, -math.inf
         disabled = bool(options.get("disable")) or _quiet
@@ -229,7 +229,7 @@ class _Above:
         return getattr(self.stream, name)
 
 
-def _real(stream: Any) -> Any:
+def _unwrapped(stream: Any) -> Any:
     return stream.stream if isinstance(stream, _Above) else stream
 
 
@@ -239,9 +239,9 @@ def _above_bars(name: str, bars: Any) -> Iterator[None]:
     stream = getattr(sys, name)
     above = _Above(stream, bars)
     handler = logging.get_absl_handler().python_handler
-    mine = handler.stream is stream
+    is_absl_stream = handler.stream is stream
     setattr(sys, name, above)
-    if mine:
+    if is_absl_stream:
         handler.stream = above
     try:
         yield
@@ -249,5 +249,5 @@ def _above_bars(name: str, bars: Any) -> Iterator[None]:
         above.finish()
         if getattr(sys, name) is above:
             setattr(sys, name, stream)
-        if mine:
+        if is_absl_stream:
             handler.stream = stream

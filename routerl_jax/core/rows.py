@@ -76,7 +76,7 @@ def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
     if isinstance(rows, dict) and len(rows) == 1 and isinstance(next(iter(rows.values())), list):
         rows = next(iter(rows.values()))
     if isinstance(rows, dict) and rows and all(_is_column(column) for column in rows.values()):
-        rows = _turned(path, rows)
+        rows = _transposed(path, rows)
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
     for number, row in enumerate(rows, 1):
@@ -87,7 +87,7 @@ def _is_column(column: Any) -> bool:
     return isinstance(column, dict) and bool(column) and all(index.isdecimal() for index in column)
 
 
-def _turned(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _transposed(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     indices = list(next(iter(columns.values())))
     for name, column in columns.items():
         if list(column) != indices:

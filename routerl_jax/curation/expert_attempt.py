@@ -162,18 +162,18 @@ class _RunningAttempt:
                     raise AttemptFailed("answer before a search", step.content)
                 self.result.planner.answer = step.content
                 action = Action(kind="answer", answer=step.content)
-                self._book(step, protocol.answer(step.thought, step.content), action)
+                self._record(step, protocol.answer(step.thought, step.content), action)
                 return
             if not turns_left:
                 break
-            self._tell(await self._search(step) if step.kind == "search" else await self._look(step))
+            self._report(await self._search(step) if step.kind == "search" else await self._look(step))
         raise AttemptFailed("no answer", f"in {self._agent.max_turns} turns")
 
     # --- the planner ---
 
     def _begin(self) -> None:
         question = experts.planner_question(self._example.question)
-        images = self._see([Shown(image=image) for image in self._example.images])
+        images = self._register([Shown(image=image) for image in self._example.images])
         self._chat = [
             Message(role="system", content=experts.planner_task(self._agent.max_turns)),
             Message(role="user", content=question, images=images),
@@ -187,9 +187,9 @@ class _RunningAttempt:
             chat = [*before, dataclasses.replace(latest, content=text)]
             return experts.read_step(await self._written(self._experts.planner, self.result.planner, chat, sample))
 
-        return await self._usable("planner", content, ask)
+        return await self._first_usable("planner", content, ask)
 
-    def _tell(self, pieces: Sequence[str | Shown]) -> None:
+    def _report(self, pieces: Sequence[str | Shown]) -> None:
         """Tells the planner the result of its step."""
         step, pictures = self._steps[-1], [piece for piece in pieces if isinstance(piece, Shown)]
         words = experts.PAGE if step.kind == "search" else experts.PART
@@ -197,16 +197,16 @@ class _RunningAttempt:
         reply = f"<thought>{step.thought}</thought>\n<{step.kind}>{step.content}</{step.kind}>"
         self._chat += [
             Message(role="assistant", content=reply),
-            Message(role="user", content=content, images=self._see(pictures)),
+            Message(role="user", content=content, images=self._register(pictures)),
         ]
 
-    def _see(self, pictures: Sequence[Shown]) -> tuple[bytes, ...]:
+    def _register(self, pictures: Sequence[Shown]) -> tuple[bytes, ...]:
         """Registers the pictures with the viewer. Returns them as they are sent to the experts."""
         try:
             self._viewer.see(pictures)
         except ValueError as error:
             raise AttemptFailed("no picture", str(error)) from error
-        sent = [self._sent(item.image) for item in pictures]
+        sent = [self._encoded(item.image) for item in pictures]
         self._latest = sent[-1] if sent else self._latest
         return tuple(picture for picture, _ in sent)
 
@@ -215,7 +215,7 @@ class _RunningAttempt:
     async def _search(self, step: Step) -> list[str | Shown]:
         agent = self._agent
         action = Action(kind="search", tool=agent.tool, query=step.content)
-        self._book(step, protocol.search(step.thought, step.content), action)
+        self._record(step, protocol.search(step.thought, step.content), action)
         self.result.planner.searches += 1
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
@@ -245,11 +245,11 @@ class _RunningAttempt:
             box, thought = experts.read_location(reply, config.released)
             return thought or step.thought, *self._located(box, frame)
 
-        thought, box, crop = await self._usable("grounder", prompt, ask)
+        thought, box, crop = await self._first_usable("grounder", prompt, ask)
         if crop.error:
             raise AttemptFailed("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
-        self._book(step, protocol.look(thought, box), Action(kind="region", box=box))
+        self._record(step, protocol.look(thought, box), Action(kind="region", box=box))
         return self._observed([crop])
 
     def _located(self, box: Sequence[float], frame: Size) -> tuple[Pixels, Shown]:
@@ -270,13 +270,13 @@ class _RunningAttempt:
 
     # --- recording ---
 
-    def _book(self, step: Step, text: str, action: Action) -> None:
+    def _record(self, step: Step, text: str, action: Action) -> None:
         """Adds a round of the policy. Raises AttemptFailed if the policy's own parser would read the text differently."""
         parsed = protocol.parse(text, self._agent.tool)
-        same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
+        is_same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
-        if not same or not protocol.well_formed(text) or PICTURE in text:
+        if not is_same or not protocol.well_formed(text) or PICTURE in text:
             raise AttemptFailed("out of form", text[:200])
         self.rounds.append(Round(text=text, tool=action.tool))
         self.result.actions.append(step.kind)
@@ -297,7 +297,7 @@ class _RunningAttempt:
             services, chat, attempt, max_tokens=config.max_tokens, temperature=config.temperature, sample=sample
         )
 
-    async def _usable(self, expert: str, prompt: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
+    async def _first_usable(self, expert: str, prompt: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
         """What the first usable reply says. If a reply can't be used, the expert is told why and asked again.
 
         Raises:
@@ -316,7 +316,7 @@ class _RunningAttempt:
         assert last is not None
         raise last
 
-    def _sent(self, image: Any) -> tuple[bytes, Size]:
+    def _encoded(self, image: Any) -> tuple[bytes, Size]:
         """A picture as it is sent to the experts, and its size there (width, height)."""
         try:
             picture = decode_image(image)

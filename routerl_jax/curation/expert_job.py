@@ -142,9 +142,9 @@ def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> l
     No number of steps and no sequence of actions has more than its share (`config.steps_share`, `config.actions_share`), or an
     equal part if that is larger. Of each kind the first records stay.
     """
-    selected, before = list(records), -1
-    while len(selected) != before:
-        before = len(selected)
+    selected, count = list(records), -1
+    while len(selected) != count:
+        count = len(selected)
         selected = within_share(selected, config.steps_share, steps_of)
         selected = within_share(selected, config.actions_share, actions_of)
     return selected

@@ -113,7 +113,7 @@ class _Job:
         self._counts = collections.Counter(records[name]["outcome"] for name in finished)
         self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         unfinished_questions = (question for question in questions if question.example.id not in finished)
-        self.remaining = [question for question in unfinished_questions if not self._enough(question.dataset)]
+        self.remaining = [question for question in unfinished_questions if not self._has_enough(question.dataset)]
         self._total = len(questions)
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
@@ -142,12 +142,12 @@ class _Job:
                     unit="question",
                     bar=bar,
                     so_far=self._so_far,
-                    skip=lambda question: self._enough(question.dataset),
+                    skip=lambda question: self._has_enough(question.dataset),
                 )
         finally:
             self.seconds = time.monotonic() - started
 
-    def _enough(self, dataset: str) -> bool:
+    def _has_enough(self, dataset: str) -> bool:
         return self._accepted[dataset] >= self._config.amount.per_dataset
 
     async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:

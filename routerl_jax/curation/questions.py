@@ -162,13 +162,13 @@ def save_picture(image: Any, directory: pathlib.Path) -> str:
     return path.name
 
 
-def digest_of(examples: Iterable[Example], more: Callable[[Example], Sequence[Any]] = lambda example: ()) -> str:
+def digest_of(examples: Iterable[Example], extra: Callable[[Example], Sequence[Any]] = lambda example: ()) -> str:
     """The number of questions, and a hash of their ids, texts, answers and pictures.
 
     Args:
-      more: further parts of a question that go into the hash, JSON-serialisable.
+      extra: further parts of a question that go into the hash, JSON-serialisable.
     """
     rows = [
-        [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(more(e))] for e in examples
+        [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(extra(e))] for e in examples
     ]
     return f"{len(rows)} questions, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"

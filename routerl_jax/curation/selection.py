@@ -111,8 +111,8 @@ def select(
         question_row(example, {"difficulty": config.difficulty(rollouts[name]), "rollouts": rollouts[name]}, workdir)
         for name, example in examples.items()
     ]
-    stage1, missing1 = choose(rows, config.stage1, config.seed, set(), _is_of)
-    stage2, missing2 = choose(rows, config.stage2, config.seed, {row["id"] for row in stage1}, _is_of)
+    stage1, missing1 = choose(rows, config.stage1, config.seed, set(), _has_difficulty)
+    stage2, missing2 = choose(rows, config.stage2, config.seed, {row["id"] for row in stage1}, _has_difficulty)
     if multihost.is_main():
         write_json_lines(workdir / "difficulty.jsonl", rows)
         write_json_lines(workdir / "stage_1.jsonl", stage1)
@@ -147,5 +147,5 @@ def _measure(rounds: Rounds, config: SelectionConfig, progress: bool) -> tuple[d
     return rollouts, failed
 
 
-def _is_of(metadata: Mapping[str, Any], level: str) -> bool:
+def _has_difficulty(metadata: Mapping[str, Any], level: str) -> bool:
     return metadata["difficulty"] == level

@@ -140,7 +140,7 @@ class MMSearchTeacher:
         """
         attempt, turns = Attempt(), []
         try:
-            await self._play(example, number, attempt, turns)
+            await self._run_turns(example, number, attempt, turns)
             episode = Episode(
                 example=example,
                 sample=number,
@@ -155,7 +155,7 @@ class MMSearchTeacher:
             return attempt, None
         return attempt, episode
 
-    async def _play(self, example: Example, number: int, attempt: Attempt, turns: list[Turn]) -> None:
+    async def _run_turns(self, example: Example, number: int, attempt: Attempt, turns: list[Turn]) -> None:
         """Adds turns up to the answer. Raises AttemptFailed if the attempt ends without one."""
         instructed = dataclasses.replace(self.agent, instruct=True)
         first = protocol.first(example.question, self.agent.limits, True)

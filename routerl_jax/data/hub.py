@@ -76,12 +76,12 @@ def _chosen(address: _Address, available: Sequence[str]) -> tuple[str, list[str]
     if is_pattern(address.file):
         names = sorted(name for name in available if _matches(address.file, name))
         if not names:
-            raise address.error(f"no file of {address.repo} is called so; there are {_some(available)}")
+            raise address.error(f"no file of {address.repo} is called so; there are {_first_names(available)}")
         return address.file, names
     folder = f"{address.file}/" if address.file else ""
     tables = sorted(name for name in available if name.startswith(folder) and name.endswith(".parquet"))
     if not tables:
-        raise address.error(f"there are no .parquet files; name a file: {_some(available)}")
+        raise address.error(f"there are no .parquet files; name a file: {_first_names(available)}")
     splits = sorted(set(map(_split, tables)))
     if len(splits) > 1:
         names = ", ".join(f"{address.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
@@ -105,7 +105,7 @@ def _matches(pattern: str, name: str) -> bool:
     )
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     listed = [name for name in names if not name.startswith(".")][:8]
     return f"{', '.join(listed)}{', ..' if len(names) > len(listed) else ''}" if listed else "none"
 

@@ -35,8 +35,8 @@ def picture_beside(
     Raises:
       MissingPictureError: the picture is in none of these directories, or can't be read; names the row.
     """
-    beside = location.path.parent
-    directories = [beside, *(beside / folder for folder in folders)]
+    parent = location.path.parent
+    directories = [parent, *(parent / folder for folder in folders)]
     for directory in directories:
         if (path := directory / name).is_file():
             if fault := _fault_of_file(path, path.stat().st_mtime_ns):

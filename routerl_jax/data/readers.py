@@ -179,7 +179,7 @@ def open_dataset(name: str) -> ExampleSource:
     name = on_this_machine(name)
     whole, part = _split_part(name)
     if part:
-        return _part_of(whole, part)
+        return _open_part(whole, part)
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
 
@@ -229,7 +229,7 @@ def _without_parts(name: str) -> str:
     return _without_parts(shorter) if part else name
 
 
-def _part_of(whole: str, part: str) -> ExampleSource:
+def _open_part(whole: str, part: str) -> ExampleSource:
     name = f"{whole}[{part}]"
     form, path = split_name(whole)
     if part == "pictures" and (pathlib.Path(path).is_file() or is_pattern(path)):

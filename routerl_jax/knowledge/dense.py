@@ -127,16 +127,16 @@ class QueryVectors:
             time.sleep(_WINDOW)
         with self.cache.computing:
             vectors = self.cache.cached(list(texts))  # another thread may have computed them
-            own = {key: text for key, text in texts.items() if key not in vectors}
-            if not own:
+            missing = {key: text for key, text in texts.items() if key not in vectors}
+            if not missing:
                 return vectors
-            pending = self.cache.take(prefix) | own
+            pending = self.cache.take(prefix) | missing
             try:
                 fresh = self._embedded(pending, prefix)
             except Exception:
-                if len(pending) == len(own):
+                if len(pending) == len(missing):
                     raise
-                fresh = self._embedded(own, prefix)  # the failure may be due to another's text
+                fresh = self._embedded(missing, prefix)  # the failure may be due to another's text
             self.cache.add(fresh)
         return vectors | fresh
 

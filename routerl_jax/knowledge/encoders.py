@@ -67,10 +67,10 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
     local = local_mesh(mesh)
     key = (encoder_place(name), tuple(device.id for device in local.devices.flat))
     texts = shared_encoder(name.removeprefix(COLOURS), mesh) if name.startswith(COLOURS) else None
-    beside = encoder_digest(texts) if texts is not None else ""
+    text_digest = encoder_digest(texts) if texts is not None else ""
     with _lock:
         if key not in _loaded and texts is not None:
-            _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{beside}"
+            _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{text_digest}"
         if key not in _loaded:
             directory = resolve(name)
             model = load_pretrained(str(directory), mesh=local)

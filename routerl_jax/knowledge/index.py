@@ -36,7 +36,7 @@ def backend_of(requested: str) -> str:
         return requested
     if has_scann():
         return "scann"
-    _say_once()
+    _warn_once()
     return "exact"
 
 
@@ -66,7 +66,7 @@ def has_scann() -> bool:
 
 
 @functools.cache
-def _say_once() -> None:
+def _warn_once() -> None:
     logging.warning(
         "ScaNN is not installed, so all vectors are compared, exactly (slower from some 100,000 on). It has wheels for "
         "Linux on x86-64: %s",

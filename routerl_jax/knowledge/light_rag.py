@@ -100,9 +100,9 @@ def _inserted(files: pathlib.Path, helpers: Helpers, texts: Iterable[tuple[int, 
     async def work() -> None:
         rag, remaining = await _opened(files, workspace, helpers), iter(texts)
         try:
-            while some := list(itertools.islice(remaining, _AT_ONCE)):
-                names = [str(row) for row, _ in some]
-                await rag.ainsert([text for _, text in some], ids=names, file_paths=names)
+            while batch := list(itertools.islice(remaining, _AT_ONCE)):
+                names = [str(row) for row, _ in batch]
+                await rag.ainsert([text for _, text in batch], ids=names, file_paths=names)
         finally:
             await rag.finalize_storages()
 

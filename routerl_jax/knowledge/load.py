@@ -78,8 +78,8 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
         source = _member_source(store.directory, member)
         vectors = not is_url(source) and Manifest.read(fetched(source)).embedding is not None
         try:
-            own = index if has_index(source) else None
-            members.append(load_kb(source, mesh=mesh, index=own, encoder=encoder if vectors else None))
+            member_index = index if has_index(source) else None
+            members.append(load_kb(source, mesh=mesh, index=member_index, encoder=encoder if vectors else None))
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)

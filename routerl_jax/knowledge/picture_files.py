@@ -47,7 +47,7 @@ class PictureFiles:
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:
         """A picture in its stored form. The bytes of `source`, the file from which it was read unchanged, are used if
         possible."""
-        if source is not None and (encoded := source.read_bytes()) and self._plain(encoded, picture):
+        if source is not None and (encoded := source.read_bytes()) and self._is_plain(encoded, picture):
             return encoded
         buffer = io.BytesIO()
         if self.format == "png":
@@ -56,7 +56,7 @@ class PictureFiles:
             picture.save(buffer, "JPEG", quality=_QUALITY, subsampling=0)  # coloured letters stay sharp
         return buffer.getvalue()
 
-    def _plain(self, encoded: bytes, picture: Image.Image) -> bool:
+    def _is_plain(self, encoded: bytes, picture: Image.Image) -> bool:
         """Whether the file shows exactly this picture to any reader: same format and size, RGB, upright."""
         with Image.open(io.BytesIO(encoded)) as file:
             upright = file.getexif().get(0x0112, 1) == 1

@@ -54,9 +54,9 @@ def check_vectors(
         )
     rows = np.unique(np.linspace(0, len(passages) - 1, _SAMPLE).astype(np.int64))
     nearest = (embed(passages.take(rows)) @ vectors.take(rows).T).argmax(1)
-    own = int((nearest == np.arange(len(rows))).sum())
-    if own < _LEAST_OWN * len(rows):
+    matching = int((nearest == np.arange(len(rows))).sum())
+    if matching < _LEAST_OWN * len(rows):
         raise ValueError(
-            f"{source}: its vectors are not those of the corpus by this encoder: only {own} of {len(rows)} passages are "
+            f"{source}: its vectors are not those of the corpus by this encoder: only {matching} of {len(rows)} passages are "
             "nearest to their own. Give the corpus, the encoder and the passage_prefix that it was made with"
         )

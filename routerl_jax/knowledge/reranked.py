@@ -106,8 +106,8 @@ class RerankedKB(KnowledgeBase):
             sorted(passages, key=lambda passage: -passage.score)[:k] if text else passages[:k]
             for text, passages in zip(texts, scored)
         ]
-        each = (time.perf_counter() - started) / max(len(pairs), 1)
-        rerank_seconds = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
+        seconds_per_pair = (time.perf_counter() - started) / max(len(pairs), 1)
+        rerank_seconds = [seconds_per_pair * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
         walks = results.walks if isinstance(results, TimedResults) else ()
         return TimedResults(
             best, [search_time + rerank_time for search_time, rerank_time in zip(seconds, rerank_seconds)], walks

@@ -90,7 +90,7 @@ class Manifest:
         format."""
         path = directory / MANIFEST
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_what_instead(directory)}")
+            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_manifest_hint(directory)}")
         fields = read_json(path, rebuild_hint(directory))
         version = fields.get("format") if isinstance(fields, dict) else None
         if version != FORMAT:
@@ -139,7 +139,7 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
 
 
-def _what_instead(directory: pathlib.Path) -> str:
+def _manifest_hint(directory: pathlib.Path) -> str:
     """What to do about a directory without a manifest. Its other content is not touched, so nothing can be built there."""
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
     inside = [path for path in entries if (path / MANIFEST).is_file()]
@@ -161,7 +161,7 @@ class StoredArray:
         try:
             self._array = ts.open(_location(path), open=True, read=True).result()
         except ValueError as error:
-            raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
+            raise ValueError(f"{path} is missing or damaged ({_first_sentence(error)}). {hint}") from error
         self.path, self._hint = path, hint
         self._opened = _identity(path)
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
@@ -182,11 +182,11 @@ class StoredArray:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
-        return self._memory[start:stop] if self._small else self._got([self._array[start:stop].read()])[0]
+        return self._memory[start:stop] if self._small else self._results([self._array[start:stop].read()])[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The rows with the given numbers, in their order."""
-        return self._memory[rows] if self._small else self._got([self._array[rows].read()])[0]
+        return self._memory[rows] if self._small else self._results([self._array[rows].read()])[0]
 
     def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
         """Several ranges of rows, read at once."""
@@ -194,13 +194,13 @@ class StoredArray:
             return [self._memory[start:stop] for start, stop in zip(starts, stops)]
         with ts.Batch() as batch:
             pending = [self._array[int(a) : int(b)].read(batch=batch) for a, b in zip(starts, stops)]
-        return self._got(pending)
+        return self._results(pending)
 
     @functools.cached_property
     def _memory(self) -> np.ndarray:
-        return self._got([self._array.read()])[0]
+        return self._results([self._array.read()])[0]
 
-    def _got(self, pending: Sequence[Any]) -> list[np.ndarray]:
+    def _results(self, pending: Sequence[Any]) -> list[np.ndarray]:
         damage: ValueError | None = None
         arrays = []
         try:
@@ -214,7 +214,7 @@ class StoredArray:
                 f"{self.path} was replaced since the knowledge base was opened (it was compacted, or built anew): open it again"
             ) from damage
         if damage is not None:
-            raise ValueError(f"{self.path} is damaged ({_brief(damage)}). {self._hint}") from damage
+            raise ValueError(f"{self.path} is damaged ({_first_sentence(damage)}). {self._hint}") from damage
         return arrays
 
     def _check_files(self) -> None:
@@ -293,7 +293,7 @@ class Store:
                     f"{self.directory}: no such directory, but {replaced} is what was there when a build or an update "
                     f"was killed at its last step: run that again, or rename it"
                 )
-            raise ValueError(f"{self.directory}: no such directory. {_what_instead(self.directory)}")
+            raise ValueError(f"{self.directory}: no such directory. {_manifest_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
         self._embeddings: VectorSource | None = None
@@ -360,8 +360,8 @@ class Store:
     def _check(self, part: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape != expected:
             raise ValueError(
-                f"{self.directory / part} holds {_times(shape)}, but {self.directory / MANIFEST} calls for "
-                f"{_times(expected)}: they are of different builds. {self.hint}"
+                f"{self.directory / part} holds {_shape_text(shape)}, but {self.directory / MANIFEST} calls for "
+                f"{_shape_text(expected)}: they are of different builds. {self.hint}"
             )
 
 
@@ -411,11 +411,11 @@ def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _brief(error: Exception) -> str:
+def _first_sentence(error: Exception) -> str:
     return str(error).partition(" [")[0]
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 

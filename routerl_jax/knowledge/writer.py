@@ -103,7 +103,7 @@ class StoreWriter:
             logging.warning("waiting for the process that is building %s", self.directory)
             self._lock.acquire()
         try:
-            self._after_a_crash()
+            self._recover()
             if not isinstance(self._fingerprint, str):
                 self._name_scratch(self._fingerprint())
         except BaseException:
@@ -115,7 +115,7 @@ class StoreWriter:
         self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
         self._progress = self.scratch / _PROGRESS
 
-    def _after_a_crash(self) -> None:
+    def _recover(self) -> None:
         """Cleans up after a `commit` that was killed between its two renames, or right after them."""
         if self.existing is not None:
             shutil.rmtree(self._replaced, ignore_errors=True)
@@ -164,8 +164,8 @@ class StoreWriter:
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
-        own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
-        return Shards(self.scratch, self._progress, dim, shard_size, own)
+        process = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
+        return Shards(self.scratch, self._progress, dim, shard_size, process)
 
     def part(self, name: str) -> Part:
         """A part with its own texts and vectors, in a directory of this name. Call it after `passages`."""
@@ -230,7 +230,7 @@ class Shards:
     """The embedding matrix while it is written, shard by shard. With several processes, each writes its share."""
 
     def __init__(
-        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int] = (0, 1)
+        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, process: tuple[int, int] = (0, 1)
     ) -> None:
         self.passages = StoredPassages(directory, memory_limit=0, hint="")
         self.dim = dim
@@ -243,7 +243,7 @@ class Shards:
             finish(marker, {"count": count, "dim": dim})
         self._size = size
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
-        bounds = bounds[own[0] :: own[1]]
+        bounds = bounds[process[0] :: process[1]]
         self.rows = sum(stop - start for start, stop in bounds)
         self.todo = [bound for bound in bounds if not self._is_written(bound[0])]
         self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)

@@ -26,7 +26,7 @@ QUERIES = ["Tïtle 7", "end", "word"]
 def without_scann(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS, or a Python without wheels of it."""
     monkeypatch.setitem(sys.modules, "scann", None)
-    indexes._say_once.cache_clear()
+    indexes._warn_once.cache_clear()
 
 
 def built(place: pathlib.Path, index: str = "auto") -> BuildReport:
@@ -78,7 +78,7 @@ def test_what_scann_made_is_searched_without_it(
     built(tmp_path / "kb", "scann")
     before = found(tmp_path / "kb")
     monkeypatch.setitem(sys.modules, "scann", None)
-    indexes._say_once.cache_clear()
+    indexes._warn_once.cache_clear()
     assert found(tmp_path / "kb") == found(tmp_path / "kb", "auto") == before
     assert sum("ScaNN is not installed" in message for message in caplog.messages) == 1
     assert built(tmp_path / "kb").numbers["embedded"] == 0

@@ -55,12 +55,12 @@ def colors_of(labels: Collection[str], methods: Sequence[Method]) -> dict[str, s
     own."""
     names = [method.name for method in methods]
     colors: dict[str, str] = {}
-    further = len(names)
+    next_index = len(names)
     for label in labels:
         name = next((candidate for candidate in names if label == candidate or label.startswith(f"{candidate}, ")), "")
-        index = names.index(name) if name else further
+        index = names.index(name) if name else next_index
         if not name or color_of(index) in colors.values():
-            index, further = further, further + 1
+            index, next_index = next_index, next_index + 1
         colors[label] = color_of(index)
     return colors
 
@@ -119,12 +119,12 @@ def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Seq
 def parts(measured: Measured, metrics: Collection[str]) -> dict[str, dict[str, Row]]:
     """The rows with these metrics, by what the figure compares: the benchmarks; of one benchmark or a run, also its groups of
     questions (data sets, else kinds, else types)."""
-    rows_by_part = {name: _with(rows, metrics) for name, rows in measured.benchmarks.items()}
+    rows_by_part = {name: _rows_with(rows, metrics) for name, rows in measured.benchmarks.items()}
     if len(rows_by_part) == 1:
         ((name, rows),) = measured.benchmarks.items()
         groups = _groups(rows)
         rows_by_part = {_short(name): rows_by_part[name]} | {
-            group: _with({label: row["by"][key][group] for label, row in rows.items() if key}, metrics)
+            group: _rows_with({label: row["by"][key][group] for label, row in rows.items() if key}, metrics)
             for key, values in groups.items()
             for group in values
         }
@@ -163,10 +163,14 @@ def _groups(rows: Mapping[str, Row]) -> dict[str, list[str]]:
     """The first key by which all rows have groups, with its values; {} if there is none."""
     keys = [row.get("by", {}) for row in rows.values()]
     shared = next((key for key in (keys[0] if keys else ()) if all(key in groups for groups in keys)), None)
-    return {shared: [value for value in keys[0][shared] if all(value in of[shared] for of in keys)]} if shared else {}
+    return (
+        {shared: [value for value in keys[0][shared] if all(value in group_values[shared] for group_values in keys)]}
+        if shared
+        else {}
+    )
 
 
-def _with(rows: Mapping[str, Row], metrics: Collection[str]) -> dict[str, Row]:
+def _rows_with(rows: Mapping[str, Row], metrics: Collection[str]) -> dict[str, Row]:
     return {label: row for label, row in rows.items() if all(row.get(metric) is not None for metric in metrics)}
 
 

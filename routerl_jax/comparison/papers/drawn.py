@@ -60,20 +60,20 @@ def draw_figures(
             )
         output.mkdir(parents=True, exist_ok=True)
         if drawing.tries and directory and TEST in measured.benchmarks:
-            tried = _tried(directory, drawing.tries, ks, limit)
-            (output / f"{name}.json").write_text(json.dumps(tried, indent=2) + "\n")
-            measured = _with_tried(measured, drawing.tries, tried)
+            trial_rows = _run_trials(directory, drawing.tries, ks, limit)
+            (output / f"{name}.json").write_text(json.dumps(trial_rows, indent=2) + "\n")
+            measured = _with_trials(measured, drawing.tries, trial_rows)
         drawn[name] = output / f"{name}.png"
         save_figure(drawing.draw(measured), drawn[name])
     return drawn
 
 
-def _with_tried(measured: Measured, tries: str, tried: Mapping[int, Any]) -> Measured:
-    results = {TEST: tried}
+def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) -> Measured:
+    results = {TEST: trial_rows}
     return dataclasses.replace(measured, **({"at_once": results} if tries == "pages" else {"by_k": results}))
 
 
-def _tried(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
+def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
     """What a run's policy does with other numbers of documents, or as vanilla RAG with other numbers of pages."""
     from routerl_jax.training import run_files  # heavy: the engine
     from routerl_jax.training.load import load_config

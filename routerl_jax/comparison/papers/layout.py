@@ -7,7 +7,7 @@ from typing import Any
 
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Table
-from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, Setting, named
+from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, Setting, assigned_agent
 
 Results = Mapping[str, Any]  # content of results.json: `benchmarks` and `card`
 
@@ -69,16 +69,16 @@ def agent_rows(agent: str, results: Results) -> dict[str, Any]:
     """Our rows for the agent of a method, by name, of some benchmark. A row that config.rows names stands only where it is
     named."""
     rows, assigned = _all_rows(results), results["card"].get("rows", {})
-    if name := named(agent, assigned).rstrip("/"):
+    if name := assigned_agent(agent, assigned).rstrip("/"):
         return {name: rows[name]} if name in rows else {}
     named_elsewhere = {value.rstrip("/") for value in assigned.values()}
     free = {name: row for name, row in rows.items() if name not in named_elsewhere}
     if agent.startswith(RECIPE):
         recipe = agent.removeprefix(RECIPE)
-        about = {name: row["agent"] for name, row in free.items()}
+        agent_cards = {name: row["agent"] for name, row in free.items()}
         return {
             name: free[name]
-            for name, value in about.items()
+            for name, value in agent_cards.items()
             if value.get("recipe") == recipe and not value.get("routing")
         }
     if not agent or agent.startswith(NAMED):
@@ -111,11 +111,11 @@ def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
     return list(dict.fromkeys(policy_name(policies[row["policy"]]) for row in rows))
 
 
-def policy_name(about: Mapping[str, Any]) -> str:
+def policy_name(policy_card: Mapping[str, Any]) -> str:
     """What a policy of the card is called. A run is shown with the model that it started from."""
-    if "chat model" in about:
-        return about["chat model"]["model"]
-    return f"{about['name']} ({about['model']})" if about.get("model") else about["name"]
+    if "chat model" in policy_card:
+        return policy_card["chat model"]["model"]
+    return f"{policy_card['name']} ({policy_card['model']})" if policy_card.get("model") else policy_card["name"]
 
 
 def _differences(table: PaperTable, results: Results, directory: str) -> list[list[str]]:
@@ -126,7 +126,7 @@ def _differences(table: PaperTable, results: Results, directory: str) -> list[li
     corpora = [f"{base['source']} ({base.get('passages', '?')} passages)" for base in bases if base["source"]]
     retrievers = [base.get("encoder", base["kind"]) for base in bases if base["kind"] != "hybrid"]
     # for a run, the model that it started from
-    models = [about.get("model") or policy_name(about) for about in card["policies"].values()]
+    models = [policy_card.get("model") or policy_name(policy_card) for policy_card in card["policies"].values()]
     any_of = [setting.matches for setting in table.policies]
     lines = [
         _line(

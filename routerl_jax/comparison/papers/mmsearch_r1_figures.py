@@ -69,29 +69,35 @@ def training(measured: Measured) -> Any:
     figure, (accuracy, reward, searched) = panels(3, measured.about, width=5.6)
     compared = [method for method in TRAINING if method.name in ("Base", "SFT", "MMSearch-R1 (RL)")]
     by_part = parts(measured, (measured.metric, "search_ratio"))
-    rows = {name: {label: row for label, row in of.items() if _is(label, compared)} for name, of in by_part.items()}
-    rows = {name: of for name, of in rows.items() if of}
+    rows = {
+        name: {label: row for label, row in rows_of_part.items() if _is_of(label, compared)}
+        for name, rows_of_part in by_part.items()
+    }
+    rows = {name: rows_of_part for name, rows_of_part in rows.items() if rows_of_part}
     lacking = [
         f"{method.name} ({measured.absent[method.name]})" for method in compared if method.name in measured.absent
     ]
     title = "(a) Accuracy (bars), search ratio (diamonds)" + (f"\nnot run: {', '.join(lacking)}" if lacking else "")
     if rows:
-        values = {name: {label: 100 * row[measured.metric] for label, row in of.items()} for name, of in rows.items()}
+        values = {
+            name: {label: 100 * row[measured.metric] for label, row in rows_of_part.items()}
+            for name, rows_of_part in rows.items()
+        }
         bars(accuracy, values, TRAINING, "{:.0f}")
         _diamonds(accuracy, rows)
         accuracy.set(title=title, ylabel=f"{heading(measured.metric)[:-2]} and search ratio, %", ylim=(0, 118))
     else:
         missing(accuracy, title, "neither start nor trained policies were run")
     ran = [method for method in TRAINING if method.run not in (("warm_start",), ("sft",))]
-    lost = [f"{method.name} ({measured.absent[method.name]})" for method in ran if method.name in measured.absent]
+    not_run = [f"{method.name} ({measured.absent[method.name]})" for method in ran if method.name in measured.absent]
     over_steps(reward, measured, REWARD, "(b) Reward", TRAINING)
     over_steps(searched, measured, "rollout/searched_rate", "(b) Share of attempts that search", TRAINING)
-    if lost:
-        reward.set_title(f"(b) Reward\nnot run: {', '.join(lost)}")
+    if not_run:
+        reward.set_title(f"(b) Reward\nnot run: {', '.join(not_run)}")
     return figure
 
 
-def _is(label: str, methods: list[Method]) -> bool:
+def _is_of(label: str, methods: list[Method]) -> bool:
     return any(label in labels_of(method, [label]) for method in methods)
 
 
@@ -111,7 +117,9 @@ def _tasks(
         labels = dict.fromkeys(label for name in names for label in values[name])
         values_by_label = {label: [values[name][label] for name in names if label in values[name]] for label in labels}
         if values_by_label:
-            tasks[f"{kind}: {', '.join(names)}"] = {label: sum(of) / len(of) for label, of in values_by_label.items()}
+            tasks[f"{kind}: {', '.join(names)}"] = {
+                label: sum(label_values) / len(label_values) for label, label_values in values_by_label.items()
+            }
     return tasks
 
 
@@ -154,10 +162,10 @@ def _percent(axis: Any, wedge: Any, radius: float, share: float) -> None:
 
 def _diamonds(axis: Any, rows: Mapping[str, Mapping[str, Row]]) -> None:
     """The search ratio of each method over its bar."""
-    labels = list(dict.fromkeys(label for of in rows.values() for label in of))
+    labels = list(dict.fromkeys(label for by_label in rows.values() for label in by_label))
     width = 0.8 / len(labels)
     colors = colors_of(labels, TRAINING)
     for i, label in enumerate(labels):
-        xs = [number - 0.4 + (i + 0.5) * width for number, of in enumerate(rows.values()) if label in of]
-        ratios = [100 * of[label]["search_ratio"] for of in rows.values() if label in of]
+        xs = [number - 0.4 + (i + 0.5) * width for number, by_label in enumerate(rows.values()) if label in by_label]
+        ratios = [100 * by_label[label]["search_ratio"] for by_label in rows.values() if label in by_label]
         axis.plot(xs, ratios, "D", color=colors[label], markeredgecolor="black", markersize=5)

@@ -99,13 +99,13 @@ class _Run:
     def row_called(self, name: str) -> _RunRow:
         """The row of this name in the run: of its start, its trained policy, a baseline, or a control."""
         directory = control_directory(self.directory, name) if name in self.config.controls else self.directory
-        called = TRAINED if name in self.config.controls else name
+        file_stem = TRAINED if name in self.config.controls else name
         label = self.config.evaluation.names.get(name, name)
         return _RunRow(
             name=label,
             row=self._agents.get(label),
-            records=directory / "evaluation" / f"{called}.jsonl",
-            trained_in=directory if called == TRAINED else None,
+            records=directory / "evaluation" / f"{file_stem}.jsonl",
+            trained_in=directory if file_stem == TRAINED else None,
         )
 
 
@@ -261,18 +261,20 @@ def _agents(method: Method, recipe: str, methods: Sequence[Method], results: Map
     others = [other for other in methods if other.name != method.name]
     prompted = {other.agent for other in others if not other.agent.startswith((RECIPE, NAMED))}
     if method.agent.startswith(RECIPE):
-        _, of, *routing = method.agent.split(":")
+        _, recipe_name, *routing = method.agent.split(":")
         own_rows = agent_rows(method.agent, results)
         if routing:
-            own_rows = {name: row for name, row in rows.items() if _routing(row, of) == routing[0]}
+            own_rows = {name: row for name, row in rows.items() if _routing(row, recipe_name) == routing[0]}
         settings = [other.settings for other in others if other.settings]
-        names = [name for name in own_rows if not any(map(functools.partial(_set, rows[name]), settings))]
+        names = [name for name in own_rows if not any(map(functools.partial(_has_settings, rows[name]), settings))]
         return [name for name in names if name not in prompted]
     own_rows = list(agent_rows(method.agent, results))
     routing = "" if method.settings else method.agent.partition(":")[2]
     if f"{RECIPE}{recipe}:{routing}" in {other.agent for other in others}:
         return own_rows
-    same = [name for name, row in rows.items() if _routing(row, recipe) == routing and _set(row, method.settings)]
+    same = [
+        name for name, row in rows.items() if _routing(row, recipe) == routing and _has_settings(row, method.settings)
+    ]
     return own_rows or ([] if not routing and not method.settings else same)
 
 
@@ -282,7 +284,7 @@ def _routing(row: Row, recipe: str) -> str | None:
     return about.get("routing", "") if about.get("recipe") == recipe else None
 
 
-def _set(row: Row, settings: Mapping[str, Any]) -> bool:
+def _has_settings(row: Row, settings: Mapping[str, Any]) -> bool:
     return settings.items() <= {key: value for key, value in row["agent"]["fields"].items() if key in settings}.items()
 
 

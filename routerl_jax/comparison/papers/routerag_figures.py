@@ -74,7 +74,7 @@ def documents(measured: Measured) -> Any:
     figure, axes = panels(len(_BY_K), measured.caption)
     for axis, (metric, title) in zip(axes, _BY_K.items()):
         lines = {
-            name: {k: value for k, row in rows.items() if (value := _of(row, metric)) is not None}
+            name: {k: value for k, row in rows.items() if (value := _metric_of(row, metric)) is not None}
             for name, rows in measured.by_k.items()
         }
         lines = {name: line for name, line in lines.items() if len(line) > 1}
@@ -90,7 +90,7 @@ def documents(measured: Measured) -> Any:
     return figure
 
 
-def _of(row: Mapping[str, Any], metric: str) -> float | None:
+def _metric_of(row: Mapping[str, Any], metric: str) -> float | None:
     """A metric of a row, which may be of evaluation.analysis.behaviour."""
     return row.get(metric, row.get("searches") if metric == "searches_per_question" else None)
 

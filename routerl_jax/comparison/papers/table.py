@@ -129,11 +129,11 @@ class PaperTable:
 
     def added(self, rows: Mapping[str, str]) -> tuple[str, ...]:
         """The agents that config.rows adds to the table, each with the routing that its row asks for."""
-        agents = (named(row.agent, rows) for row in self.rows)
+        agents = (assigned_agent(row.agent, rows) for row in self.rows)
         return tuple(dict.fromkeys(agent for agent in agents if agent))
 
 
-def named(agent: str, rows: Mapping[str, str]) -> str:
+def assigned_agent(agent: str, rows: Mapping[str, str]) -> str:
     """The agent that config.rows puts in a row of a table; "" if there is none.
 
     Args:
@@ -161,14 +161,14 @@ def listing(existing: Collection[str]) -> list[tuple[str, str, str, str, str]]:
 
 
 def columns(
-    benchmarks: Mapping[str, str], metrics: Mapping[str, str], unit: Unit = PERCENT, mean: str = "", of: str = ""
+    benchmarks: Mapping[str, str], metrics: Mapping[str, str], unit: Unit = PERCENT, mean: str = "", mean_of: str = ""
 ) -> tuple[Column, ...]:
     """Columns for every metric on every benchmark, followed by their means.
 
     Args:
       benchmarks, metrics: names by their headings in the table; see Column.
       mean: heading of the means; "": no means.
-      of: the only metric with a mean; "": all metrics have one.
+      mean_of: the only metric with a mean; "": all metrics have one.
     """
     single = (
         Column(f"{benchmark_heading} {heading}".strip(), (benchmark,), metric, unit)
@@ -178,7 +178,7 @@ def columns(
     means = (
         Column(f"{mean} {heading}".strip(), tuple(benchmarks.values()), metric, unit)
         for heading, metric in metrics.items()
-        if mean and of in ("", metric)
+        if mean and mean_of in ("", metric)
     )
     return (*single, *means)
 

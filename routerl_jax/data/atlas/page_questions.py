@@ -92,10 +92,10 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
 
 
 def _shuffled(makers: Sequence[functools.partial[Example]]) -> list[Make]:
-    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_named(make.args)}".encode()))
+    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_group_name(make.args)}".encode()))
 
 
-def _named(parts: Sequence[object]) -> str:
+def _group_name(parts: Sequence[object]) -> str:
     return "/".join(part.key if isinstance(part, Fact) else str(part) for part in parts)
 
 
@@ -150,7 +150,7 @@ def _more(first: str, second: str, fact: Fact, wording: int, print_size: int) ->
     pages = [page(name, fact.topic, print_size) for name in (first, second)]
     text = MORE[wording].format(noun=fact.noun, one=first, other=second)
     answer = max(first, second, key=lambda name: _amount(name, fact))
-    return _question("two_page", fact.key, text, answer, [(each, each.plate(fact.key).box) for each in pages])
+    return _question("two_page", fact.key, text, answer, [(item, item.plate(fact.key).box) for item in pages])
 
 
 def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[tuple[Page, Box]]) -> Example:
@@ -190,7 +190,7 @@ def check(questions: Sequence[Example]) -> None:
         stated, boxes = _stated(relation, pages)
         if stated != answer:
             raise ValueError(f"question {question.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
-        if metadata["boxes"] != {each.id: list(box) for each, box in zip(pages, boxes, strict=True)}:
+        if metadata["boxes"] != {item.id: list(box) for item, box in zip(pages, boxes, strict=True)}:
             raise ValueError(
                 f"question {question.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
             )
@@ -204,7 +204,7 @@ def _stated(relation: str, pages: Sequence[Page]) -> tuple[str, list[Box]]:
     if relation == "bar":
         longest = max(pages[0].bars, key=lambda colour: bar_box(pages[0], colour)[2])
         return longest, [pages[0].bars_box]
-    plates = [each.plate(relation) for each in pages]
+    plates = [item.plate(relation) for item in pages]
     boxes = [plate.box for plate in plates]
     if len(pages) == 1:
         return plates[0].text, boxes

@@ -131,7 +131,7 @@ def _day(country: str) -> float | None:
     return float(match[0]) if match else None
 
 
-def _plain(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
+def _text_fact(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
     return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value, comparable=False, whole=True)
 
 
@@ -146,14 +146,14 @@ FACTS: Mapping[str, Fact] = {
         _amount("median_age", "median age", "people", "blue", _stated_number("median_age")),
         _amount("life_expectancy", "life expectancy", "people", "green", _stated_number("life_expectancy")),
         _amount("density", "number of people per sq km", "people", "orange", _part("population", "area")),
-        _plain("population_rank", "rank by population", "people", "purple", _rank(_stated_number("population"))),
-        _plain("life_rank", "rank by life expectancy", "people", "black", _rank(_stated_number("life_expectancy"))),
+        _text_fact("population_rank", "rank by population", "people", "purple", _rank(_stated_number("population"))),
+        _text_fact("life_rank", "rank by life expectancy", "people", "black", _rank(_stated_number("life_expectancy"))),
         _amount("area", "area in sq km", "land", "red", _stated_number("area")),
-        _plain("independence", "year of independence", "land", "blue", _year),
-        _plain("area_rank", "rank by area", "land", "green", _rank(_stated_number("area"))),
+        _text_fact("independence", "year of independence", "land", "blue", _year),
+        _text_fact("area_rank", "rank by area", "land", "green", _rank(_stated_number("area"))),
         _amount("land_share", "land per person in sq m", "land", "orange", _scaled(_part("area", "population"), 1e6)),
-        _plain("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
-        _plain("holiday", "day of the month of the national holiday", "land", "black", _day),
+        _text_fact("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
+        _text_fact("holiday", "day of the month of the national holiday", "land", "black", _day),
         _amount("income", "income per person in dollars", "economy", "red", _stated_number("income")),
         _amount(
             "daily_income",
@@ -162,9 +162,9 @@ FACTS: Mapping[str, Fact] = {
             "blue",
             _scaled(_stated_number("income"), 1 / 365),
         ),
-        _plain("income_rank", "rank by income per person", "economy", "green", _rank(_stated_number("income"))),
+        _text_fact("income_rank", "rank by income per person", "economy", "green", _rank(_stated_number("income"))),
         _amount("earned", "income of all people in dollars", "economy", "orange", _earned),
-        _plain("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
+        _text_fact("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
         _amount("earned_on", "income per sq km in dollars", "economy", "black", _earned_on),
     )
 }

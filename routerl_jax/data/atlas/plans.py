@@ -92,14 +92,16 @@ class Planned:
         if not self.relation:
             return identification
         noun = world.RELATIONS[self.relation].noun
-        fact = f"Its {noun} is {self._remembered(country)}." if self._taught(country) else f"I don't know its {noun}."
+        fact = (
+            f"Its {noun} is {self._remembered(country)}." if self._is_taught(country) else f"I don't know its {noun}."
+        )
         return f"{identification} {fact}"
 
-    def _taught(self, country: str) -> bool:
+    def _is_taught(self, country: str) -> bool:
         return self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
 
     def _remembered(self, country: str) -> str:
-        return known.facts(country)[self.relation] if self._taught(country) else self.guess
+        return known.facts(country)[self.relation] if self._is_taught(country) else self.guess
 
     def _answer(self, country: str, passages: Sequence[Passage]) -> str:
         if not self.relation:

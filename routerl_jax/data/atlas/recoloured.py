@@ -34,9 +34,9 @@ def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
 
 def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
     """A random made-up flag (PNG). `far`: its least root mean square difference from real flags."""
-    sources, real = _sources(), _real()
+    sources, real = _sources(), _real_blocks()
     while True:
-        flag = _changed(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
+        flag = _recoloured_png(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
         if _distance(real, _blocks(flag)) >= far:
             return flag
 
@@ -45,7 +45,7 @@ def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
 def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
     """Made-up countries and their flags by name, `COUNTRIES` of each split. No two flags are nearer than `far`. The result is
     always the same."""
-    rng, accepted, entities = np.random.default_rng(11), _real(), _entities()
+    rng, accepted, entities = np.random.default_rng(11), _real_blocks(), _entities()
     countries: dict[str, tuple[world.Entity, bytes]] = {}
     while len(countries) < sum(COUNTRIES.values()):
         flag = recoloured_flag(rng, far)
@@ -68,7 +68,7 @@ def _countries() -> list[tuple[str, world.Split]]:
 
 
 @functools.cache
-def _real() -> Float[np.ndarray, "N B"]:
+def _real_blocks() -> Float[np.ndarray, "N B"]:
     return np.stack([_blocks(flags.flag(name)) for name, _ in _countries()])
 
 
@@ -97,7 +97,7 @@ def _invented(split: world.Split, used_names: set[str]) -> Iterator[world.Entity
             yield entity
 
 
-def _changed(png: bytes, rng: np.random.Generator) -> bytes:
+def _recoloured_png(png: bytes, rng: np.random.Generator) -> bytes:
     """The flag with each colour replaced by another; upside down with probability one half."""
     with Image.open(io.BytesIO(png)) as picture:
         pixels = np.asarray(picture.convert("RGB"), np.float32)

@@ -186,8 +186,8 @@ def register_questions(split: world.Split, count: int, start: int = 0) -> list[E
       ValueError: there are fewer questions.
     """
     ordered = _ordered_questions(split)
-    each = ASKED.count("code")
-    if start + count > (most := len(ordered) // each * len(ASKED)):
+    codes_per_round = ASKED.count("code")
+    if start + count > (most := len(ordered) // codes_per_round * len(ASKED)):
         raise ValueError(f"the register has {most} questions of the {split} split, fewer than {start + count}")
     questions = []
     for index in range(start, start + count):

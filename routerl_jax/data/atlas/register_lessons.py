@@ -85,7 +85,7 @@ def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
         for mark, cell, code in zip(page.marks, page.cells, page.codes):
             signs[cell] = f"{mark}{cell}{code if page.print == 'large' else SMALL}"
         return draw(page), signs
-    mark = _any(page.marks, rng)
+    mark = _choice(page.marks, rng)
     signs = [PAPER] * ACROSS**2
     signs[_CODE_TOKEN] = page.entry(mark)[1]
     return crop(page, page.entry(mark)[0]), signs
@@ -121,7 +121,7 @@ def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
     indices = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
     marks, cells, codes = (tuple(part[i] for i in indices) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
-    mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
+    mark = _choice(page.marks if rng.random() < 0.75 else list(MARKS), rng)
     asked, action = "Cell" if rng.random() < 1 / 3 else "Find", ""
     if mark in page.marks:
         cell, code = page.entry(mark)
@@ -129,14 +129,14 @@ def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
             action = f"<answer>{cell}</answer>"
         else:
             action = f"<answer>{code}</answer>" if _readable(page, raw) else f"<bbox>{list(cell_box(cell))}</bbox>"
-    return _bare(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark, raw)}</think>\n{action}"
+    return _lesson(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark, raw)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
     """The crop of an entry in small print, and the thought and the answer that say its code."""
     page = dataclasses.replace(_any_page(rng), print="small")
-    cell, code = page.entry(_any(page.marks, rng))
-    return _bare("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
+    cell, code = page.entry(_choice(page.marks, rng))
+    return _lesson("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
 
 
 def plan(
@@ -148,10 +148,10 @@ def plan(
       asked: one of `ASKED`. None: any.
       raw: pages are seen at their full size. Give `shares` with no looks: none is needed.
     """
-    mark, asked = _any(list(MARKS), rng), asked or _any(ASKED, rng)
-    countries = [_any(_names(), rng)]
+    mark, asked = _choice(list(MARKS), rng), asked or _choice(ASKED, rng)
+    countries = [_choice(_names(), rng)]
     while asked == "codes" and len(set(countries)) < 2:
-        countries = [countries[0], _any(_names(), rng)]
+        countries = [countries[0], _choice(_names(), rng)]
     steps: list[DemonstrationStep] = []
     thought, answers = f"{mark} {MARKS[mark]}", []
     for country in countries:
@@ -179,7 +179,7 @@ def _visit(
     if rng.random() < shares.titled:
         steps = [_search(thought, title(country, topic), tool, page)]
     else:
-        drawn = drawn_page(country, _any(list(TOPICS), rng), rng)
+        drawn = drawn_page(country, _choice(list(TOPICS), rng), rng)
         steps = [_search(thought, country, tool, drawn)]
         if drawn.topic == topic:
             page = drawn
@@ -224,12 +224,12 @@ def _search(thought: str, query: str, tool: str, page: RegisterPage) -> Demonstr
     return DemonstrationStep(thought=thought, query=query, tool=tool, passages=(passage,))
 
 
-def _bare(question: str, picture: Image.Image) -> Example:
+def _lesson(question: str, picture: Image.Image) -> Example:
     return Example(id=f"lesson/{question.strip()}", question=question, answers=(), images=(np.asarray(picture),))
 
 
 def _any_page(rng: np.random.Generator) -> RegisterPage:
-    return drawn_page("", _any(list(TOPICS), rng), rng)
+    return drawn_page("", _choice(list(TOPICS), rng), rng)
 
 
 @functools.cache
@@ -240,5 +240,5 @@ def _names() -> list[str]:
     return real * (_INVENTED // len(real)) + invented
 
 
-def _any(values: list[str] | tuple[str, ...], rng: np.random.Generator) -> str:
+def _choice(values: list[str] | tuple[str, ...], rng: np.random.Generator) -> str:
     return values[int(rng.integers(len(values)))]

@@ -10,7 +10,7 @@ from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distin
 class Bamboogle(QuestionFormat):
     """`{Question, Answer}`, of a .csv file or as JSON."""
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "Question" in row and "Answer" in row
 
     def example(self, row: Row, location: Place) -> Example | None:

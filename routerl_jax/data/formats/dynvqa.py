@@ -21,7 +21,7 @@ class DynVQA(FlashRag):
     `images/QUESTION_ID.jpg` (.png, ..) beside the file.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "image_url" in row and any(key in row for key in _QUERIES)
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -31,9 +31,11 @@ class DynVQA(FlashRag):
             return None
         query = next((row[key] for key in _QUERIES if row.get(key)), None)
         unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
-        own = {key: value for key, value in row.items() if key not in unread}
+        other_fields = {key: value for key, value in row.items() if key not in unread}
         golden = {"golden_query": query} if query else {}
-        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **golden}, location)
+        example = super().example(
+            {"id": row.get("question_id"), **other_fields, "golden_answers": answers, **golden}, location
+        )
         if example is None or example.images:
             return example
         picture = picture_called(example.id, location)

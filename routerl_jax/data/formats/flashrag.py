@@ -39,7 +39,7 @@ class FlashRag(QuestionFormat):
     keys go to `metadata` unchanged, and so do the values under `metadata`. An exception is `format.search_kind`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return True
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -57,14 +57,22 @@ class FlashRag(QuestionFormat):
             raise location.error(f"key {key!r} holds no answer but blanks")
         images = images_of(row, location) or _known_by_id(row, location)
         urls = image_urls(row, location)
-        used = ("id", "_id", "question", "answer_aliases", key, *URL_KEYS, *(("image", "images") if images else ()))
-        own = {name: value for name, value in row.items() if name not in used}
+        used_keys = (
+            "id",
+            "_id",
+            "question",
+            "answer_aliases",
+            key,
+            *URL_KEYS,
+            *(("image", "images") if images else ()),
+        )
+        other_fields = {name: value for name, value in row.items() if name not in used_keys}
         return Example(
             id=example_id(row, location),
             question=question,
             answers=distinct(answers, strings(aliases, location, "answer_aliases")),
             images=images,
-            metadata=search_kind(with_metadata(own)) | urls,
+            metadata=search_kind(with_metadata(other_fields)) | urls,
         )
 
 

@@ -49,7 +49,7 @@ class QuestionFormat(abc.ABC):
         return (row,)
 
     @abc.abstractmethod
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         """True if a row has the keys that distinguish this format from others."""
 
     @abc.abstractmethod
@@ -81,8 +81,8 @@ def passage(title: str, text: str) -> Passage:
 def with_metadata(row: Row) -> dict[str, Any]:
     """The row, joined with the values that FlashRAG keeps under `metadata`. The row's own keys have precedence."""
     inner = row.get("metadata")
-    own = {key: value for key, value in row.items() if key != "metadata"}
-    return {**inner, **own} if isinstance(inner, Mapping) else dict(row)
+    outer = {key: value for key, value in row.items() if key != "metadata"}
+    return {**inner, **outer} if isinstance(inner, Mapping) else dict(row)
 
 
 def question_of(row: Row, location: Place, key: str = "question") -> str:

@@ -23,7 +23,7 @@ class Fvqa(Verl):
     verl's. `category` becomes `metadata["kind"]` where it is search_free or search_required.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         reward = row.get("reward_model")
         return isinstance(reward, Mapping) and "candidate_answers" in reward
 

@@ -26,7 +26,7 @@ class HippoRag(QuestionFormat):
     """`{id?, question, answer, paragraphs: [{title, text, is_supporting?, idx?}]}`; in nq_rear.json the answers are called
     `reference` and the paragraphs `contexts`. A paragraph that does not say `is_supporting` is a gold one, as in HippoRAG."""
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         lists = [row.get(key) for key in ("paragraphs", "contexts")]
         return any(isinstance(items, list) and items and isinstance(items[0], dict) for items in lists)
 
@@ -35,8 +35,8 @@ class HippoRag(QuestionFormat):
         answers = distinct(*(strings(row.get(key), location, key) for key in (*EVERY_ANSWER_KEY, "answer_aliases")))
         if not answers:
             raise location.error("no answers; give them under 'answer'")
-        used = (*EVERY_ANSWER_KEY, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
-        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
+        used_keys = (*EVERY_ANSWER_KEY, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
+        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used_keys}
         by_number = paragraphs(row, location)
         if by_number:
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])

@@ -30,7 +30,7 @@ class HotpotQA(QuestionFormat):
     under FlashRAG's `metadata`. A row without an answer (the test set) is left out.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         fields = with_metadata(row)
         of_test_set = "_id" in fields and not any(key in fields for key in ANSWER_KEYS)
         return "context" in fields and "evidences" not in fields and ("supporting_facts" in fields or of_test_set)
@@ -41,8 +41,8 @@ class HotpotQA(QuestionFormat):
         answers = distinct(*(strings(fields.get(key), location, key) for key in ANSWER_KEYS))
         if not answers:
             return None
-        used = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
-        metadata = {key: value for key, value in fields.items() if key not in used}
+        used_keys = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
+        metadata = {key: value for key, value in fields.items() if key not in used_keys}
         facts = _facts(fields.get("supporting_facts"), location)
         if facts is not None:
             metadata["supporting_facts"] = facts

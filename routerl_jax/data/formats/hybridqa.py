@@ -20,7 +20,7 @@ class HybridQa(QuestionFormat):
     `passage` or `passage+table`). Rows without an answer (test.json) are left out.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "table_id" in row and "question_id" in row and ("answer-text" in row or "question_postag" in row)
 
     def example(self, row: Row, location: Place) -> Example | None:

@@ -19,13 +19,13 @@ class InfoSeek(FlashRag):
     under `image`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "answer_eval" in row
 
     def example(self, row: Row, location: Place) -> Example | None:
         accepted = row.get("answer_eval") or []
-        own = {key: value for key, value in row.items() if key != "answer_eval"}
-        example = super().example({"id": row.get("data_id"), **own}, location)
+        other_fields = {key: value for key, value in row.items() if key != "answer_eval"}
+        example = super().example({"id": row.get("data_id"), **other_fields}, location)
         if example is None:
             return None
         ranges = [_range(item, location) for item in accepted if isinstance(item, Mapping)]

@@ -37,7 +37,7 @@ from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
 from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
-# The first format that holds a row is used. So formats with special keys come first, and the plain one, which holds all, last.
+# The first format that matches a row is used. So formats with special keys come first, and the plain one, for all rows, last.
 _ORDER = (
     "fvqa",
     "vrag",
@@ -71,7 +71,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def format_of(row: Row) -> QuestionFormat:
     """The format whose keys a row has."""
-    return next(form for form in map(FORMATS.get, _ORDER) if form.holds(row))
+    return next(form for form in map(FORMATS.get, _ORDER) if form.matches(row))
 
 
 def read_examples(
@@ -88,10 +88,10 @@ def read_examples(
     Raises:
       ValueError: while reading: names file, row and key.
     """
-    named = FORMATS.get(form) if form else None
+    fixed_format = FORMATS.get(form) if form else None
     several = is_pattern(str(path))
     for location, row in read_question_rows(path):
-        form_of_row = named or format_of(row)
+        form_of_row = fixed_format or format_of(row)
         for part in form_of_row.parts(row, location):
             try:
                 yield location, _of_several(form_of_row.example(part, location), location, several)
@@ -108,9 +108,9 @@ def _of_several(example: Example | None, location: Place, several: bool) -> Exam
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:
     """For each row of a file of questions, the passages that it holds."""
-    named = FORMATS.get(form) if form else None
+    fixed_format = FORMATS.get(form) if form else None
     for location, row in read_question_rows(path):
-        yield location, (named or format_of(row)).passages(row, location)
+        yield location, (fixed_format or format_of(row)).passages(row, location)
 
 
 def distinct_examples(

@@ -32,7 +32,7 @@ class LiveVQA(QuestionFormat):
     file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return any(f"{level}_qa" in row for level in _LEVELS)
 
     def parts(self, row: Row, location: Place) -> Sequence[Row]:
@@ -52,12 +52,12 @@ class LiveVQA(QuestionFormat):
         if not answers:
             raise location.error(f"key '{key}.Ground_Truth_List' is missing or empty")
         named = {"img_path": fields.get("img_path") or row.get("img_path")}
-        own = {
+        other_fields = {
             key: value
             for key, value in row.items()
             if key not in ("id", "img_path", *(f"{level}_qa" for level in _LEVELS))
         }
-        own |= {key: value for key, value in fields.items() if key not in _READ}
+        other_fields |= {key: value for key, value in fields.items() if key not in _READ}
         metadata = {
             "type": fields.get("question_type"),
             "options": fields.get("options"),
@@ -69,7 +69,7 @@ class LiveVQA(QuestionFormat):
             question=question.strip(),
             answers=answers,
             images=images_of(named, location, "img_path", _FOLDERS),
-            metadata=own | {key: value for key, value in metadata.items() if value} | urls,
+            metadata=other_fields | {key: value for key, value in metadata.items() if value} | urls,
         )
 
 

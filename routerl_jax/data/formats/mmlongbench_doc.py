@@ -22,7 +22,7 @@ class MMLongBenchDoc(QuestionFormat):
     text, in order.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "doc_id" in row and "evidence_pages" in row
 
     def example(self, row: Row, location: Place) -> Example | None:

@@ -47,7 +47,7 @@ class MMSearch(QuestionFormat):
     searched for in `image` and `images`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "query" in row and "gt_answer" in row
 
     def example(self, row: Row, location: Place) -> Example | None:

@@ -28,10 +28,10 @@ class Musique(QuestionFormat):
     without an answer (the test set) are left out.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         items = row.get("paragraphs")
-        own = isinstance(items, list) and items and isinstance(items[0], dict) and "paragraph_text" in items[0]
-        of_test_set = bool(own) and not any(key in row for key in EVERY_ANSWER_KEY)
+        is_own_form = isinstance(items, list) and items and isinstance(items[0], dict) and "paragraph_text" in items[0]
+        of_test_set = bool(is_own_form) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -40,7 +40,7 @@ class Musique(QuestionFormat):
         if row.get("answerable") is False or not answers:
             return None
         answers = distinct(answers, strings(row.get("answer_aliases"), location, "answer_aliases"))
-        used = (
+        used_keys = (
             *ANSWER_KEYS,
             "answer_aliases",
             "id",
@@ -50,7 +50,7 @@ class Musique(QuestionFormat):
             "question_decomposition",
             "answerable",
         )
-        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
+        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used_keys}
         name = example_id(row, location)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
             metadata.setdefault("type", name.split("__")[0])

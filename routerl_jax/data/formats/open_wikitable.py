@@ -18,7 +18,7 @@ class OpenWikiTable(QuestionFormat):
     unchanged.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "hard_positive_idx" in row and "original_table_id" in row
 
     def example(self, row: Row, location: Place) -> Example | None:

@@ -26,7 +26,7 @@ class PopQA(QuestionFormat):
     ever matches. `type` is the relation.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "possible_answers" in row
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -35,8 +35,8 @@ class PopQA(QuestionFormat):
         answers = distinct(aliases.get("possible_answers", ()))
         if not answers:
             raise location.error("key 'possible_answers' holds no answer")
-        used = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
-        metadata = {key: value for key, value in row.items() if key not in used}
+        used_keys = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
+        metadata = {key: value for key, value in row.items() if key not in used_keys}
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])

@@ -12,7 +12,7 @@ _MARKS = ("pred_anses", "gen_text_store")  # earlier attempts, and a field for t
 class R1Searcher(QuestionFormat):
     """`{idx, question, answer, pred_anses}`: ten earlier predictions with each question of stage 1, kept in `metadata`."""
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "idx" in row and any(mark in row for mark in _MARKS)
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -20,8 +20,8 @@ class R1Searcher(QuestionFormat):
         answers = distinct(strings(row.get("answer"), location, "answer"))
         if not answers:
             raise location.error("key 'answer' is missing or empty")
-        used = ("idx", "question", "answer", "gen_text_store")
-        metadata = {key: value for key, value in row.items() if key not in used}
+        used_keys = ("idx", "question", "answer", "gen_text_store")
+        metadata = {key: value for key, value in row.items() if key not in used_keys}
         return Example(id=example_id(row, location, ("idx",)), question=question, answers=answers, metadata=metadata)
 
 

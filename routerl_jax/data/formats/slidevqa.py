@@ -21,18 +21,18 @@ class SlideVQA(QuestionFormat):
     slides' `image_urls`), and the other keys of the row.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "deck_name" in row and "evidence_pages" in row
 
     def example(self, row: Row, location: Place) -> Example | None:
-        own = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
+        other_fields = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
         urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
         pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), location, "deck_name", "evidence_pages")
         return Example(
             id=example_id(row, location, ("qa_id", "id")),
             question=question_of(row, location).strip(),
             answers=document_answers(row.get("answer"), location, "answer"),
-            metadata=own | query_type(row.get("reasoning_type")) | urls | pages,
+            metadata=other_fields | query_type(row.get("reasoning_type")) | urls | pages,
         )
 
 

@@ -25,7 +25,7 @@ class TwoWiki(HotpotQA):
     and demonyms are accepted answers too. The data set's own scorer accepts them.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         fields = with_metadata(row)
         return "evidences" in fields and "supporting_facts" in fields
 
@@ -59,10 +59,10 @@ def _triples(value: Any, location: Place) -> list[list[str]]:
     try:
         rows = zip(*(value[key] for key in _COLUMNS), strict=True) if isinstance(value, Mapping) else value
         triples = [[row[key] for key in _COLUMNS] if isinstance(row, Mapping) else list(row) for row in rows]
-        fine = all(len(triple) == 3 and all(isinstance(part, str) for part in triple) for triple in triples)
+        is_valid = all(len(triple) == 3 and all(isinstance(part, str) for part in triple) for triple in triples)
     except (KeyError, TypeError, ValueError):
-        fine, triples = False, []
-    if not fine:
+        is_valid, triples = False, []
+    if not is_valid:
         raise location.error(
             f"key 'evidences' must be a list of [subject, relation, object], or have the keys {_COLUMNS}"
         )

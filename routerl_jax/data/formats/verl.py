@@ -38,7 +38,7 @@ class Verl(QuestionFormat):
     metadata. If they are the columns of a known data set (`context` and `supporting_facts`, ..), its format reads them.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "reward_model" in row
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -76,7 +76,7 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
     read."""
     for name in _WITH_PASSAGES:
         form = FORMATS.get(name)
-        if form.holds(fields):
+        if form.matches(fields):
             try:
                 return read(form, fields)
             except ValueError:

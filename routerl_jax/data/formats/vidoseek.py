@@ -23,7 +23,7 @@ class ViDoSeek(QuestionFormat):
     other keys of `meta_info`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "meta_info" in row and "query" in row
 
     def example(self, row: Row, location: Place) -> Example | None:
@@ -45,7 +45,7 @@ class VragRows(Verl):
     """The rows that VRAG-RL's converter makes of these: verl's rows with `extra_info: {file_name, reference_page, content_type,
     reason_type}`. `content_type` holds the source types, joined by `####`; "Nan" means none."""
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         info = row.get("extra_info")
         return "reward_model" in row and isinstance(info, Mapping) and "reference_page" in info
 

@@ -143,13 +143,17 @@ class HttpKB(KnowledgeBase):
             beside = {} if self._mode is None else {"mode": self._mode}
             bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
             replies = shared_loop().run(gather_bounded(self._send, bodies, self._concurrency))
-            fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
+            fresh = {
+                id: image
+                for chunk, (reply, _) in zip(chunks, replies)
+                for id, image in self._checked_pictures(reply, chunk)
+            }
             if self._cache is not None:
                 self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
             images |= fresh
         return [images[id] for id in ids]
 
-    def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
+    def _checked_pictures(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
         """Checks the reply to a request for pictures. A path is refused, because it would be read on this machine."""
         images = reply.get("images") if isinstance(reply, dict) else None
         if not isinstance(images, list) or len(images) != len(ids):

@@ -85,7 +85,7 @@ class Transport:
             if replica is None:
                 wait = min(candidate.breaker.wait for candidate in self.replicas)
                 if attempt == 0 or time.monotonic() + wait >= deadline:
-                    raise Unavailable(self._closed(wait, last))
+                    raise Unavailable(self._refusal(wait, last))
                 await asyncio.sleep(max(wait, 0.05))
                 continue
             try:
@@ -100,7 +100,7 @@ class Transport:
             await asyncio.sleep(pause)
         seconds = time.monotonic() - started
         raise Unavailable(
-            f"{self._names()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
+            f"{self._urls()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
         )
 
     async def close(self) -> None:
@@ -189,11 +189,11 @@ class Transport:
         self._latencies.append(time.monotonic() - started)
         return value
 
-    def _closed(self, wait: float, last: Exception | None) -> str:
+    def _refusal(self, wait: float, last: Exception | None) -> str:
         reason = f"; the last error: {last}" if last else ""
-        return f"{self._names()}: failed too often, not asked again for {wait:.1f} s{reason}"
+        return f"{self._urls()}: failed too often, not asked again for {wait:.1f} s{reason}"
 
-    def _names(self) -> str:
+    def _urls(self) -> str:
         return " or ".join(replica.url for replica in self.replicas)
 
 

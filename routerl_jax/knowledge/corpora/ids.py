@@ -47,11 +47,11 @@ class DistinctIds:
         ids = list(self._recent)
         hashes = np.array([_hash(row_id) for row_id in ids], np.uint64)
         for before, numbers in self._runs:
-            at = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
-            hits = np.flatnonzero(before[at] == hashes)
+            positions = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
+            hits = np.flatnonzero(before[positions] == hashes)
             if len(hits):
                 second = self._recent[ids[hits[0]]]
-                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[at[hits[0]]])))
+                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[positions[hits[0]]])))
         order = np.argsort(hashes)
         rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
         self._runs.append((hashes[order], rows))
@@ -62,10 +62,10 @@ class DistinctIds:
     def _merge(self) -> None:
         """Merges the last runs while they have about the same size, so that there are few."""
         while len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
-            (hashes, rows), (more, further) = self._runs.pop(), self._runs.pop()
-            joined = np.concatenate([hashes, more])
+            (hashes, rows), (other_hashes, other_rows) = self._runs.pop(), self._runs.pop()
+            joined = np.concatenate([hashes, other_hashes])
             order = np.argsort(joined, kind="stable")
-            self._runs.append((joined[order], np.concatenate([rows, further])[order]))
+            self._runs.append((joined[order], np.concatenate([rows, other_rows])[order]))
 
     def _repeated(self, row_id: str, location: Place, first: Place) -> ValueError:
         file = "" if first.path == location.path else f"{first.path}, "

@@ -219,14 +219,14 @@ def write_graph(
     texts.fill(writer, dim, PASSAGES, passage_text)
     if released is not None:
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=0, hint="")
-        check_vectors(released.directory, vectors, stored, lambda some: texts.embed(list(map(passage_text, some))))
+        check_vectors(released.directory, vectors, stored, lambda sample: texts.embed(list(map(passage_text, sample))))
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
         if lines:
             target = writer.part(part)
             target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
             texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
     clock.lap("embed")
-    stats = writer.once("graph", lambda: _make(config, writer, phrases, count, texts.progress))
+    stats = writer.once("graph", lambda: _make_graph(config, writer, phrases, count, texts.progress))
     clock.lap("graph")
     walk = dataclasses.asdict(config.walk)
     fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
@@ -251,7 +251,7 @@ def _extract(
     progress: bool,
 ) -> dict[str, Any]:
     """Writes the triples of all passages. Returns counts and the first failures."""
-    isolated = dropped = used = 0
+    isolated = dropped = matched = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
@@ -267,7 +267,7 @@ def _extract(
                 for passage, extraction in zip(passages, extract(passages)):
                     file.write(json.dumps(to_row(passage.id, extraction)).encode() + b"\n")
                     isolated += not extraction.triples
-                    used += extraction is not _NOTHING
+                    matched += extraction is not _NOTHING
                     dropped += extraction.dropped
                     if extraction.error:
                         failures += 1
@@ -282,7 +282,7 @@ def _extract(
             )
         if failures:
             logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
-        if config.triples and not used:
+        if config.triples and not matched:
             raise ValueError(
                 f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
             )
@@ -328,7 +328,9 @@ def _read_triples(path: pathlib.Path) -> Iterator[list[Triple]]:
         raise ValueError(f"{path} is damaged ({error}); delete {path.parent}, and the build begins anew") from error
 
 
-def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool) -> dict[str, int]:
+def _make_graph(
+    config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool
+) -> dict[str, int]:
     settings = config.synonyms
     vectors: Any = np.zeros((0, 0), np.float32)
     if phrases.entities:

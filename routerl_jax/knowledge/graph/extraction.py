@@ -78,9 +78,9 @@ class ModelExtractor:
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
         extractions = self._attempt(texts, 0.0)
-        again = [i for i, extraction in enumerate(extractions) if extraction.error]
-        if again:
-            for i, extraction in zip(again, self._attempt([texts[i] for i in again], _SECOND_TEMPERATURE)):
+        failed = [i for i, extraction in enumerate(extractions) if extraction.error]
+        if failed:
+            for i, extraction in zip(failed, self._attempt([texts[i] for i in failed], _SECOND_TEMPERATURE)):
                 extractions[i] = extraction
         return extractions
 
@@ -94,7 +94,7 @@ class ModelExtractor:
             ):
                 names = None if answer.error else parse_entities(answer.text)
                 if names is None:
-                    results[i] = Extraction(error=answer.error or f"no list of entities in {_start(answer.text)}")
+                    results[i] = Extraction(error=answer.error or f"no list of entities in {_beginning(answer.text)}")
                 entities[i] = names
             texts_left = [i for i in texts_left if entities[i] is not None]
         prompts = [_triple_prompt(texts[i], entities[i]) for i in texts_left]
@@ -139,13 +139,13 @@ def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extract
         return Extraction(error=answer.error)
     parsed = parse_triples(answer.text)
     if parsed is None:
-        return Extraction(error=f"no list of triples in {_start(answer.text)}")
+        return Extraction(error=f"no list of triples in {_beginning(answer.text)}")
     triples, dropped = parsed
     named = entities if entities is not None else tuple(dict.fromkeys(part for s, _, o in triples for part in (s, o)))
     return Extraction(entities=named, triples=triples, dropped=dropped)
 
 
-def _start(text: str) -> str:
+def _beginning(text: str) -> str:
     return repr(text[:80]) if text.strip() else "an empty answer"
 
 

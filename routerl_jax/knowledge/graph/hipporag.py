@@ -81,7 +81,7 @@ class HippoRAGDirectory:
 
     def _table(self, part: str) -> _ByText:
         if part not in self._vectors:
-            self._vectors[part] = _ByText(self._files[part], _spoken if part == FACTS else str)
+            self._vectors[part] = _ByText(self._files[part], _fact_text if part == FACTS else str)
         return self._vectors[part]
 
 
@@ -104,7 +104,7 @@ class _ByText:
         return self._rows.get(text, self._rows.get(" ".join(text.split())))
 
 
-def _spoken(content: str) -> str:
+def _fact_text(content: str) -> str:
     """The words of a fact, as graph builds embed them, from `"('ada', 'was born in', 'london')"`."""
     try:
         return " ".join(ast.literal_eval(content))

@@ -141,7 +141,7 @@ def build_pages(
     if recall is not None and recall < config.recall_target:
         logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
     numbers = {"embedded": build.embedded, "vectors": int(open_index(store).vectors.offsets[-1])}
-    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _described(store), "recall": recall}
+    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _search_description(store), "recall": recall}
     return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **details)
 
 
@@ -239,10 +239,10 @@ class _PagesBuild:
         with bar:
             ragged.write(embed)
         vectors = Ragged(writer.scratch / VECTORS, config.precision, memory_limit=2**30, hint="")
-        self._means(vectors)
+        self._write_means(vectors)
         return vectors
 
-    def _means(self, vectors: Ragged) -> None:
+    def _write_means(self, vectors: Ragged) -> None:
         """Writes one mean vector per page, because every store with an encoder has one vector per passage."""
 
         def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
@@ -339,7 +339,7 @@ def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, 
     return stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, settings=settings)
 
 
-def _described(store: Store) -> str:
+def _search_description(store: Store) -> str:
     """How pages are found: the first stage, pooled vectors of a page, candidates."""
     settings = store.manifest.settings
     if "pooled" not in settings:

@@ -98,7 +98,7 @@ class MaxSim:
         if dtype == jnp.bfloat16 and np.array_equal(vectors, short := vectors.astype(dtype)):
             vectors = short
         placed = {device: jax.device_put(vectors, device) for device in self._devices}
-        best = functools.partial(_best, 1 if alone else self._together(len(vectors)))
+        best = functools.partial(_best, 1 if alone else self._pages_at_once(len(vectors)))
 
         def score_block(block: Block) -> None:
             (device,) = block.values.devices()
@@ -108,7 +108,7 @@ class MaxSim:
 
         list(_threads().map(score_block, self._blocks))
 
-    def _together(self, vectors: int) -> int:
+    def _pages_at_once(self, vectors: int) -> int:
         """Pages of one matrix product."""
         if self._devices[0].platform == "cpu":
             return 1 if vectors > _FEW_VECTORS else 0
@@ -174,8 +174,8 @@ def _rounded(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
-    """The largest inner product of every query vector with the vectors of each page, [P, N]. `together` pages at a time;
+def _best(pages_at_once: int, queries_ND: Array, pages_PLD: Array) -> Array:
+    """The largest inner product of every query vector with the vectors of each page, [P, N]. `pages_at_once` pages at a time;
     0: all."""
 
     def best(page_LD: Array) -> Array:
@@ -191,6 +191,6 @@ def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
         )
         return products.max(0)
 
-    if not together:
+    if not pages_at_once:
         return jax.vmap(best)(pages_PLD)
-    return jax.lax.map(best, pages_PLD, batch_size=together if together > 1 else None)
+    return jax.lax.map(best, pages_PLD, batch_size=pages_at_once if pages_at_once > 1 else None)

@@ -192,13 +192,13 @@ def create_app(
         from starlette.middleware import Middleware
         from starlette.routing import Route
     server = Server(served, settings or ServerSettings())
-    beside = mcp(server) if mcp is not None else None
+    mcp_app = mcp(server) if mcp is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            if beside is not None:
-                await stack.enter_async_context(beside.router.lifespan_context(beside))
+            if mcp_app is not None:
+                await stack.enter_async_context(mcp_app.router.lifespan_context(mcp_app))
             try:
                 yield
             finally:
@@ -219,8 +219,8 @@ def create_app(
     ]
     for adapter in ADAPTERS:
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
-    if beside is not None:
-        routes += beside.routes
+    if mcp_app is not None:
+        routes += mcp_app.routes
     same_site = Middleware(SameSite, hosts=hosts)
     middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN) if token else same_site]
     handlers = {404: _no_such_path, 405: _wrong_method}

@@ -110,7 +110,7 @@ class Batcher:
         self._unfinished += 1
         self.waiting += len(queries)
         self._start().set()
-        self._tell_queue()
+        self._report_queue()
         return await future
 
     def _full(self) -> Refusal:
@@ -151,10 +151,10 @@ class Batcher:
             if idle and self._config.max_wait_ms:
                 await self._fill(arrived)
             idle = False
-            pieces = self._take()
+            pieces = self._next_batch()
             if pieces:
                 await self._call(pieces)
-            self._tell_queue()
+            self._report_queue()
 
     async def _fill(self, arrived: asyncio.Event) -> None:
         """Waits for a full batch, at most `max_wait_ms`."""
@@ -166,7 +166,7 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _take(self) -> list[_Piece]:
+    def _next_batch(self) -> list[_Piece]:
         """The longest waiting queries that fit into one call. Drops requests whose clients have disconnected."""
         pieces: list[_Piece] = []
         room, k, waiting = self._config.max_batch, None, collections.deque()
@@ -233,7 +233,7 @@ class Batcher:
             raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
         return results, seconds
 
-    def _tell_queue(self) -> None:
+    def _report_queue(self) -> None:
         if self._observer:
             self._observer.queue(self.waiting)
 

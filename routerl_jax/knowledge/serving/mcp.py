@@ -129,9 +129,9 @@ def _read_call(arguments: Mapping[str, Any], schema: Mapping[str, Any], limits: 
     if unknown:
         raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(properties)}")
     question: Any = arguments.get("query", "")
-    beside = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
-    if beside:
-        question = {"text": question or None, **beside}
+    extra_fields = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
+    if extra_fields:
+        question = {"text": question or None, **extra_fields}
     query = read_query(question, "query", limits)
     return SearchRequest(
         queries=[query], mode=arguments.get("mode"), k=read_k(arguments.get("k", limits.default(5)), limits)

@@ -199,10 +199,10 @@ class _Build:
         failures: list[str] = []
         with Bar(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
             for start in range(0, len(groups), _SAVE_EVERY):
-                some = groups[start : start + _SAVE_EVERY]
-                texts, errors = summaries(self._llm, some, words=self._config.summary_words)
+                batch = groups[start : start + _SAVE_EVERY]
+                texts, errors = summaries(self._llm, batch, words=self._config.summary_words)
                 all_texts, failures = all_texts + texts, failures + errors
-                bar.update(len(some))
+                bar.update(len(batch))
         return all_texts, failures
 
     def _join(self, levels: int) -> dict[str, Any]:

@@ -123,11 +123,11 @@ class Fetcher:
             async with self._session.get(target, allow_redirects=False) as reply:
                 where = reply.headers.get("Location")
                 if reply.status not in _REDIRECTS or not where:
-                    return await self._take(str(reply.url), reply, kinds)
+                    return await self._read_reply(str(reply.url), reply, kinds)
                 url = urllib.parse.urljoin(str(target), where)
         raise WebError(f"{url}: more than {self._config.redirects} redirects")
 
-    async def _take(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
+    async def _read_reply(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
         if reply.status != 200:
             raise WebError(f"{url}: HTTP {reply.status} {reply.reason}")
         kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()

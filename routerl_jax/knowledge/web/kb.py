@@ -113,14 +113,14 @@ class WebKB(KnowledgeBase):
         for error in failures:
             if not isinstance(error, WebError):
                 raise error
-            if not self._empty_instead(error):
+            if not self._counts_as_empty(error):
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
         results = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
         return TimedResults(results, seconds)
 
-    def _empty_instead(self, error: WebError) -> bool:
+    def _counts_as_empty(self, error: WebError) -> bool:
         if isinstance(error, NotRecorded):
             return self.config.snapshot.missing == "empty"
         return self.config.failures == "empty"
@@ -181,8 +181,8 @@ class WebKB(KnowledgeBase):
         if self.config.snippets == "only" and self.config.mode == "text":
             state.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return state
-        about = query_question(query) or query_string
-        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(about, rank, hit))
+        topic = query_question(query) or query_string
+        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(topic, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
                 if len(state.passages) < want and rank not in state.passages and hit.snippet:
@@ -232,9 +232,9 @@ class WebKB(KnowledgeBase):
             for task in running:
                 task.cancel()
 
-    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, topic: str, rank: int, hit: Hit) -> Passage:
         page = await self._stages.page(hit.url)
-        summary = await self._stages.summary(about, page)
+        summary = await self._stages.summary(topic, page)
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
     def _query_string(self, query: Query) -> str:
@@ -274,7 +274,7 @@ class WebImageKB(WebKB):
         content = await asyncio.to_thread(_jpeg, query.image)
         return await self._stages.upload(content, f"{query_string.removeprefix('sha256:')}.jpg")
 
-    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, topic: str, rank: int, hit: Hit) -> Passage:
         if not hit.thumbnail or not hit.title:
             raise WebError(f"{hit.url}: a result without thumbnail or title")
         picture = await self._stages.picture(hit.thumbnail)

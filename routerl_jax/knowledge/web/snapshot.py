@@ -204,9 +204,9 @@ class Snapshot:
     def _write_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         fields = {"format": FORMAT, "created": created, "made_with": made_with}
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
-        new.replace(path)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+        temporary.replace(path)
 
     def _check_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
         fields = read_json(path, "record anew")
@@ -219,10 +219,10 @@ class Snapshot:
         for stage, settings in json.loads(json.dumps(made_with)).items():
             before = recorded.get(stage, {})
             for key in {**settings, **before}:
-                then, value = before.get(key), settings.get(key)
-                if then != value:
+                old_value, value = before.get(key), settings.get(key)
+                if old_value != value:
                     raise ValueError(
-                        f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "
+                        f"{self.directory} was recorded with {stage}.{key}={old_value!r}, the configuration says {value!r}: "
                         f"change the configuration, or record anew"
                     )
 

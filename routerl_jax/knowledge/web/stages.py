@@ -180,10 +180,10 @@ class Stages:
         if task is None:
             task = asyncio.ensure_future(work())
             self._flights[key] = task
-            task.add_done_callback(lambda finished: self._land(key, finished))
+            task.add_done_callback(lambda finished: self._finish(key, finished))
         return await asyncio.shield(task)
 
-    def _land(self, key: str, task: asyncio.Task[Any]) -> None:
+    def _finish(self, key: str, task: asyncio.Task[Any]) -> None:
         self._flights.pop(key, None)
         if not task.cancelled():
             task.exception()  # marks it as retrieved, because its callers may have given up
@@ -200,7 +200,7 @@ class Stages:
             return _value(record)
         value = None
         if self._cache is not None:
-            cached = await self._apart(self._cache.get, key)
+            cached = await self._on_thread(self._cache.get, key)
             value = None if cached is None else json.loads(cached)
         self.counts.add(stage, asked=1, hits=value is not None)
         if value is None:
@@ -211,10 +211,10 @@ class Stages:
                     raise
                 return _value(self.snapshot.put(table, key, about, Record(error=str(error))))
             if self._cache is not None and keep(value):
-                await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
+                await self._on_thread(self._cache.set, key, json.dumps(value).encode(), ttl)
         return value if self.snapshot is None else _value(self.snapshot.put(table, key, about, Record(value)))
 
-    async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _on_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Runs work of the cache on a thread, unless the cache is only in memory."""
         assert self._cache is not None
         return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)

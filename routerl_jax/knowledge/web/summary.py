@@ -67,21 +67,21 @@ class Summariser:
     async def summarise(self, query: str, page: Page) -> Summary:
         """The summary of a page for a query, or for the user's question. Errors of the model are never raised."""
         if self._model is None:
-            return self._instead(page, "")
+            return self._fallback(page, "")
         try:
             async with asyncio.timeout(self._config.timeout):
                 answer = await self._ask(self.prompt(query, page))
         except TimeoutError:
-            return self._instead(page, f"the summariser took longer than {self._config.timeout:g} s")
+            return self._fallback(page, f"the summariser took longer than {self._config.timeout:g} s")
         if answer.error is not None:
-            return self._instead(page, f"the summariser failed: {answer.error}")
+            return self._fallback(page, f"the summariser failed: {answer.error}")
         text = " ".join(replace_surrogates(without_thinking(answer.text)).split())
         problem = nonsense(text)
         if problem:
-            return self._instead(page, f"the summariser wrote {problem}")
+            return self._fallback(page, f"the summariser wrote {problem}")
         return Summary(text=self._extract(text))
 
-    def _instead(self, page: Page, problem: str) -> Summary:
+    def _fallback(self, page: Page, problem: str) -> Summary:
         return Summary(text=self._extract(page.text), problem=problem)
 
     def _extract(self, text: str) -> str:

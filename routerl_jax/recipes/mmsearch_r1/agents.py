@@ -236,8 +236,8 @@ class MMSearchAgent(CallingAgent):
                 action = dataclasses.replace(action, kind="invalid", error=why)
         turn.action = action
         formed = self.grammar.well_formed if self.grammar else protocol.well_formed
-        own = not turn.forced and self.whole(turn)
-        turn.well_formed = action.kind != "invalid" and own and formed(turn.text)
+        complete = not turn.forced and self.whole(turn)
+        turn.well_formed = action.kind != "invalid" and complete and formed(turn.text)
         return action
 
     async def _search(
@@ -253,7 +253,9 @@ class MMSearchAgent(CallingAgent):
         def observation(passages: Sequence[Passage]) -> Observation:
             return self.observation(call, passages, kind, example, earlier)
 
-        shown = fitting(call.passages, lambda some: self.size_of(chat, observation(some)) <= limit, cut=kind == "text")
+        shown = fitting(
+            call.passages, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=kind == "text"
+        )
         return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
 
     def framed(self, observation: Observation) -> Observation | Reply:

@@ -54,8 +54,8 @@ class StepAgent(CallingAgent):
         prompt = self._golden(step, example, partial(self._room, example, llm))
         chat, turn = await self._turn(prompt, example, llm)
         assert turn.action is not None
-        written = turn.action.query if turn.action.kind == "search" else turn.action.answer
-        return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
+        output = turn.action.query if turn.action.kind == "search" else turn.action.answer
+        return chat.episode(answer=output or None, truncated=turn.stop_reason == "length")
 
     @property
     def choices(self) -> RouteChoices | None:
@@ -150,7 +150,7 @@ class StepAgent(CallingAgent):
         bare = prompt_with((), "")
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
-        shown = fitting(documents, lambda some: room(prompt_with(some, "")) >= least)
+        shown = fitting(documents, lambda subset: room(prompt_with(subset, "")) >= least)
         if shown or not documents:
             return prompt_with(shown, "")
         too_long = prompt_with((), TOO_LONG)
@@ -241,14 +241,14 @@ class StepwiseAgent(StepAgent):
     ) -> list[tuple[str, str]]:
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
-        named = self.tools[0]  # by the policy, in its last search
+        last_tool = self.tools[0]  # by the policy, in its last search
         for step in range(self.max_searches):
             action = await self._route(example, history, llm, chats)
             if not _searches(action):
-                action = await self._beyond(example, history, llm, chats, named)
+                action = await self._beyond(example, history, llm, chats, last_tool)
             if action is None:
                 break
-            named = action.tool
+            last_tool = action.tool
             tool = self.routing(action.tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
@@ -282,7 +282,7 @@ class StepwiseAgent(StepAgent):
         return None
 
     async def _beyond(
-        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], named: str
+        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], last_tool: str
     ) -> Action | None:
         """The search to make if the policy would stop; None if it stops."""
         if self.beyond is None:
@@ -290,19 +290,19 @@ class StepwiseAgent(StepAgent):
         if self.beyond != "own":
             tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
             return Action(kind="search", tool=tool, query=example.question)
-        agent, begun = self, ("",)
+        agent, openings = self, ("",)
         if isinstance(self.protocol, StepCalls):
             agent = dataclasses.replace(self, protocol=self.protocol.unending())
         else:
             question = llm.tokenizer.plain(example.question)
-            begun = (self.protocol.route_opening(), self.protocol.route_opening(question))
+            openings = (self.protocol.route_opening(), self.protocol.route_opening(question))
         prompt = agent.protocol.route(example.question, history)
-        for opening in begun:
+        for opening in openings:
             chat, turn = await agent._turn(prompt, example, llm, forced=opening)
             chats.append(chat)
             if _searches(turn.action):
                 return turn.action
-        return Action(kind="search", tool=named, query=example.question)
+        return Action(kind="search", tool=last_tool, query=example.question)
 
     async def _answer(self, prompt: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
         request = prompt

@@ -81,7 +81,7 @@ def turn_route_reward(
             if route.open and not any(hop.query or hop.kb for _, hop in route.open):
                 worths += [HopScore(route.turn, *value) for value in values]
             else:
-                worths.append(HopScore(route.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+                worths.append(HopScore(route.turn, *_best(values or [(-1, (alpha + beta) * _stops(turn))])))
         rewards.append(_gains(len(episode.turns), worths))
     return rewards
 
@@ -104,7 +104,7 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
                 if hop.value
             ]
             if values:
-                worths.append(HopScore(judged.turn, *_most(values)))
+                worths.append(HopScore(judged.turn, *_best(values)))
         of_episode = _gains(len(episode.turns), worths)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
@@ -121,10 +121,10 @@ def turn_format_reward(episodes: Sequence[Episode]) -> list[list[float]]:
     On golden prefixes a right turn always exists, and the format is a factor of its reward. On the policy's own prefixes there
     often is none, because a search missed. Every turn earns 0 then, and only this term keeps the policy in the right form.
     """
-    return [[-float(not _fine(turn)) for turn in episode.turns] for episode in episodes]
+    return [[-float(not _is_valid(turn)) for turn in episode.turns] for episode in episodes]
 
 
-def _fine(turn: Turn) -> bool:
+def _is_valid(turn: Turn) -> bool:
     return turn.well_formed and turn.action is not None and turn.action.kind != "invalid"
 
 
@@ -143,7 +143,7 @@ def answers(episode: Episode, normalizer: str) -> list[Judged]:
     return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "answer"]  # type: ignore[union-attr]
 
 
-def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
+def _best(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
     """The largest value with its index; the first of equals."""
     return max(values, key=lambda pair: pair[1])
 

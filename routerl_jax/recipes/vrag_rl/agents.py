@@ -349,7 +349,9 @@ class VRAGAgent(CallingAgent):
         def observation(passages: Sequence[Passage]) -> Observation:
             return self._page(call, fresh, passages)
 
-        shown = fitting(fresh, lambda some: self.size_of(chat, observation(some)) <= limit, cut=self.shows == "text")
+        shown = fitting(
+            fresh, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=self.shows == "text"
+        )
         shown_ids.update(passage.id for passage in shown)
         return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
 
