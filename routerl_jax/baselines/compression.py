@@ -52,9 +52,9 @@ class SelectiveContext(VanillaRAG):
         least = float(np.quantile(units, self.drop)) if units else 0.0
         shorter = [
             dataclasses.replace(
-                passage, text=" ".join(text for item in sentences for text, value in item if value >= least)
+                passage, text=" ".join(text for item in scored_sentences for text, value in item if value >= least)
             )
-            for passage, sentences in zip(results.passages, scored, strict=True)
+            for passage, scored_sentences in zip(results.passages, scored, strict=True)
         ]
         return await self.read(example, llm, together(results, [item for item in shorter if item.text.strip()]))
 
