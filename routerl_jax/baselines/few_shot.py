@@ -197,7 +197,7 @@ class FewShotVRAG(VRAGAgent):
         return [*chat, Message(role="assistant", content=vrag.answer(shot.thought, shot.answer))]
 
     def _in_words(self, item: str, shows: str) -> str:
-        """What a picture shows, in words; where pages are text, that text."""
+        """The content of a picture in words. If pages are shown as text, it is that text."""
         if self.shows == "text":
             return shows
         pixels = f", of {SIZE[0]} x {SIZE[1]} pixels" if item == "A page" and not self.regions.box_scale else ""

@@ -1,4 +1,4 @@
-"""Runs agents on benchmarks and writes a report. Started again, it goes on where it was."""
+"""Runs agents on benchmarks and writes a report. Started again, it continues where it stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreparedBenchmark:
       benchmark: the benchmark with files instead of patterns.
       rows: the agents that are run on it.
       left_out: agents that can't be run on it, with the reason.
-      file: number of questions in its file, and of rows that are none, by what they lack.
+      file: number of questions in its file, and numbers of other rows by the field that they lack.
     """
 
     name: str
@@ -93,7 +93,7 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     """Writes the report of what `output` has, and asks no policy and no judge. A comparison may be running there.
 
     The report has the agents with an episode of every question of a benchmark. It says how many questions the others have, and
-    leaves their places blank. Verdicts count if they were given before.
+    leaves their cells blank. Verdicts count if they were given before.
 
     Returns:
       The content of results.json, as `compare`, with the other agents in the card (`unfinished`).
@@ -265,7 +265,7 @@ def _located(name: str, config: ComparisonConfig) -> Benchmark:
 
 
 def absent(config: ComparisonConfig) -> dict[str, str]:
-    """The benchmarks that are left out because their files are not there (config.skip_absent), with what is to be had where."""
+    """The benchmarks that are left out because their files are missing (config.skip_absent), and where to get the files."""
     missing: dict[str, str] = {}
     for name in config.benchmarks if config.skip_absent else ():
         try:
@@ -379,8 +379,8 @@ def _card(
     """Everything that the numbers depend on.
 
     Args:
-      unfinished: of a report of what is there: number of questions with an episode, by benchmark and by agent that is not
-        finished. The card is then without devices: the episodes may be from others, and these may be in use.
+      unfinished: for a report of a comparison that has not ended: number of questions with an episode, by benchmark and by
+        unfinished agent. The card then has no devices, because the episodes may come from other machines.
     """
     return {
         "benchmarks": {

@@ -22,12 +22,11 @@ LINE_SECONDS = 10.0  # least seconds between two lines of a bar that is shown as
 SILENT_SECONDS = 60.0  # seconds without a line after which such a bar says what it waits for
 _PULSE = 1.0  # seconds between two updates of a bar that does not move
 _SHOW_WAITING = 2.0  # seconds of waiting from which on they are shown
-_IN_NOTEBOOK = any(one.__module__ == "tqdm.notebook" for one in tqdm.__mro__)
+_IN_NOTEBOOK = any(cls.__module__ == "tqdm.notebook" for cls in tqdm.__mro__)
 
 _quiet = False
-_open: list[
-    weakref.ref[Bar]
-] = []  # the bars that are shown, oldest first; weak, so that a bar that nobody holds closes itself
+# The bars that are shown, oldest first. The references are weak, so that a bar that nobody holds closes itself.
+_open: list[weakref.ref[Bar]] = []
 _waiting: list[_Wait] = []  # innermost last
 _compiling: _Wait | None = None
 _lock = tqdm.get_lock()  # tqdm's own lock, as with a second one threads could wait for each other
@@ -65,7 +64,7 @@ def waiting(label: str) -> Iterator[None]:
 
 
 def compiling(now: bool) -> None:
-    """Makes the bar show that a program is being compiled, or no longer."""
+    """Sets whether the bar shows that a program is being compiled."""
     global _compiling
     _compiling = _Wait("compiling") if now else None
 
@@ -107,7 +106,7 @@ class Bar(tqdm):
             super().clear(*arguments, **options)
 
     def close(self) -> None:
-        """Ends the bar, with its last state unless it is not to be left."""
+        """Ends the bar. Its last state stays visible if `leave` says so."""
         if self.disable:
             return super().close()
         _end(self)
@@ -148,7 +147,7 @@ class Bar(tqdm):
         )
 
 
-# --- what goes on beside the bars --------------------------------------------------------------------------------------
+# --- the thread beside the bars ----------------------------------------------------------------------------------------
 
 
 def _begin(bar: Bar) -> None:
@@ -166,7 +165,7 @@ def _end(bar: Bar) -> None:
 
 
 class _BarThread:
-    """What runs while bars are shown: a thread that updates them, and streams that write above them."""
+    """Helpers that run while bars are shown: a thread that updates them, and streams that write above them."""
 
     _stopped: threading.Event | None = None
     _restore: contextlib.ExitStack | None = None
@@ -200,7 +199,7 @@ class _BarThread:
 
 
 class _Above:
-    """A stream whose lines go above the bars. A part of a line waits for the rest."""
+    """A stream that writes its lines above the bars. It buffers an incomplete line."""
 
     def __init__(self, stream: Any, bars: Any) -> None:
         self.stream, self._bars, self._piece = stream, bars, ""
@@ -235,7 +234,7 @@ def _unwrapped(stream: Any) -> Any:
 
 @contextlib.contextmanager
 def _above_bars(name: str, bars: Any) -> Iterator[None]:
-    """Makes all output to a standard stream appear above the bars, also that of absl's handler, which holds the stream."""
+    """Shows all output to a standard stream above the bars. absl's handler keeps the stream, so it is redirected too."""
     stream = getattr(sys, name)
     above = _Above(stream, bars)
     handler = logging.get_absl_handler().python_handler

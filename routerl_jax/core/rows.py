@@ -34,7 +34,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
     that JSON strings may contain (U+2028).
 
     Args:
-      lines: read one object per line, whatever the file is called.
+      lines: read one object per line, whatever the extension.
 
     Raises:
       ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.

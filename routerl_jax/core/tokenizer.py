@@ -74,8 +74,9 @@ class Tokenizer:
         return [bos] if with_special != bare and with_special[:1] == [bos] else []
 
     def plain(self, text: str, keep: Collection[str] = ()) -> str:
-        """A foreign text (a question, a page, a tool's reply) without `marks`: each is broken up by a space after its first
-        letter. A text without marks is returned unchanged.
+        """Breaks up the `marks` in a foreign text (a question, a page, a tool's reply), by a space after their first letter.
+
+        A text without marks is returned unchanged.
 
         Args:
           keep: marks that stay, such as the tags of the protocol in which the text is written.
@@ -102,8 +103,8 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_marks(self) -> str:
-        """A chat up to a user's message, as the template writes it. It has no tag that opens the assistant's thoughts, because
-        that is no mark."""
+        """A chat up to a user's message, as the template writes it. It leaves out the tag that opens the assistant's thoughts,
+        because that tag is no mark."""
         try:
             return (
                 self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
@@ -232,7 +233,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:
-        """What the template writes between an assistant's text and a user's, and between a user's and an assistant's."""
+        """The template's text between an assistant's and a user's message, and between a user's and an assistant's."""
         placeholder = "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
@@ -242,7 +243,7 @@ class Tokenizer:
         return before, after
 
     def _after_turn(self, text: str, role: ReplyRole) -> str:
-        """What the template writes after an assistant's text if `role` says `text` next."""
+        """The template's text after an assistant's message, if the next message is `text` by `role`."""
         placeholder = "routerl-assistant"
         _, first, tail = self._rendered_turns(placeholder, text, role).partition(placeholder)
         if not first or not tail:

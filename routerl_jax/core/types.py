@@ -142,7 +142,7 @@ class Shown:
       digest: digest of the processed picture (`PlacedImage.digest`); "" before it has been shown.
       parent: digest of the picture that a crop was cut from; "" for a whole picture.
       box: for a crop: left, top, right and bottom in pixels of its parent before resizing; () for a whole picture.
-      error: why the picture could not be shown. The text says so too, where the picture would be.
+      error: why the picture could not be shown; the text has this message in its place.
     """
 
     passage: str = ""

@@ -89,7 +89,7 @@ class BalanceReport:
     Attributes:
       before: number of questions by data set and kind. `unsolved` ones, which no attempt got right, are in no sample.
       after: the same for the sample.
-      either: number of questions of kind image or text for which either search alone was enough.
+      either: number of questions (of kind image or text) for which either search alone was enough.
       attempts, failed_searches: numbers over the whole job.
       missing: amounts that could not be reached.
     """
@@ -133,7 +133,7 @@ class BalanceReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchNeed:
-    """What the attempts at a question show.
+    """The searches that a question needs, judged by its attempts.
 
     Attributes:
       kind: one of `KINDS`, or `unsolved`.
@@ -195,14 +195,14 @@ def balance(
 ) -> BalanceReport:
     """Attempts all questions; writes the searches that they need, and the sample.
 
-    After a kill, the same call goes on where the job was. Every process of a job must call this, with the same `workdir`.
+    After a kill, the same call continues the job. Every process of a job must call this, with the same `workdir`.
 
     Args:
       attempt: makes attempts; with probe="forced" it is called with the rounds of `PROBES`.
       image_tool: name of the agent's image search tool.
       made_of: identity of the policy, JSON-serialisable.
       normalizer: normaliser of the run, which is used if config.normalizer is empty.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, or all searches of a portion failed.

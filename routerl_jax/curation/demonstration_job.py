@@ -1,4 +1,4 @@
-"""What jobs have in common in which language models demonstrate how a policy is to work, question by question."""
+"""The common parts of jobs in which language models write demonstrations for a policy, question by question."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DemonstrationConfig:
 
 
 class Tried(Protocol):
-    """What an attempt came to. `record()` is JSON-serialisable."""
+    """The result of an attempt. `record()` is JSON-serialisable."""
 
     @property
     def outcome(self) -> str: ...
@@ -143,10 +143,10 @@ def run_job(
     Args:
       prompts: the prompts of the models. Other wordings in a later version make another job.
       outputs: names of the job's files and directories. The first is the journal of its records.
-      demonstrating: opens models and knowledge bases, and gives what makes a question's record (`best_of`). It is not called if
-        nothing is left to do.
-      write: writes the files and returns the report, from all records, the last record of each tried question in the order in
-        which they are tried, and the seconds of this session.
+      demonstrating: opens models and knowledge bases, and returns a function that makes a question's record (`best_of`). It is
+        not called if nothing is left to do.
+      write: writes the files and returns the report. Its arguments are all records, the last record of each tried question in
+        the order of the questions, and the seconds of this session.
       doing: label of the progress bar.
       overwrite: delete the files of a job with other settings in `workdir`.
 

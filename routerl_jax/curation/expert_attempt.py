@@ -298,7 +298,7 @@ class _RunningAttempt:
         )
 
     async def _first_usable(self, expert: str, prompt: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
-        """What the first usable reply says. If a reply can't be used, the expert is told why and asked again.
+        """The content of the first usable reply. If a reply can't be used, the expert is told why and asked again.
 
         Raises:
           AttemptFailed: no reply could be used, after `config.retries` further requests.

@@ -64,12 +64,12 @@ def demonstrate(
 ) -> ExpertsReport:
     """Lets the experts work on the questions of `config.data`, and writes the right trajectories.
 
-    After a kill, the same call goes on where the job was. Nothing is asked twice.
+    After a kill, the same call continues the job. Nothing is asked twice.
 
     Args:
       open_services: opens the planner, the grounder and the pages. It is not called if nothing is left to do.
       student: the policy of `config.student`, if it is in memory already.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or

@@ -59,11 +59,11 @@ def construct(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ConstructReport:
-    """Makes trajectories of the questions of `config.data`, and writes them. After a kill, the same call goes on.
+    """Makes trajectories of the questions of `config.data`, and writes them. After a kill, the same call continues the job.
 
     Args:
       open_services: opens the language model and the knowledge bases. It is not called if nothing is left to do.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data can't be used, or too many

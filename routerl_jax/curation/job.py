@@ -59,12 +59,12 @@ async def work_through(
     """Works on `concurrency` items at a time, and saves each as soon as it is finished.
 
     Args:
-      work: makes an item's record.
+      work: returns the record of an item.
       finish: saves a record. Returns the reason if the item failed and is to be tried again, else "".
       patience: the job stops after so many failures in a row.
       unit: the word for an item in messages.
       bar: advances by one per item, with the text `so_far()` behind it.
-      skip: says of an item whose turn has come whether it needs no work any more.
+      skip: whether an item needs no work any more. Called right before its work would start.
 
     Raises:
       ValueError: too many items failed in a row.

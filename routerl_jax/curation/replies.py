@@ -1,6 +1,6 @@
 """A file with all model replies of a job, written as soon as they arrive.
 
-A job that goes on after a kill asks nothing twice, not even for questions that were in progress.
+A job that continues after a kill repeats no request, not even those of questions that were in progress.
 """
 
 from __future__ import annotations

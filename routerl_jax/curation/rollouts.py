@@ -1,4 +1,4 @@
-"""A policy's attempts at many questions. They are saved in portions, so that a killed job goes on where it was."""
+"""A policy's attempts at many questions. They are saved in portions, so that a killed job can continue."""
 
 from __future__ import annotations
 
@@ -105,9 +105,8 @@ class Rounds:
         for index in range(self._portions(names)):
             names_here = names[index * self.portion : (index + 1) * self.portion]
             path = self.directory / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
-            saved = multihost.exchange(path.is_file())[
-                0
-            ]  # as the main process sees it: by the time that another looks, it may have been made
+            # The main process decides: another process may look after the file was made.
+            saved = multihost.exchange(path.is_file())[0]
             if not saved:
                 self._attempt(path, [self.examples[name] for name in names_here], samples, number)
             yield _read(path, names_here, samples)

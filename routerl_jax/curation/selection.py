@@ -1,7 +1,7 @@
 """Sorts questions by difficulty (R1-Searcher, arXiv 2503.05592, section 2.1): how many attempts does a policy need for one?
 
 The job runs in rounds. In a round, every question that is still unanswered gets a few attempts. Results are saved in portions,
-so that a killed job goes on where it was.
+so that a killed job can continue.
 """
 
 from __future__ import annotations

@@ -273,12 +273,12 @@ def teach(
 ) -> TeachingReport:
     """Lets the teacher work on the questions of `config.data`, and writes the right attempts.
 
-    After a kill, the same call goes on where the job was. No finished question is asked again.
+    After a kill, the same call continues the job. No finished question is asked again.
 
     Args:
       open_services: opens the teacher and the knowledge bases. It is not called if nothing is left to do.
       student: the policy of `config.student`, if it is in memory already.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or

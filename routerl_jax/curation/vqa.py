@@ -64,9 +64,8 @@ class VqaConfig:
     job: Literal["vqa"] = "vqa"  # the job that this configuration is for
     # a text file with one concept per line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
     concepts: str = ""
-    llm: ChatModelConfig = dataclasses.field(
-        default_factory=ChatModelConfig
-    )  # the model that writes questions; it must read pictures
+    # the model that writes questions; it must read pictures
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
     # one knowledge base, which takes text queries and finds passages with pictures
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     k: Size = 3  # passages per search; the first with a picture and a text is taken

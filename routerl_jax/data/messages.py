@@ -59,8 +59,8 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
 
 
 def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
-    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. What follows
-    the last round is left out.
+    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. The text
+    after the last round is left out.
 
     Args:
       name: gives the name of a picture in the row.

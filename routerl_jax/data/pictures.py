@@ -79,7 +79,7 @@ def _fault_of_file(path: pathlib.Path, changed: int) -> str:
 
 
 def _fault(source: bytes | str | pathlib.Path) -> str:
-    """What is wrong with a picture; "" if nothing is."""
+    """The fault of a picture; "" if it has none."""
     from routerl_jax.models.images import check_image  # a slow import; files without pictures don't need it
 
     try:

@@ -26,7 +26,7 @@ _UNSAID = "dense_text"  # the kind that `changes` leaves out
 
 
 class Source(NamedTuple):
-    """Where the passages of a build come from.
+    """The source of a build's passages.
 
     Attributes:
       path: path of the file or directory; "" for passages in memory.
@@ -50,9 +50,9 @@ def corpus_source(
     """The source for a file or directory.
 
     Args:
-      what: the content that it should have, for the message.
+      what: the expected content, for the message.
       read: returns its passages.
-      check: raises an error that can be found without reading all of it.
+      check: raises the errors that can be found without reading all of it.
       digest: returns the digest of its content.
 
     Raises:

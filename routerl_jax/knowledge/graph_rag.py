@@ -223,7 +223,7 @@ class _Package:
 
 @functools.cache
 def _package() -> _Package:
-    """What we use of the package. Our models are registered with it. Raises ValueError if it is not installed."""
+    """The parts of the package that are used here, with our models registered. Raises ValueError if it is not installed."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the web for prices
 
     def of(module: str) -> Any:

@@ -40,9 +40,7 @@ def reciprocal_rank_fusion(
             key = (passage.id, passage.title, passage.text)
             scores[key] += weight / (constant + rank)
             passages.setdefault(key, passage)
-    best = sorted(passages, key=lambda key: -scores[key])[
-        :k
-    ]  # stable: ties stay in the order of their first appearance
+    best = sorted(passages, key=lambda key: -scores[key])[:k]  # stable: ties keep the order of their first appearance
     return [dataclasses.replace(passages[key], score=scores[key]) for key in best]
 
 
@@ -165,7 +163,7 @@ def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResult
 
 
 def _joined(walks: Iterable[Walk]) -> Walk:
-    """What the members' walks passed, each phrase and fact once."""
+    """One walk with the phrases and facts of the members' walks, each once."""
     facts, nodes = ([name for names in part for name in names] for part in zip(*walks))
     return Walk(facts=tuple(dict.fromkeys(facts)), nodes=tuple(dict.fromkeys(nodes)))
 

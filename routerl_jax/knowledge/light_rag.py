@@ -166,7 +166,7 @@ class _Package:
 
 @functools.cache
 def _package() -> _Package:
-    """What we use of the package. Raises ValueError if it is not installed."""
+    """The parts of the package that are used here. Raises ValueError if it is not installed."""
     with needs("LightRAG", "lightrag"):
         main, utils = map(importlib.import_module, ("lightrag", "lightrag.utils"))
     logging.getLogger("lightrag").setLevel(logging.WARNING)  # it has a line for every query

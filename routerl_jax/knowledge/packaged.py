@@ -47,7 +47,7 @@ _BLOCK = 1024  # passages read at a time
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PackagedConfig:
-    """What the configurations of such knowledge bases have in common."""
+    """The fields that the configurations of all such knowledge bases share."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = ""  # kind of the knowledge base

@@ -79,7 +79,7 @@ class RerankedKB(KnowledgeBase):
         return len(self.kb)
 
     def stage_counts(self) -> Counts:
-        """Those of the knowledge base that it reranks."""
+        """The counts of the reranked knowledge base."""
         return self.kb.stage_counts()
 
     @property

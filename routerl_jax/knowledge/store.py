@@ -140,7 +140,7 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
 
 
 def _manifest_hint(directory: pathlib.Path) -> str:
-    """What to do about a directory without a manifest. Its other content is not touched, so nothing can be built there."""
+    """Advice about a directory without a manifest. Its other content is never touched, so nothing can be built there."""
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
     inside = [path for path in entries if (path / MANIFEST).is_file()]
     if inside:
@@ -207,9 +207,8 @@ class StoredArray:
             arrays = [future.result() for future in pending]
         except ValueError as error:
             damage = error
-        if (
-            _identity(self.path) != self._opened
-        ):  # checked last: an array that is there at the end was there during the read
+        # This is checked after the read: an array that is the same at the end was there during the read.
+        if _identity(self.path) != self._opened:
             raise RuntimeError(
                 f"{self.path} was replaced since the knowledge base was opened (it was compacted, or built anew): open it again"
             ) from damage

@@ -313,7 +313,7 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
 
 @contextlib.contextmanager
 def explained(path: pathlib.Path, kept: str = "") -> Iterator[None]:
-    """Turns errors of a full disk (from Python and tensorstore) into one that says what is kept and what to do."""
+    """Turns errors of a full disk (from Python and tensorstore) into one that says what to do. `kept` says what is saved."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -379,8 +379,9 @@ def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def finished(marker: pathlib.Path) -> dict[str, Any] | None:
-    """What a marker says; None if what it stands for is still to be done. A marker that lost data in a crash of the machine is
-    removed with a warning, and its part is done again."""
+    """The content of a marker; None if its part is not finished.
+
+    A marker that lost data in a crash of the machine is removed with a warning, so its part is done again."""
     if not marker.is_file():
         return None
     try:

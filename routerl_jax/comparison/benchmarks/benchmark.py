@@ -28,7 +28,7 @@ class Benchmark:
         which the first that exists is used; or `atlas/NAME`; or the address of a served knowledge base. A directory with a
         built knowledge base is opened as it is, whatever its kind. `hf://datasets/ORG/NAME/FILE` is a file on the hub
         (data.hub); questions may use it, too.
-      pictures: questions need their pictures. Those whose picture is missing are left out, and counted.
+      pictures: questions need their pictures. Questions whose picture is missing are left out, and counted.
       about: a description in one line.
       paper: arXiv number; "" if there is none.
       licence: licence of the data, if known.
@@ -167,7 +167,7 @@ def _as_built(directory: str) -> KnowledgeConfig:
 
 
 def _first_match(pattern: str, data: str) -> str | None:
-    """The first file, by name, that matches a pattern; None if there is none. A name of another kind is returned as it is."""
+    """The first file, by name, that matches a pattern; None if there is none. A name of another kind is returned unchanged."""
     form, files = split_name(pattern)
     if files.startswith(("atlas/", "http://", "https://", PREFIX)) or (":" in files and "/" not in files):
         return pattern

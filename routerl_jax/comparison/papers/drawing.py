@@ -1,4 +1,4 @@
-"""What figures of papers have in common: panels, bars by method, curves over training, and marks for what was not run."""
+"""Parts of the figures of papers: panels, bars by method, curves over training, and marks for methods that were not run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bars(
     *,
     with_legend: bool = True,
 ) -> None:
-    """For each group, a bar per method. Where a group lacks a method that another one has, "not run"; "none" for None."""
+    """Draws a bar per method for each group. A method that only other groups have is marked "not run"; a None is "none"."""
     labels = list(dict.fromkeys(label for values in groups.values() for label in values))
     width, colors = 0.8 / max(len(labels), 1), colors_of(labels, methods)
     for i, label in enumerate(labels):
@@ -102,7 +102,7 @@ def legend_below(figure: Any, axes: Sequence[Any]) -> None:
 
 
 def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Sequence[Method]) -> None:
-    """A metric of training over the steps, a line per run: faintly as it is, boldly its running mean."""
+    """Draws a metric of training over the steps: for each run a faint line of its values and a bold one of the running mean."""
     runs = {label: rows for label, rows in measured.training.items() if any(row.get(key) is not None for row in rows)}
     if not runs:
         missing(axis, title, "no run with metrics of training is given")
@@ -117,8 +117,11 @@ def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Seq
 
 
 def parts(measured: Measured, metrics: Collection[str]) -> dict[str, dict[str, Row]]:
-    """The rows with these metrics, by what the figure compares: the benchmarks; of one benchmark or a run, also its groups of
-    questions (data sets, else kinds, else types)."""
+    """The rows with these metrics, by the parts that the figure compares.
+
+    The parts are the benchmarks. A single benchmark, or a run, also has its groups of questions as parts (data sets, else
+    kinds, else types).
+    """
     rows_by_part = {name: _rows_with(rows, metrics) for name, rows in measured.benchmarks.items()}
     if len(rows_by_part) == 1:
         ((name, rows),) = measured.benchmarks.items()
@@ -135,7 +138,7 @@ def behaviours(measured: Measured, pools: Mapping[str, str] | None = None) -> di
     """`evaluation.analysis.behaviour` of the records, by the same parts.
 
     Args:
-      pools: what benchmarks are put together as, by their names; others stay alone.
+      pools: the name of the pool that a benchmark joins, by its name. Other benchmarks stay alone.
     """
     pooled: dict[str, dict[str, list[Any]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for name, by_method in measured.records.items():

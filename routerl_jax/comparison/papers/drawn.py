@@ -28,11 +28,11 @@ def draw_figures(
     ks: Sequence[int] = PASSAGES,
     limit: int = QUESTIONS,
 ) -> dict[str, pathlib.Path]:
-    """Draws figures, each as NAME.png in `output`. What a run's policy tries for one is in NAME.json.
+    """Draws figures, each as NAME.png in `output`. The trials of a run's policy for it are in NAME.json.
 
     Args:
-      names: of comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
-      directory: of a run (launch.train) or of a comparison (launch.evaluate); None: `rows` are all.
+      names: names in comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
+      directory: directory of a run (launch.train) or of a comparison (launch.evaluate); None: only `rows` are drawn.
       rows: runs by the keys of a figure's methods. Of a comparison: its agents.
       ks: numbers of documents, or of pages, that a run's policy tries, for figures that need it.
       limit: questions of these trials; 0: all.
@@ -74,7 +74,7 @@ def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) 
 
 
 def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
-    """What a run's policy does with other numbers of documents, or as vanilla RAG with other numbers of pages."""
+    """Results of a run's policy with other numbers of documents, or as vanilla RAG with other numbers of pages."""
     from routerl_jax.training import run_files  # heavy: the engine
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials

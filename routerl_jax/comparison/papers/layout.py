@@ -112,7 +112,7 @@ def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
 
 
 def policy_name(policy_card: Mapping[str, Any]) -> str:
-    """What a policy of the card is called. A run is shown with the model that it started from."""
+    """The name of a policy of the card. The name of a run has the model that it started from."""
     if "chat model" in policy_card:
         return policy_card["chat model"]["model"]
     return f"{policy_card['name']} ({policy_card['model']})" if policy_card.get("model") else policy_card["name"]

@@ -1,4 +1,4 @@
-"""Reads what a figure of a paper needs: from the directory of a run, from that of a comparison, and from further runs."""
+"""Reads the data of a paper's figure from the directory of a run or of a comparison, and from further runs."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def of_comparison(
     """The rows of a comparison. A method that it lacks is taken from those in config.compare_with.
 
     Args:
-      directory: where the comparison is, for its episodes.
-      with_records: read these, too.
+      directory: directory of the comparison, for its episodes.
+      with_records: also read the episodes.
     """
     comparisons = {str(directory): results, **results.get("beside", {})}
     benchmarks: dict[str, dict[str, Row]] = {}
@@ -204,7 +204,7 @@ def of_comparison(
 
 
 def _names_in_run(method: Method, config: TrainConfig) -> list[str]:
-    """What a method is called in a run."""
+    """The names of a method in a run."""
     if method.run:
         return [name for name in method.run if name not in config.controls or not method.settings]
     if method.agent.startswith(RECIPE):
@@ -255,8 +255,10 @@ def _labels(method: Method, names: Sequence[str]) -> dict[str, str]:
 
 
 def _agents(method: Method, recipe: str, methods: Sequence[Method], results: Mapping[str, Any]) -> list[str]:
-    """Names of a method's rows: those of the paper's table, else rows of the recipe with the method's settings or routing. So a
-    trained policy as a baseline stands in for the prompted one, if the figure has no method for it."""
+    """Names of a method's rows: the rows of the paper's table, else rows of the recipe with the method's settings or routing.
+
+    So a trained policy as a baseline replaces the prompted one, if the figure has no method for it.
+    """
     rows = {name: row for result in results["benchmarks"].values() for name, row in result["rows"].items()}
     others = [other for other in methods if other.name != method.name]
     prompted = {other.agent for other in others if not other.agent.startswith((RECIPE, NAMED))}

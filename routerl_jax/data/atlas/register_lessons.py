@@ -1,4 +1,4 @@
-"""What a small policy is taught about the register: to find a mark on a page, to read small print, and plans by chance.
+"""Lessons about the register for a small policy: to find a mark on a page, to read small print, and random plans.
 
 Pages in lessons have real titles and are otherwise drawn anew, so nothing on them can be remembered. `raw`: pages are seen at
 their full size, 252 x 252 in 81 image tokens, where small print can be read, too.
@@ -62,7 +62,7 @@ class Shares:
 
 
 def seen(page: RegisterPage, mark: str, raw: bool = False) -> str:
-    """What a view of the whole page shows of a mark: "W5=K", "W5=?" in small print, "no W"."""
+    """The text of a mark as a view of the whole page shows it: "W5=K", "W5=?" in small print, "no W" if it is absent."""
     if mark not in page.marks:
         return f"no {mark}"
     cell, code = page.entry(mark)
@@ -75,9 +75,9 @@ def _readable(page: RegisterPage, raw: bool) -> bool:
 
 
 def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
-    """A page as it is seen, or the crop of a cell in small print, with the signs on each of its nine image tokens.
+    """A view of a page, or the crop of a cell in small print, with the signs on each of its nine image tokens.
 
-    Of a crop, only the code is a sign: the rest is in parts that are larger than a token.
+    In a crop only the code is a sign, because its other parts are larger than a token.
     """
     page = _any_page(rng)
     if page.print == "large" or rng.random() < 0.5:
@@ -112,10 +112,10 @@ def crop(page: RegisterPage, cell: int) -> Image.Image:
 
 
 def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
-    """A page with one to four entries and a mark; the thought that says what is seen of it, and what can be done then.
+    """A page with one to four entries and a mark, and the policy's turn: a thought that says what it sees, and an action.
 
-    That is the number of its cell if that is asked for, else the code, or the box of an entry whose print is too small, and
-    nothing if there is no such entry.
+    If the cell is asked for, the action answers with its number. Else it answers with the code, or looks at the entry's box if
+    the print is too small. If the page lacks the mark, there is no action.
     """
     page = _any_page(rng)
     indices = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
@@ -142,7 +142,7 @@ def reading(rng: np.random.Generator) -> tuple[Example, str]:
 def plan(
     rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: str | None = None, raw: bool = False
 ) -> Demonstration:
-    """A worked question. What is done is mostly drawn by chance; what is said and answered is what was shown, or a guess.
+    """A worked question with mostly random actions. Its thoughts and answers say what was shown, or guess.
 
     Args:
       asked: one of `ASKED`. None: any.

@@ -113,9 +113,8 @@ class HttpKB(KnowledgeBase):
             about = description["modes"][mode]
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
-            vars(self)["reads"] = frozenset(
-                about["reads"]
-            )  # a class attribute in other kinds; here it depends on the server
+            # `reads` is a class attribute of other kinds; here it depends on the server
+            vars(self)["reads"] = frozenset(about["reads"])
             self.has_pictures = about.get("pictures") is True  # searches of an older server always return pictures
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(

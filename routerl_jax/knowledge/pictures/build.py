@@ -196,9 +196,8 @@ class _Build:
         if entry.image is None:
             if self._config.kind == "reverse_image":
                 raise ValueError("no picture, which a reverse image search is about; fill in 'image' or remove the row")
-            self._files.path(row).unlink(
-                missing_ok=True
-            )  # may belong to another row, from a killed build of a corpus that was corrected since
+            # a file may belong to another row, from a killed build of a corpus that was corrected since
+            self._files.path(row).unlink(missing_ok=True)
         elif journal.row(entry.id) != row:
             journal.write(entry.id, row, self._files.encode(smaller(entry.image, self._config.side)))
 

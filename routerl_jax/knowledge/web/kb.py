@@ -28,9 +28,8 @@ from routerl_jax.models.images import decode_image, image_digest, is_url
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.cache import MemoryCache, cache_key
 
-_REMEMBERED = (
-    60.0  # seconds for which an answer or a failure is kept, because a failed batch is repeated query by query
-)
+# Seconds for which an answer or a failure is kept, because a failed batch is repeated query by query.
+_REMEMBERED = 60.0
 
 
 @dataclasses.dataclass
@@ -66,9 +65,8 @@ class WebKB(KnowledgeBase):
         self._stages = Stages(config, model)
         self._recent = MemoryCache(4096)
         if config.asks_model and config.summary.about == "question":
-            vars(self)["reads"] = self.reads | {
-                "question"
-            }  # a class attribute in other kinds; here it depends on the settings
+            # `reads` is a class attribute of other kinds; here it depends on the settings
+            vars(self)["reads"] = self.reads | {"question"}
         self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
 
     def __len__(self) -> int:
@@ -144,10 +142,8 @@ class WebKB(KnowledgeBase):
         snapshot = self._stages.snapshot
         try:
             record = self._stages.recorded("answers", key, query_string)
-        except (
-            NotRecorded
-        ):  # perhaps it was recorded with another k; its searches, pages and summaries can be used then
-            record = None
+        except NotRecorded:
+            record = None  # if it was recorded with another k, its searches, pages and summaries can be used
         if record is not None:
             self._stages.counts.add("query", hits=1)
             self._remember(key, record)

@@ -89,9 +89,8 @@ class Summariser:
 
     def prompt(self, query: str, page: Page) -> list[Message]:
         """The prompt for the model."""
-        text = page.text[: self._config.max_chars].replace(
-            "END OF PAGE", "END OF  PAGE"
-        )  # so that a page can't contain the end mark
+        # a page must not contain the end mark
+        text = page.text[: self._config.max_chars].replace("END OF PAGE", "END OF  PAGE")
         system = _BEGIN.format(sentences=self._config.sentences) + _INSTRUCTIONS[self._config.instruction] + _END
         return [
             Message(role="system", content=system),

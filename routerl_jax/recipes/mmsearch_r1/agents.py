@@ -57,7 +57,7 @@ class MMSearchAgent(CallingAgent):
       thoughts: let the policy think before an action that is begun for it, as before its own actions. A small policy that is
         trained for the protocol knows no other form.
       instruct: explain the task (for pretrained models).
-      grammar: tool calls instead of the tags. What is found then comes as a tool's message.
+      grammar: tool calls instead of the tags. Results then come as messages of a tool.
     """
 
     searches_field: ClassVar[str] = "searches"
@@ -285,14 +285,14 @@ class MMSearchAgent(CallingAgent):
         return self.grammar.stops if self.grammar else protocol.STOPS
 
     def _reminder(self, action: Action) -> str:
-        """What is said to an invalid turn before an answer is begun: tags have no words for it."""
+        """The message after an invalid turn, before an answer is begun; "" with tags, which have no such message."""
         return self.grammar.reminder(action.error) if self.grammar else ""
 
     async def _forced(self, chat: Conversation, truncated: bool = False, unanswered: str = "") -> Episode:
         """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set.
 
         Args:
-          unanswered: what is said to the policy's latest turn, if that got no reply.
+          unanswered: the message after the policy's latest turn, if that got no reply.
         """
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)

@@ -126,7 +126,7 @@ def well_formed(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Words:
-    """How the policy is told to write its actions. Tool calls have other words (`calls`).
+    """The instructions on how to write actions. Tool calls have other ones (`calls`).
 
     Attributes:
       inside: where thoughts stand.

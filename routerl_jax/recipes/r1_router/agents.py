@@ -59,7 +59,7 @@ class StepAgent(CallingAgent):
 
     @property
     def choices(self) -> RouteChoices | None:
-        """Those of the protocol."""
+        """The routing choices of the protocol."""
         return self.protocol.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
@@ -130,7 +130,7 @@ class StepAgent(CallingAgent):
         return llm.room(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
 
     def _golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
-        """A golden step's chat, with the documents that fit; with all of them if `room` is None."""
+        """A golden step's prompt, with the documents that fit; with all of them if `room` is None."""
         if step.kind != "answer" or room is None:
             return self.protocol.golden(example.question, step)
         return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
@@ -141,11 +141,11 @@ class StepAgent(CallingAgent):
         documents: Sequence[Document],
         room: Callable[[StepPrompt], int],
     ) -> StepPrompt:
-        """The chat with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
+        """The prompt with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
 
         Args:
-          prompt_with: (documents, why there are none) -> chat.
-          room: chat -> tokens that are left after it.
+          prompt_with: (documents, reason why there are none) -> prompt.
+          room: prompt -> tokens that are left after it.
         """
         bare = prompt_with((), "")
         most = room(bare)
@@ -171,10 +171,10 @@ class StepwiseAgent(StepAgent):
       answer_tokens: most tokens of an answer begun for the policy.
       sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
       routing: chooses the knowledge base that is called; the policy does, except in baselines.
-      beyond: what to search for if the policy would stop before the budget is spent. None: nothing, it stops. "own": the
-        sub-question that the policy writes when it is begun for it (a policy that calls functions is shown none to stop with);
-        if that is none again, the question itself, with the retriever that it names. A routing: the question itself, in the
-        knowledge base that the routing chooses.
+      beyond: the further search if the policy would stop before the budget is spent. None: none, it stops. "own": the agent
+        begins a sub-question and the policy completes it (a policy that calls functions gets no function to stop with). If the
+        policy writes none again, the question itself is sent to the last retriever that it named. A routing: the question
+        itself is sent to the knowledge base that the routing chooses.
     """
 
     max_searches: int = 3
@@ -260,7 +260,7 @@ class StepwiseAgent(StepAgent):
         return with_picture(text, example.images) if tool in self.sees else text
 
     def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> StepPrompt:
-        """The chat that answers a sub-question from the passages found; with `last`, the question itself."""
+        """The prompt to answer a sub-question from the passages found; with `last`, the question itself."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
         trouble = f"The search failed: {call.error}" if call.error is not None else ""
         prompt = self.protocol.direct if last else self.protocol.answer

@@ -30,8 +30,8 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPrompt:
-    """A chat before the policy's turn: the instructions (for pretrained models), the request, the strings that end the turn,
-    and the kind of chat (route, answer, final)."""
+    """The prompt of a chat: the instructions (for pretrained models), the request, the string that ends the policy's turn, and
+    the kind of chat (`asked`: route, answer or final)."""
 
     system: str
     user: str
@@ -45,7 +45,7 @@ class StepProtocol:
 
     Attributes:
       tools: names of the knowledge bases; `text_image` is written "text image retriever".
-      holds: for the instructions, what each knowledge base contains, by its name.
+      holds: the content of each knowledge base in words, by its name, for the instructions.
     """
 
     inside: ClassVar[str] = " inside <think> and </think>"  # where the instructions say that thoughts stand
@@ -157,7 +157,7 @@ class StepProtocol:
         """The action of a chat's turn, and whether the turn has the right form.
 
         Args:
-          forced: the turn was begun for the policy, which could not write a thought before it.
+          forced: the agent began the turn, so the policy could not write a thought before it.
         """
         if prompt.asked == "route":
             return self.parse_route(text), well_formed_route(text)
@@ -209,7 +209,7 @@ class StepProtocol:
         )
 
     def _step_task(self, kind: str, name: Callable[[str], str]) -> str:
-        """What a route is, and what each knowledge base, called a `kind`, is named and holds."""
+        """The explanation of a route, and the name and content of each knowledge base (in the text, a `kind`)."""
         named = [f"- {name(tool)}: {self.holds.get(tool, f'whatever is kept under {tool!r}')}\n" for tool in self.tools]
         return (
             "A question is to be answered in small steps. You are shown the question and the sub-questions that have been "

@@ -131,7 +131,7 @@ class VRAGAgent(CallingAgent):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """Those of the grammar; without `looks`, no closer look."""
+        """The functions of the grammar; without `looks`, the closer look is left out."""
         return tuple(function for function in super().functions if self.looks or function["function"]["name"] != LOOK)
 
     @property
