@@ -90,7 +90,7 @@ class Worded(VanillaRAG):
             text = self.order.replace("{question}", question).replace("{documents}", documents)
             return ChatPrompt(task=self.task, text=text, cue="Answer:")
 
-        request = self.fitted(example, llm, results.passages, asking, results.trouble, self.answer_tokens)
+        request = self.fitted(example, llm, results.passages, asking, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
 

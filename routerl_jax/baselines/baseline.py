@@ -45,7 +45,7 @@ class SearchResults:
         return [call.passages[rank] for rank in range(longest) for call in self.calls if rank < len(call.passages)]
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """The reason why there are no passages; "" if there are some."""
         notes = [note for call in self.calls if (note := unshown(call, call.passages))]
         return "" if self.passages or not notes else notes[0]
@@ -138,20 +138,20 @@ class Baseline(Agent):
         llm: LLM,
         passages: Sequence[Passage],
         request_of: Callable[[str], ChatPrompt],
-        trouble: str = "",
+        failure: str = "",
         tokens: int = 0,
     ) -> ChatPrompt:
         """A prompt with as many documents, best first, as leave room for a turn (or for half of the room, if that is less).
 
         Args:
           request_of: makes the prompt from the documents' text.
-          trouble: text in place of documents if none was found.
+          failure: text in place of documents if none was found.
           tokens: length of the turn, by default `max_turn_tokens`.
         """
 
         def request_with(subset: Sequence[Passage]) -> ChatPrompt:
             return request_of(
-                documents(subset, llm) if subset else trouble or (TOO_LONG if passages else "Nothing was found.")
+                documents(subset, llm) if subset else failure or (TOO_LONG if passages else "Nothing was found.")
             )
 
         def room(subset: Sequence[Passage]) -> int:

@@ -119,7 +119,7 @@ class CogPlanner(VanillaRAG):
 
         if not results.calls:
             return ChatPrompt(task=task, text=question, cue=cue)
-        return self.fitted(example, llm, results.passages, request_of, results.trouble, 2 * self.answer_tokens)
+        return self.fitted(example, llm, results.passages, request_of, results.failure, 2 * self.answer_tokens)
 
     @property
     def search_budget(self) -> int:

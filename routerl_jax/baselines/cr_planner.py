@@ -104,7 +104,7 @@ class CRPlanner(Baseline):
         step = f"Query: {llm.tokenizer.plain(query)}"
         results = await self.search(tools, query)
         if not results.passages:
-            return [step, f"Document: {results.trouble or 'Nothing was found.'}"]
+            return [step, f"Document: {results.failure or 'Nothing was found.'}"]
         shown_count = 0
 
         def request_of(text: str) -> ChatPrompt:

@@ -43,7 +43,7 @@ class HippoRAGReader(Baseline):
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return ChatPrompt(task=task, text=text, begun="Thought:")
 
-        request = self.fitted(example, llm, results.passages, request_of, results.trouble)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure)
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
         text = reply_text(turn, llm).split("\nQuestion:")[0]

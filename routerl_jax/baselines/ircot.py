@@ -54,17 +54,17 @@ class IRCoT(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         collected: dict[tuple[str, str], Passage] = {}
         sentences: list[str] = []
-        query, searched, trouble = example.question, "", ""
+        query, searched, failure = example.question, "", ""
         for step in range(1, self.max_steps + 1):
             if query != searched:
                 results = await self.search(tools, query)
-                searched, trouble = query, results.trouble
+                searched, failure = query, results.failure
                 fresh = {
                     (item.id, item.text): item for item in results.passages if (item.id, item.text) not in collected
                 }
                 collected |= dict(list(fresh.items())[: self.max_documents - len(collected)])
             tokens = self.sentence_tokens
-            request = self.request(example, llm, list(collected.values()), trouble, " ".join(sentences), tokens=tokens)
+            request = self.request(example, llm, list(collected.values()), failure, " ".join(sentences), tokens=tokens)
             chat, turn, text = await self.ask(example, llm, request, stop=SENTENCE_ENDS, max_tokens=tokens)
             sentence = first_sentence(text)
             if sentence:
@@ -78,7 +78,7 @@ class IRCoT(Baseline):
             answer = concluded(sentences[-1]) or short(sentences[-1]) if sentences else None
             return chat.episode(answer=answered(turn, answer))
         request = self.request(
-            example, llm, list(collected.values()), trouble, task=READ if self.reader == "direct" else TASK
+            example, llm, list(collected.values()), failure, task=READ if self.reader == "direct" else TASK
         )
         if self.reader == "cot":
             return await self.think(self.begin(example, llm, request), llm)
@@ -89,7 +89,7 @@ class IRCoT(Baseline):
         example: Example,
         llm: LLM,
         passages: list[Passage],
-        trouble: str,
+        failure: str,
         begun: str = "",
         task: str = TASK,
         tokens: int = 0,
@@ -102,7 +102,7 @@ class IRCoT(Baseline):
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return ChatPrompt(task=task, text=text, cue="Answer:", begun=begun)
 
-        return self.fitted(example, llm, passages, request_of, trouble, tokens)
+        return self.fitted(example, llm, passages, request_of, failure, tokens)
 
     @property
     def search_budget(self) -> int:

@@ -46,13 +46,13 @@ class IterRetGen(Baseline):
 
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)
-            request = self.fitted(example, llm, results.passages, request_of, results.trouble)
+            request = self.fitted(example, llm, results.passages, request_of, results.failure)
             _, turn, text = await self.ask(example, llm, request, stop=self.ends(llm))
             chain = " ".join(text.split("\nQuestion:")[0].split())
             query = f"{chain} {example.question}".strip()
             turn.action, turn.well_formed = self.search_action(query, thought=chain), bool(chain)
         results = await self.search(tools, query)
-        request = self.fitted(example, llm, results.passages, request_of, results.trouble)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure)
         return await self.think(self.begin(example, llm, request), llm)
 
     @property

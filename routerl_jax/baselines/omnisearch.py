@@ -70,7 +70,7 @@ class OmniSearch(Baseline):
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
                 results = SearchResults((await tools[action.tool].search(query, self.k),))
-                observation = results.trouble or " ".join(
+                observation = results.failure or " ".join(
                     f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
                 )
             mark = " " if text.endswith("Found:") else "\nFound: "

@@ -109,7 +109,7 @@ def sentences_of(results: SearchResults) -> list[str]:
 def found_text(results: SearchResults) -> str:
     """The observation after a search."""
     if not results.passages:
-        return results.trouble or "Nothing was found."
+        return results.failure or "Nothing was found."
     return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(results.passages, 1))
 
 

@@ -100,7 +100,7 @@ class SearchO1(Baseline):
         """Searches and reads. Returns the text that goes into the reasoning."""
         results = await self.search(tools, query)
         if not results.passages:
-            return f"{NOTHING} {results.trouble}" if any(call.error for call in results.calls) else NOTHING
+            return f"{NOTHING} {results.failure}" if any(call.error for call in results.calls) else NOTHING
 
         def request_of(documents: str) -> ChatPrompt:
             before = llm.tokenizer.plain(shortened(reasoning))

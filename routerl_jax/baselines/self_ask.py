@@ -93,7 +93,7 @@ class SelfAsk(Baseline):
         def request_of(documents: str) -> ChatPrompt:
             return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
 
-        return self.fitted(example, llm, results.passages, request_of, results.trouble)
+        return self.fitted(example, llm, results.passages, request_of, results.failure)
 
     @property
     def search_budget(self) -> int:

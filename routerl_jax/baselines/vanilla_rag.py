@@ -35,7 +35,7 @@ class VanillaRAG(Baseline):
         def request_of(documents: str) -> ChatPrompt:
             return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
-        request = self.fitted(example, llm, results.passages, request_of, results.trouble, self.answer_tokens)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
     @property

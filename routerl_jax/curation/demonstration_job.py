@@ -86,7 +86,7 @@ class DemonstrationConfig:
         }
 
 
-class Tried(Protocol):
+class AttemptResult(Protocol):
     """The result of an attempt. `record()` is JSON-serialisable."""
 
     @property
@@ -98,7 +98,7 @@ class Tried(Protocol):
 
 async def best_of(
     question: Question,
-    attempt: Callable[[Example, int], Awaitable[tuple[Tried, Made | None]]],
+    attempt: Callable[[Example, int], Awaitable[tuple[AttemptResult, Made | None]]],
     attempts: int,
     record: Callable[[Made | None], dict[str, Any]],
 ) -> dict[str, Any]:
@@ -109,7 +109,7 @@ async def best_of(
       attempts: most attempts. The first right one is the last, and so is one in which a model or a search failed.
       record: the part of the record that holds the demonstration.
     """
-    tried: list[Tried] = []
+    tried: list[AttemptResult] = []
     demonstration: Made | None = None
     for number in range(attempts):
         result, demonstration = await attempt(question.example, number)

@@ -192,7 +192,7 @@ class HttpKB(KnowledgeBase):
         parts = json.dumps([self._bases[0], self._size, self._mode, *about])
         return f"kb:{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
-    def _cached(self, keys: list[str]) -> dict[str, _Found]:
+    def _cached(self, keys: list[str]) -> dict[str, _QueryResult]:
         if self._cache is None:
             return {}
         results = {}
@@ -205,7 +205,7 @@ class HttpKB(KnowledgeBase):
                 continue
         return results
 
-    def _ask(self, queries: list[Query], k: int) -> list[_Found]:
+    def _ask(self, queries: list[Query], k: int) -> list[_QueryResult]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
@@ -236,7 +236,7 @@ class HttpKB(KnowledgeBase):
         reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
-    def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
+    def _results(self, reply: Any, count: int, part: float) -> list[_QueryResult]:
         """Passages, seconds and walk of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
@@ -250,7 +250,7 @@ class HttpKB(KnowledgeBase):
 
 
 _PICTURES = 8  # pictures per request; a page may have several megabytes
-_Found = tuple[list[Passage], float, Walk]  # passages of a query, its seconds, and its walk over a graph
+_QueryResult = tuple[list[Passage], float, Walk]  # passages of a query, its seconds, and its walk over a graph
 
 
 def _parse(url: str) -> tuple[str, str | None]:

@@ -40,7 +40,7 @@ class Document:
     cut: bool = False
 
 
-class _Found(NamedTuple):
+class _Download(NamedTuple):
     url: str
     type: str
     charset: str | None
@@ -83,7 +83,7 @@ class Fetcher:
             await self._session.close()
             self._session = None
 
-    async def _fetch(self, url: str, kinds: Sequence[str]) -> _Found:
+    async def _fetch(self, url: str, kinds: Sequence[str]) -> _Download:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
             self._open(aiohttp)
@@ -117,7 +117,7 @@ class Fetcher:
         )
         self._slots = asyncio.Semaphore(self._config.concurrency)
 
-    async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
+    async def _follow(self, url: str, kinds: Sequence[str]) -> _Download:
         for _ in range(self._config.redirects + 1):
             target = checked_url(url, self._allowed)
             async with self._session.get(target, allow_redirects=False) as reply:
@@ -127,14 +127,14 @@ class Fetcher:
                 url = urllib.parse.urljoin(str(target), where)
         raise WebError(f"{url}: more than {self._config.redirects} redirects")
 
-    async def _read_reply(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
+    async def _read_reply(self, url: str, reply: Any, kinds: Sequence[str]) -> _Download:
         if reply.status != 200:
             raise WebError(f"{url}: HTTP {reply.status} {reply.reason}")
         kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind and kind not in kinds:
             raise WebError(f"{url}: content of type {kind}, which is not read here")
         content, cut = await self._read(reply)
-        return _Found(url, kind, reply.charset, content, cut)
+        return _Download(url, kind, reply.charset, content, cut)
 
     async def _read(self, reply: Any) -> tuple[bytes, bool]:
         content = bytearray()

@@ -262,10 +262,10 @@ class StepwiseAgent(StepAgent):
     def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> StepPrompt:
         """The prompt to answer a sub-question from the passages found; with `last`, the question itself."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
-        trouble = f"The search failed: {call.error}" if call.error is not None else ""
+        failure = f"The search failed: {call.error}" if call.error is not None else ""
         prompt = self.protocol.direct if last else self.protocol.answer
-        if trouble:
-            return prompt(query, (), trouble)
+        if failure:
+            return prompt(query, (), failure)
         return self._fitting(partial(prompt, query), documents, partial(self._room, example, llm))
 
     async def _route(

@@ -100,14 +100,14 @@ class StepProtocol:
             asked="route",
         )
 
-    def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
-        """Asks for the answer to a sub-question from documents (equation 6). `trouble` says why there are none."""
-        user = f"{_document_lines(documents, trouble)}Question: {query}\nAnswer:\n"
+    def answer(self, query: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
+        """Asks for the answer to a sub-question from documents (equation 6). `failure` says why there are none."""
+        user = f"{_document_lines(documents, failure)}Question: {query}\nAnswer:\n"
         return StepPrompt(system=_answer_system(self.inside), user=user, stop="</answer>", asked="answer")
 
-    def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
+    def direct(self, question: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
         """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
-        user = f"{_document_lines(documents, trouble)}Question: {question}\nFinal answer:\n"
+        user = f"{_document_lines(documents, failure)}Question: {question}\nFinal answer:\n"
         return StepPrompt(system=_direct_system(self.inside), user=user, stop="</answer>", asked="final")
 
     def final(self, question: str, history: History) -> StepPrompt:
@@ -254,9 +254,9 @@ def _final_system(inside: str) -> str:
     )
 
 
-def _document_lines(documents: Sequence[Document], trouble: str) -> str:
+def _document_lines(documents: Sequence[Document], failure: str) -> str:
     lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
-    return "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
+    return "".join(lines) or f"{failure or 'Nothing was found.'}\n"
 
 
 def _so_far(question: str, history: History) -> str:
