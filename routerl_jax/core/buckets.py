@@ -42,7 +42,7 @@ def in_bucket(url: object) -> bool:
     return str(url).partition("://")[0] in _EXTRAS and "://" in str(url)
 
 
-def resolve_place(url: str, name: str) -> str:
+def resolve_url(url: str, name: str) -> str:
     """The URL of a name relative to a bucket URL. The name may be `../OTHER`. An absolute path is returned unchanged."""
     if name.startswith("/"):
         return name
@@ -60,12 +60,12 @@ def forget(directory: pathlib.Path) -> None:
     _STAND_INS.pop(directory.resolve(), None)
 
 
-def place_of(path: pathlib.Path) -> str:
+def url_of(path: pathlib.Path) -> str:
     """The bucket URL that a local path stands for; the absolute path itself if it stands for none."""
     resolved = path.resolve()
     for parent in (resolved, *resolved.parents):
         if parent in _STAND_INS:
-            return resolve_place(_STAND_INS[parent], resolved.relative_to(parent).as_posix())
+            return resolve_url(_STAND_INS[parent], resolved.relative_to(parent).as_posix())
     return str(path.absolute())
 
 

@@ -51,14 +51,14 @@ class Message:
     Attributes:
       images: pictures before the content, in the forms that `Example` takes. Only chat models (llms) use them; chat templates
         do not.
-      places: position of each picture within the content, as the number of letters before it; one per picture, in order. ():
-        all pictures stand before the content.
+      image_offsets: for each picture, in order, the number of letters of the content before it. (): all pictures come before
+        the content.
     """
 
     role: Literal["system", "user", "assistant"]
     content: str
     images: tuple[Any, ...] = ()
-    places: tuple[int, ...] = ()
+    image_offsets: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

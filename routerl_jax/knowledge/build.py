@@ -34,8 +34,8 @@ from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
-    encoder_place,
     own_prefix,
+    resolved_encoder,
     shared_encoder,
     token_counter,
 )
@@ -195,7 +195,7 @@ def _build(
     together: bool = False,
 ) -> BuildReport:
     encoder_paths = {
-        key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
+        key: resolved_encoder(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
     }
     config = dataclasses.replace(config, **encoder_paths)
     clock, embedding = Clock(), Vectoriser(config, encoder)

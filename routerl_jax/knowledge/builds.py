@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from routerl_jax.core.buckets import fetched, place_of
+from routerl_jax.core.buckets import fetched, url_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.index import fits
@@ -62,7 +62,7 @@ def corpus_source(
         raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
     path = fetched(corpus)
     check(path)
-    return Source(place_of(path.resolve()), digest(path), lambda: read(path))
+    return Source(url_of(path.resolve()), digest(path), lambda: read(path))
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from routerl_jax.core.buckets import fetched, in_bucket, place_of, resolve_place
+from routerl_jax.core.buckets import fetched, in_bucket, resolve_url, url_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import passages_sha256
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
+from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder
 from routerl_jax.knowledge.hybrid import HybridKB, is_url
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.kinds import KB_BUILDERS, KB_KINDS
@@ -88,8 +88,8 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
 def _member_source(directory: pathlib.Path, member: str) -> str:
     if is_url(member) or in_bucket(member):
         return member
-    path = place_of(directory)
-    return resolve_place(path, member) if in_bucket(path) else str((directory / member).resolve())
+    path = url_of(directory)
+    return resolve_url(path, member) if in_bucket(path) else str((directory / member).resolve())
 
 
 def has_index(source: str) -> bool:
@@ -135,7 +135,7 @@ def check_kb(
         elif key == "index":
             same = fits(value, actual[key])
         else:
-            same = actual[key] == (encoder_place(value) if key == "encoder" else value)
+            same = actual[key] == (resolved_encoder(value) if key == "encoder" else value)
         if not same:
             raise ValueError(
                 f"{section}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
@@ -149,6 +149,6 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if in_bucket(source) and source == manifest.corpus:
         return True
     path = fetched(source)
-    if not path.exists() or place_of(path.resolve()) == manifest.corpus:
+    if not path.exists() or url_of(path.resolve()) == manifest.corpus:
         return True
     return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256

@@ -29,7 +29,7 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser
 from routerl_jax.knowledge.builds import BuildReport, changes, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
@@ -205,7 +205,7 @@ def build_packaged(
     source = corpus_source(
         config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
     )
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
     inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
     vectors = Vectoriser(inner, model)

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from routerl_jax.core.text import one_line
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.counts import Counts
-from routerl_jax.knowledge.encoders import encoder_place, local_mesh
+from routerl_jax.knowledge.encoders import local_mesh, resolved_encoder
 from routerl_jax.knowledge.query import query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.models.cross_encoder import CrossEncoder
@@ -32,7 +32,7 @@ def shared_reranker(name: str) -> CrossEncoder:
     Raises:
       ValueError: there is no usable model of that name, or it is no cross-encoder with a tokenizer.
     """
-    key = encoder_place(name)
+    key = resolved_encoder(name)
     with _lock:
         if key not in _loaded:
             model = load_pretrained(name, mesh=local_mesh(None))

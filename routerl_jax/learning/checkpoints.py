@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
 
-from routerl_jax.core.buckets import in_bucket, listing, place_of
+from routerl_jax.core.buckets import in_bucket, listing, url_of
 from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import DecoderConfig
 
@@ -164,7 +164,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 
 def _root(directory: pathlib.Path) -> str:
     """The location of checkpoints: the URL in a bucket if orbax supports its kind, else the absolute path here."""
-    path = place_of(directory)
+    path = url_of(directory)
     if not path.startswith("s3://"):
         return path
     if jax.process_count() > 1:

@@ -202,13 +202,13 @@ def _content(message: Message, pictures: Sequence[str]) -> str | list[dict[str, 
         return message.content
     parts: list[dict[str, Any]] = []
     position = 0
-    for offset, uri in zip(message.places or [0] * len(pictures), pictures, strict=True):
+    for offset, uri in zip(message.image_offsets or [0] * len(pictures), pictures, strict=True):
         if text := message.content[position:offset]:
             parts.append({"type": "text", "text": text})
         parts.append({"type": "image_url", "image_url": {"url": uri}})
         position = offset
     text = message.content[position:]
-    return [*parts, {"type": "text", "text": text}] if text or not message.places else parts
+    return [*parts, {"type": "text", "text": text}] if text or not message.image_offsets else parts
 
 
 def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:

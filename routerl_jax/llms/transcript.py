@@ -228,4 +228,4 @@ def _message(part: _RolePart, strip: bool = False) -> Message:
         start = len(text) - len(text.lstrip())
         text = text.strip()
         offsets = [min(max(offset - start, 0), len(text)) for offset in offsets]
-    return Message(role=part.role, content=text, images=tuple(part.images), places=tuple(offsets))
+    return Message(role=part.role, content=text, images=tuple(part.images), image_offsets=tuple(offsets))

@@ -94,7 +94,7 @@ class _Mirror:
     @property
     def is_ours(self) -> bool:
         """False once another process has taken over the location (`parallel/workdir.py`)."""
-        return buckets.place_of(self.path) == self._location
+        return buckets.url_of(self.path) == self._location
 
     def start(self) -> None:
         """Begins to upload in the background."""

@@ -211,5 +211,5 @@ def _boot() -> str:
 
 
 def _record(directory: pathlib.Path) -> Record:
-    path = buckets.place_of(directory)
+    path = buckets.url_of(directory)
     return ObjectRecord(f"{path}/.lock") if buckets.in_bucket(path) else FileRecord(directory / ".lock")

@@ -19,7 +19,7 @@ from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
-from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.knowledge.encoders import resolved_encoder
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store, built_at
@@ -357,7 +357,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
 
 def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
-    key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    key_fields = dataclasses.asdict(spec) | {"encoder": resolved_encoder(spec.encoder)}
     for key in ("description", "reranker", "rerank_depth"):  # they don't change the content
         del key_fields[key]
     if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found

@@ -7,7 +7,7 @@ import gc
 import pathlib
 from collections.abc import Mapping
 
-from routerl_jax.core.buckets import in_bucket, place_of
+from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
@@ -52,7 +52,7 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 def _path(policy: pathlib.Path) -> str:
     """The policy's path for configurations. All processes of a job, and later sessions, find the policy there."""
-    path = place_of(policy)
+    path = url_of(policy)
     return path if in_bucket(path) else str(policy)
 
 

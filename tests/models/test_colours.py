@@ -8,7 +8,7 @@ from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.data.atlas import flags, world
-from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pictures.build import PicturesConfig, build_pictures
 from routerl_jax.models.colours import Colours, colour_layout
@@ -73,7 +73,7 @@ def test_vectors_of_texts_are_the_text_encoder_s(encoder: str) -> None:
     assert not vectors[:, texts.dim :].any()
     assert shared_encoder(encoder) is model
     assert encoder_digest(model) == f"colours+1+{encoder_digest(texts)}"
-    assert encoder_place("colours+all-MiniLM-L6-v2") == "colours+all-MiniLM-L6-v2"
+    assert resolved_encoder("colours+all-MiniLM-L6-v2") == "colours+all-MiniLM-L6-v2"
     blank = model.embed([TextAndImage(image=Image.new("RGB", (30, 20), "white"))])[0]
     assert not blank[: texts.dim].any()
     assert np.linalg.norm(blank) == pytest.approx(1)

@@ -92,11 +92,11 @@ class RegisterPage:
 
     def box(self, mark: str) -> Box:
         """The cell of a mark: left, top, right, bottom in pixels of the page."""
-        left, top = (CELL * at for at in place_of(self.entry(mark)[0]))
+        left, top = (CELL * index for index in grid_position(self.entry(mark)[0]))
         return left, top, left + CELL, top + CELL
 
 
-def place_of(cell: int) -> tuple[int, int]:
+def grid_position(cell: int) -> tuple[int, int]:
     """Column and row of a cell."""
     row, column = divmod(cell, ACROSS)
     return column, row
@@ -141,7 +141,7 @@ def draw(page: RegisterPage) -> Image.Image:
 def middles(page: RegisterPage) -> Iterator[tuple[str, tuple[int, int]]]:
     """The signs of the page, mark, number and code of each entry in turn, each with its middle in pixels: (x, y)."""
     for mark, cell, code in zip(page.marks, page.cells, page.codes, strict=True):
-        column, row = place_of(cell)
+        column, row = grid_position(cell)
         for sign, (x, y) in ((mark, _MARK_AT), (str(cell), _NUMBER_AT), (code, _CODE_AT[page.print])):
             yield sign, (column * CELL + x, row * CELL + y)
 

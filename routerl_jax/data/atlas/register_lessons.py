@@ -29,8 +29,8 @@ from routerl_jax.data.atlas.register import (
     RegisterPage,
     draw,
     drawn_page,
+    grid_position,
     middles,
-    place_of,
     title,
 )
 
@@ -107,7 +107,7 @@ def raw_sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
 
 def crop(page: RegisterPage, cell: int) -> Image.Image:
     """A cell, cut from the page."""
-    left, top = (CELL * at for at in place_of(cell))
+    left, top = (CELL * index for index in grid_position(cell))
     return draw(page).crop((left, top, left + CELL, top + CELL))
 
 
@@ -206,13 +206,13 @@ def _visit(
 
 def cell_box(cell: int) -> Box:
     """The box of a cell, on a scale of 0 to 3 over the page."""
-    column, row = place_of(cell)
+    column, row = grid_position(cell)
     return column, row, column + 1, row + 1
 
 
 def row_box(cell: int) -> Box:
     """The box of the row of a cell."""
-    row = place_of(cell)[1]
+    row = grid_position(cell)[1]
     return 0, row, ACROSS, row + 1
 
 

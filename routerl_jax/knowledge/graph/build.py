@@ -43,7 +43,7 @@ from routerl_jax.knowledge.corpus import (
     file_sha256,
     read_corpus,
 )
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
@@ -128,7 +128,7 @@ def _build(
     llm: ChatModel | None,
     earlier: EarlierBuild | None = None,
 ) -> BuildReport:
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     if config.synonyms.index:
         INDEXES.get(backend_of(config.synonyms.index)).require()
     if config.extractor == "llm" and llm is None:

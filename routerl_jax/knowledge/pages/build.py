@@ -22,7 +22,7 @@ from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpus import string_field
-from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import corpus_digest
@@ -116,7 +116,7 @@ def build_pages(
     Raises:
       ValueError: a file, a page or a setting is wrong; names it.
     """
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     clock, source = Clock(), _source(config)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, LateInteraction):

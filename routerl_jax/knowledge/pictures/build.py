@@ -21,7 +21,7 @@ from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.dense import open_index
-from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
@@ -89,7 +89,7 @@ def build_pictures(
     Raises:
       ValueError: a file, a row or a setting is wrong; names it.
     """
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     what = "rows with pictures, or a directory of them,"
     clock, source = Clock(), corpus_source(config.corpus, what, lambda _: (), digest=pictures_digest)
     model = encoder or shared_encoder(config.encoder)
