@@ -13,7 +13,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
 from routerl_jax.generation.policy import Policy
@@ -124,7 +124,7 @@ def finished_attempts(
 
 def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
     """The episode of a record, with the benchmark's example, because records keep little of the metadata."""
-    episode = episode_of(record, Place(path, "line", index + 1))
+    episode = episode_of(record, RowLocation(path, "line", index + 1))
     episode.example = example
     return episode
 

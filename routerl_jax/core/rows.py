@@ -12,8 +12,8 @@ from routerl_jax.core.buckets import fetched
 from routerl_jax.core.compressed import open_bytes, plain_name
 
 
-class Place(NamedTuple):
-    """The position of a row in its file, for error messages."""
+class RowLocation(NamedTuple):
+    """The location of a row in its file, for error messages."""
 
     path: pathlib.Path
     unit: str  # "line" or, in a JSON list, "item"
@@ -24,8 +24,8 @@ class Place(NamedTuple):
         return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
 
 
-def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The JSON objects of a file, each with its position.
+def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """The JSON objects of a file, each with its location.
 
     A .json file may have three forms: a list; an object whose only value is a list (`{"examples": [..]}`); or pandas' columns
     (`{name: {index: value}}`), where the index becomes the key `index`. Any other file has one object per line.
@@ -40,7 +40,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
       ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
     """
     path = fetched(path)
-    location = Place(path, "line", 0)
+    location = RowLocation(path, "line", 0)
     with open_bytes(path, lambda: f" after {location.unit} {location.number}") as file:
         as_list = _suffix(path) == ".json" and not lines
         rows = _items(path, file.read()) if as_list else _lines(path, file)
@@ -61,18 +61,18 @@ def checked_path(path: str | pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, Any]]:
+def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[RowLocation, Any]]:
     for number, line in enumerate(file, 1):
         line = line.rstrip()  # so that an error at its end is reported for this line, not the next
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line:
-            location = Place(path, "line", number)
+            location = RowLocation(path, "line", number)
             yield location, _parse(line, location, "Put one JSON object on each line")
 
 
-def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
+def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[RowLocation, Any]]:
     hint = "Rename it to .jsonl if it holds one JSON object per line"
-    rows = _parse(content.removeprefix(codecs.BOM_UTF8), Place(path, "line", 1), hint)
+    rows = _parse(content.removeprefix(codecs.BOM_UTF8), RowLocation(path, "line", 1), hint)
     if isinstance(rows, dict) and len(rows) == 1 and isinstance(next(iter(rows.values())), list):
         rows = next(iter(rows.values()))
     if isinstance(rows, dict) and rows and all(_is_column(column) for column in rows.values()):
@@ -80,7 +80,7 @@ def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
     for number, row in enumerate(rows, 1):
-        yield Place(path, "item", number), row
+        yield RowLocation(path, "item", number), row
 
 
 def _is_column(column: Any) -> bool:
@@ -98,7 +98,7 @@ def _transposed(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[
     return [{"index": index, **{name: column[index] for name, column in columns.items()}} for index in indices]
 
 
-def _parse(content: bytes, start: Place, hint: str) -> Any:
+def _parse(content: bytes, start: RowLocation, hint: str) -> Any:
     """The JSON value that begins at `start`. Errors name the faulty line."""
     try:
         return json.loads(content.decode())

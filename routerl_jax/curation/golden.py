@@ -22,7 +22,7 @@ from typing import Any
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.curation.annotations import Annotations
 from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
@@ -208,7 +208,7 @@ def _write(
     seconds: float,
 ) -> ConstructReport:
     """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""
-    position = Place(workdir / _MADE[0], "line", 0)
+    position = RowLocation(workdir / _MADE[0], "line", 0)
     last_records = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
     accepted = []
     for question in questions:

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import ANSWER_KEYS, Row, distinct, example_id, images_of, texts
 from routerl_jax.data.formats.verl import PICTURE, question_in_prompt
@@ -28,7 +28,7 @@ from routerl_jax.data.rounds import RecordedRounds, Round
 _ROLES = ("system", "user", "assistant")
 
 
-def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[Place, RecordedRounds]]:
+def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[RowLocation, RecordedRounds]]:
     """The rows of a file (.jsonl or .json, may be compressed), located: a question and the rounds of an attempt at it.
 
     The question is `question`, or the text after the last "Question:" of the first user message, or that whole message if it is
@@ -92,7 +92,7 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
     return row if recorded.frame_pixels is None else {**row, "frame_pixels": list(recorded.frame_pixels)}
 
 
-def _recorded(row: Row, location: Place) -> RecordedRounds:
+def _recorded(row: Row, location: RowLocation) -> RecordedRounds:
     first, *replies = contents = _contents(row, location)
     images = images_of({"images": row.get("images") or []}, location, "images")
     marks = [content.count(PICTURE) for content in contents[::2]]
@@ -121,7 +121,7 @@ def _recorded(row: Row, location: Place) -> RecordedRounds:
     return RecordedRounds(example=example, rounds=tuple(rounds), frame_pixels=_frame_pixels(row, location))
 
 
-def _frame_pixels(row: Row, location: Place) -> tuple[int, ...] | None:
+def _frame_pixels(row: Row, location: RowLocation) -> tuple[int, ...] | None:
     match row.get("frame_pixels"):
         case None:
             return None
@@ -134,7 +134,7 @@ def _frame_pixels(row: Row, location: Place) -> tuple[int, ...] | None:
             raise location.error(f"key 'frame_pixels': {expected}; found {str(other)[:80]!r}")
 
 
-def _contents(row: Row, location: Place) -> list[str]:
+def _contents(row: Row, location: RowLocation) -> list[str]:
     """The messages of user and assistant, in turns. The first is a user's, the last the assistant's."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -157,7 +157,7 @@ def _contents(row: Row, location: Place) -> list[str]:
     return [content for _, content in pairs]
 
 
-def _role_and_content(message: Any, number: int, location: Place) -> Sequence[str]:
+def _role_and_content(message: Any, number: int, location: RowLocation) -> Sequence[str]:
     """Role and content."""
     role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
     if role not in _ROLES or not isinstance(content, str):

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _ENDINGS = (".jpg", ".jpeg", ".JPEG", ".JPG", ".png", ".PNG", ".webp")
 
@@ -24,7 +24,7 @@ def picture_name(image: Any) -> str:
 
 
 def picture_beside(
-    name: str, location: Place, key: str, otherwise: str, folders: Sequence[str] = ("images",)
+    name: str, location: RowLocation, key: str, otherwise: str, folders: Sequence[str] = ("images",)
 ) -> pathlib.Path:
     """The picture that a row names by its path: beside the row's file, or in one of `folders` beside it.
 
@@ -48,7 +48,7 @@ def picture_beside(
     )
 
 
-def picture_called(name: str, location: Place, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
+def picture_called(name: str, location: RowLocation, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
     """The picture with an id: `NAME.jpg`, or NAME with another usual ending, in `folders` beside the row's file. None if there
     is no such file.
 
@@ -65,7 +65,7 @@ def picture_called(name: str, location: Place, folders: Sequence[str] = ("images
     return None
 
 
-def check_picture(source: bytes | str, location: Place, key: str) -> None:
+def check_picture(source: bytes | str, location: RowLocation, key: str) -> None:
     """Checks a picture that a row holds as bytes or as a `data:` URI. Raises MissingPictureError, which names row and key,
     if it is no picture or can't be read."""
     if fault := _fault(source):
@@ -89,5 +89,5 @@ def _fault(source: bytes | str | pathlib.Path) -> str:
     return ""
 
 
-def _unreadable(location: Place, key: str, fault: str, otherwise: str) -> MissingPictureError:
+def _unreadable(location: RowLocation, key: str, fault: str, otherwise: str) -> MissingPictureError:
     return MissingPictureError(str(location.error(f"key {key!r}: the picture can't be read: {fault}; or {otherwise}")))

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example, Observation, Shown
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.verl import PICTURE
@@ -71,8 +71,8 @@ class RecordedRounds:
     frame_pixels: tuple[int, ...] | None = None
 
 
-def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed), with their positions.
+def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, RecordedRounds]]:
+    """The rows of a file (.jsonl, .json; may be compressed), with their locations.
 
     Raises:
       ValueError: while reading: names file, row and key.
@@ -98,7 +98,7 @@ def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -
     write_json_lines(pathlib.Path(path), map(_row, recorded))
 
 
-def _round(item: Any, number: int, location: Place) -> Round:
+def _round(item: Any, number: int, location: RowLocation) -> Round:
     if not isinstance(item, dict):
         raise location.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
     if unknown := [key for key in item if key not in _KEYS]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import picture_beside
@@ -167,8 +167,8 @@ def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Trajectory]]:
-    """Trajectories of a file, with their positions. Rows have the released schema, and optionally `id`, `question` and
+def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, Trajectory]]:
+    """Trajectories of a file, with their locations. Rows have the released schema, and optionally `id`, `question` and
     `image_names`.
 
     Texts are not changed. If a row has no `question`, it is the text after `Origin question:` in the first problem. If it has
@@ -181,7 +181,7 @@ def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Traject
         yield location, trajectory_of(row, location)
 
 
-def trajectory_of(row: Mapping[str, Any], location: Place) -> Trajectory:
+def trajectory_of(row: Mapping[str, Any], location: RowLocation) -> Trajectory:
     """The trajectory of a row; for its keys see `read_trajectories`. Raises ValueError that names row, step and key."""
     steps = row.get("steps")
     if not isinstance(steps, list) or not steps:
@@ -245,7 +245,7 @@ def _step_row(step: Step) -> dict[str, Any]:
     return row
 
 
-def _step(row: Any, location: Place, number: int) -> Step:
+def _step(row: Any, location: RowLocation, number: int) -> Step:
     if not isinstance(row, dict):
         raise location.error(f"step {number} must be an object, found {type(row).__name__}")
     kind, answer = row.get("step_type"), row.get("answer")
@@ -267,7 +267,7 @@ def _step(row: Any, location: Place, number: int) -> Step:
     )
 
 
-def _route_step(answer: Any, texts: Mapping[str, str], location: Place, number: int) -> RouteStep:
+def _route_step(answer: Any, texts: Mapping[str, str], location: RowLocation, number: int) -> RouteStep:
     query = answer.get("query") if isinstance(answer, dict) else None
     retrievers = answer.get("retriever") if isinstance(answer, dict) else None
     named = isinstance(retrievers, list) and retrievers and all(isinstance(r, str) and r.strip() for r in retrievers)
@@ -283,7 +283,7 @@ def _route_step(answer: Any, texts: Mapping[str, str], location: Place, number: 
     return RouteStep(query=query, retrievers=tuple(retrievers or ()), **texts)
 
 
-def _documents(row: Mapping[str, Any], location: Place, number: int) -> tuple[Document, ...]:
+def _documents(row: Mapping[str, Any], location: RowLocation, number: int) -> tuple[Document, ...]:
     items = row.get("documents")
     if items is None:
         return documents_of(row["problem"])
@@ -295,7 +295,7 @@ def _documents(row: Mapping[str, Any], location: Place, number: int) -> tuple[Do
         ) from error
 
 
-def _question(row: Mapping[str, Any], problem: str, location: Place) -> str:
+def _question(row: Mapping[str, Any], problem: str, location: RowLocation) -> str:
     question = row.get("question")
     if question is None and (match := _QUESTION.search(problem)):
         question = match[1].strip()
@@ -304,7 +304,7 @@ def _question(row: Mapping[str, Any], problem: str, location: Place) -> str:
     return question
 
 
-def _images(row: Mapping[str, Any], location: Place) -> tuple[str, ...]:
+def _images(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
     key = "images" if "images" in row else "image_names"
     names = row.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -363,7 +363,7 @@ class StepExamples:
 
     def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
         self._examples: list[Example] = []
-        first_locations: dict[str, Place] = {}
+        first_locations: dict[str, RowLocation] = {}
         for location, trajectory in read_trajectories(path):
             if text_only and trajectory.images:
                 continue

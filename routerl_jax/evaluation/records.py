@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.files import write_atomic, write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import (
     Action,
     Branch,
@@ -128,7 +128,7 @@ def _in_memory(image: Any) -> bool:
     return is_data(image) or not isinstance(image, str | os.PathLike)
 
 
-def episode_of(record: Mapping[str, Any], location: Place) -> Episode:
+def episode_of(record: Mapping[str, Any], location: RowLocation) -> Episode:
     """The episode of a record, without token sequences. Raises ValueError that names the row if it is no record."""
     try:
         example = Example(
@@ -155,7 +155,7 @@ def episode_of(record: Mapping[str, Any], location: Place) -> Episode:
         raise location.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
 
 
-def _turn(fields: Mapping[str, Any], location: Place) -> Turn:
+def _turn(fields: Mapping[str, Any], location: RowLocation) -> Turn:
     action = None if fields["action"] is None else Action(**_tuples(fields["action"]))
     calls = [
         Call(**{**_tuples(call), "passages": tuple(_passage(passage, location) for passage in call["passages"])})
@@ -168,7 +168,7 @@ def _turn(fields: Mapping[str, Any], location: Place) -> Turn:
     return Turn(**{**fields, "action": action, "calls": calls, "shown": shown})
 
 
-def _passage(fields: Mapping[str, Any], location: Place) -> Passage:
+def _passage(fields: Mapping[str, Any], location: RowLocation) -> Passage:
     return Passage(**{**fields, "image": _picture_path(location, fields.get("image", ""))})
 
 
@@ -181,7 +181,7 @@ def picture_path(directory: pathlib.Path, image: str) -> str:
     return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
 
 
-def _picture_path(location: Place, image: str) -> str:
+def _picture_path(location: RowLocation, image: str) -> str:
     return picture_path(location.path.parent, image)
 
 

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from routerl_jax.core.compressed import plain_name
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.linked_tables import linked_passages
@@ -122,7 +122,7 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
         yield passage
 
 
-def string_field(row: dict[str, Any], key: str, location: Place, *, default: str | None = None) -> str:
+def string_field(row: dict[str, Any], key: str, location: RowLocation, *, default: str | None = None) -> str:
     """`row[key]` as a string that can be stored (numbers are spelled out, null counts as absent)."""
     value = row.get(key)
     if value is None:
@@ -141,7 +141,7 @@ def string_field(row: dict[str, Any], key: str, location: Place, *, default: str
     return value
 
 
-def new_id(row_id: str, location: Place, seen: dict[str, int]) -> str:
+def new_id(row_id: str, location: RowLocation, seen: dict[str, int]) -> str:
     """Returns `row_id` and adds it to `seen`. Raises ValueError if it is empty or was used before."""
     if not row_id.strip():
         raise location.error("key 'id' is empty. Give every row an id of its own")
@@ -173,7 +173,9 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
         raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
 
 
-def _linked(passages: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
+def _linked(
+    passages: Iterator[tuple[RowLocation, Passage]], seen: dict[str, int], ids: DistinctIds
+) -> Iterator[Passage]:
     """Each passage once, even if several tables link to it. `seen`: hashes of texts by id."""
     for location, passage in passages:
         if not passage.text.strip():
@@ -204,7 +206,9 @@ def _pieces(page: Passage, split: Split) -> Iterator[Passage]:
         yield dataclasses.replace(page, id=f"{page.id}#{number}", text=text)
 
 
-_Read = Iterator[tuple[Place, Passage, bool]]  # its position, the passage, and whether it is a whole page to be split
+_Read = Iterator[
+    tuple[RowLocation, Passage, bool]
+]  # its position, the passage, and whether it is a whole page to be split
 
 
 def _from_rows(path: pathlib.Path) -> _Read:
@@ -221,7 +225,7 @@ def _from_rows(path: pathlib.Path) -> _Read:
         yield location, Passage(id=string_field(row, "id", location), title=title, text=text), False
 
 
-def _kilt_page(row: dict[str, Any], location: Place) -> Passage:
+def _kilt_page(row: dict[str, Any], location: RowLocation) -> Passage:
     """KILT's knowledge source: a page as a list of paragraphs, headings and list items marked with colons."""
     paragraphs = [string_field({"text": part}, "text", location) for part in row["text"]]
     text = re.sub(r"(Section|BULLET)::::", "", "".join(paragraphs))
@@ -254,7 +258,7 @@ def _hidden(path: pathlib.Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _title_and_text(row: dict[str, Any], location: Place) -> tuple[str, str]:
+def _title_and_text(row: dict[str, Any], location: RowLocation) -> tuple[str, str]:
     if "text" in row or "contents" not in row:
         return string_field(row, "title", location, default=""), string_field(row, "text", location)
     return split_contents(string_field(row, "contents", location))

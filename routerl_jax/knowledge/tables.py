@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from routerl_jax.core.compressed import plain_name
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.linked_tables import table_rows
 from routerl_jax.knowledge.corpus import corpus_files, new_id, string_field
@@ -228,13 +228,13 @@ def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
 
 
-def _id(row: dict[str, Any], location: Place) -> str:
+def _id(row: dict[str, Any], location: RowLocation) -> str:
     if "id" not in row and "flattened" in row:
         return str(row.get("index", location.number))
     return string_field(row, "original_table_id" if "id" not in row and "original_table_id" in row else "id", location)
 
 
-def _names(header: Any, location: Place) -> tuple[str, ...]:
+def _names(header: Any, location: RowLocation) -> tuple[str, ...]:
     if not isinstance(header, list) or not any(str(name or "").strip() for name in header):
         raise location.error("key 'header' must be a list of column names, and it is empty or absent. Name the columns")
     names: list[str] = []
@@ -247,7 +247,7 @@ def _names(header: Any, location: Place) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(rows: Any, width: int, location: Place) -> tuple[tuple[str, ...], ...]:
+def _rows(rows: Any, width: int, location: RowLocation) -> tuple[tuple[str, ...], ...]:
     if not isinstance(rows, list) or not rows:
         raise location.error(
             "key 'rows' must be a list of rows, and it is empty or absent. Fill in or remove the table"
@@ -265,7 +265,7 @@ def _rows(rows: Any, width: int, location: Place) -> tuple[tuple[str, ...], ...]
     return tuple(result)
 
 
-def _cell(value: Any, location: Place, cell_name: str) -> str:
+def _cell(value: Any, location: RowLocation, cell_name: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | str | int | float):

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -104,7 +104,7 @@ def summarize_groups(rows: Sequence[Prediction], scores: Float[np.ndarray, "N M"
     return {"/".join(key): summarize(scores[members[key]]) for key in sorted(members)}
 
 
-def _prediction(row: Mapping[str, Any], group: Sequence[str], location: Place) -> Prediction:
+def _prediction(row: Mapping[str, Any], group: Sequence[str], location: RowLocation) -> Prediction:
     missing = [key for key in group if row.get(key) is None]
     if missing:
         raise location.error(f"key {missing[0]!r} of --group is missing; add it to the row or drop it from --group")
@@ -116,7 +116,7 @@ def _prediction(row: Mapping[str, Any], group: Sequence[str], location: Place) -
     )
 
 
-def _parse_prediction(row: Mapping[str, Any], location: Place) -> str | None:
+def _parse_prediction(row: Mapping[str, Any], location: RowLocation) -> str | None:
     keys = [key for key in _PREDICTION_KEYS if key in row]
     if len(keys) != 1:
         fault = "both are present" if keys else "neither is present"
@@ -127,7 +127,7 @@ def _parse_prediction(row: Mapping[str, Any], location: Place) -> str | None:
     return value
 
 
-def _parse_golds(row: Mapping[str, Any], location: Place) -> tuple[str, ...]:
+def _parse_golds(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
     value = row.get("golden_answers")
     golds = (value,) if isinstance(value, str) else value
     if not isinstance(golds, list | tuple) or not all(isinstance(gold, str) for gold in golds):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, strings
 
@@ -13,7 +13,7 @@ class Bamboogle(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "Question" in row and "Answer" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location, "Question")
         answers = distinct(strings(row.get("Answer"), location, "Answer"))
         if not answers:

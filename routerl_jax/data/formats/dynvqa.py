@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, texts
@@ -24,7 +24,7 @@ class DynVQA(FlashRag):
     def matches(self, row: Row) -> bool:
         return "image_url" in row and any(key in row for key in _QUERIES)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         key = next((key for key in ANSWER_KEYS if row.get(key)), None)
         answers = [] if key is None else texts(row[key], location, key)
         if not any(answer.strip() for answer in answers):

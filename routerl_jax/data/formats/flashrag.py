@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -42,7 +42,7 @@ class FlashRag(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return True
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
         key = next((key for key in ANSWER_KEYS if row.get(key)), None)
         if key is None and row.get("supporting"):
@@ -76,7 +76,7 @@ class FlashRag(QuestionFormat):
         )
 
 
-def _known_by_id(row: Row, location: Place) -> tuple[pathlib.Path, ...]:
+def _known_by_id(row: Row, location: RowLocation) -> tuple[pathlib.Path, ...]:
     path = picture_called(str(row["image_id"]), location) if row.get("image_id") else None
     return () if path is None else (path,)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import check_picture, picture_beside
 
@@ -44,7 +44,7 @@ class QuestionFormat(abc.ABC):
     picture is an error.
     """
 
-    def parts(self, row: Row, location: Place) -> Sequence[Row]:
+    def parts(self, row: Row, location: RowLocation) -> Sequence[Row]:
         """The row, split into rows of one question each. Most data sets have one question per row."""
         return (row,)
 
@@ -53,14 +53,14 @@ class QuestionFormat(abc.ABC):
         """True if a row has the keys that distinguish this format from others."""
 
     @abc.abstractmethod
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         """The question; None for a row that is left out because it has no answer.
 
         Raises:
           ValueError: names file, row and key.
         """
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         """The passages of the row, gold passages and distractors, with ids of `passage_id`."""
         return []
 
@@ -85,7 +85,7 @@ def with_metadata(row: Row) -> dict[str, Any]:
     return {**inner, **outer} if isinstance(inner, Mapping) else dict(row)
 
 
-def question_of(row: Row, location: Place, key: str = "question") -> str:
+def question_of(row: Row, location: RowLocation, key: str = "question") -> str:
     """The question; ValueError if there is none."""
     question = row.get(key)
     if not isinstance(question, str) or not question.strip():
@@ -93,7 +93,7 @@ def question_of(row: Row, location: Place, key: str = "question") -> str:
     return question
 
 
-def strings(value: Any, location: Place, key: str) -> list[str]:
+def strings(value: Any, location: RowLocation, key: str) -> list[str]:
     """A string or a list of strings as a list; None is an empty one. ValueError for anything else."""
     if value is None:
         return []
@@ -103,7 +103,7 @@ def strings(value: Any, location: Place, key: str) -> list[str]:
     return values
 
 
-def json_strings(value: Any, location: Place, key: str, *, single: bool = False) -> list[str]:
+def json_strings(value: Any, location: RowLocation, key: str, *, single: bool = False) -> list[str]:
     """A list of strings, given as a list or as a string with JSON (PopQA). ValueError for anything else. With `single`, a
     string that doesn't begin like a list is a list of one item."""
     if isinstance(value, str) and not (single and value.strip()[:1] != "["):
@@ -118,7 +118,7 @@ def json_strings(value: Any, location: Place, key: str, *, single: bool = False)
     return strings(value, location, key)
 
 
-def texts(value: Any, location: Place, key: str) -> list[str]:
+def texts(value: Any, location: RowLocation, key: str) -> list[str]:
     """A string, a number, or lists of these, as a list of strings. None is left out. ValueError for anything else."""
     if isinstance(value, list):
         return [text for item in value for text in texts(item, location, key)]
@@ -129,7 +129,7 @@ def texts(value: Any, location: Place, key: str) -> list[str]:
     return [str(value)]
 
 
-def images_of(row: Row, location: Place, key: str = "", folders: Sequence[str] = ("images",)) -> tuple[Any, ...]:
+def images_of(row: Row, location: RowLocation, key: str = "", folders: Sequence[str] = ("images",)) -> tuple[Any, ...]:
     """The pictures under `key`: paths of existing files, `data:` URIs, bytes. URLs are ignored (see `image_urls`).
 
     Args:
@@ -155,7 +155,7 @@ def images_of(row: Row, location: Place, key: str = "", folders: Sequence[str] =
     return tuple(images)
 
 
-def image_urls(row: Row, location: Place, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
+def image_urls(row: Row, location: RowLocation, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
     """`{"image_urls": [..]}` of a row: the values under `keys`, or else the URLs among its pictures. {} if there are none.
 
     Raises:
@@ -182,7 +182,7 @@ def _is_url(name: str) -> bool:
     return "://" in name and not name.startswith("data:")
 
 
-def _pictures(row: Row, key: str, location: Place) -> list[Any]:
+def _pictures(row: Row, key: str, location: RowLocation) -> list[Any]:
     """The values under a key for pictures, as a list."""
     value = row.get(key)
     items = [value] if isinstance(value, str | bytes | Mapping) else value or []
@@ -205,7 +205,7 @@ def distinct(*parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for part in parts for text in part if text.strip()))
 
 
-def example_id(row: Row, location: Place, keys: Sequence[str] = ("id", "_id")) -> str:
+def example_id(row: Row, location: RowLocation, keys: Sequence[str] = ("id", "_id")) -> str:
     """The value of the first of these keys that the row has, or else the row's number in its file."""
     return str(next((row[key] for key in keys if row.get(key) is not None), location.number))
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, search_kind, texts
 from routerl_jax.data.formats.verl import Verl
@@ -27,7 +27,7 @@ class Fvqa(Verl):
         reward = row.get("reward_model")
         return isinstance(reward, Mapping) and "candidate_answers" in reward
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         example = super().example(row, location)
         if example is None:
             return None
@@ -40,7 +40,7 @@ class Fvqa(Verl):
         )
 
 
-def _aliases(value: object, location: Place) -> list[str]:
+def _aliases(value: object, location: RowLocation) -> list[str]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -30,7 +30,7 @@ class HippoRag(QuestionFormat):
         lists = [row.get(key) for key in ("paragraphs", "contexts")]
         return any(isinstance(items, list) and items and isinstance(items[0], dict) for items in lists)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
         answers = distinct(*(strings(row.get(key), location, key) for key in (*EVERY_ANSWER_KEY, "answer_aliases")))
         if not answers:
@@ -42,11 +42,11 @@ class HippoRag(QuestionFormat):
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [item for item, _ in paragraphs(row, location).values()]
 
 
-def paragraphs(row: Row, location: Place) -> dict[int, tuple[Passage, bool | None]]:
+def paragraphs(row: Row, location: RowLocation) -> dict[int, tuple[Passage, bool | None]]:
     """Paragraphs by number (`idx`, or the index in the list), each with whether it is gold (None: unknown)."""
     key = "paragraphs" if row.get("paragraphs") is not None else "contexts"
     value = row.get(key)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -35,7 +35,7 @@ class HotpotQA(QuestionFormat):
         of_test_set = "_id" in fields and not any(key in fields for key in ANSWER_KEYS)
         return "context" in fields and "evidences" not in fields and ("supporting_facts" in fields or of_test_set)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         fields = with_metadata(row)
         question = question_of(fields, location)
         answers = distinct(*(strings(fields.get(key), location, key) for key in ANSWER_KEYS))
@@ -52,7 +52,7 @@ class HotpotQA(QuestionFormat):
             metadata |= gold_fields(gold)
         return Example(id=example_id(fields, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [
             passage(title, joined(sentences))
             for title, sentences in _context(with_metadata(row).get("context"), location)
@@ -67,7 +67,7 @@ def joined(sentences: list[str]) -> str:
     return text.strip()
 
 
-def _context(value: Any, location: Place) -> list[tuple[str, list[str]]]:
+def _context(value: Any, location: RowLocation) -> list[tuple[str, list[str]]]:
     """(title, sentences) of each paragraph."""
     value = from_json(value, "context", location)
     if value is None:
@@ -80,7 +80,7 @@ def _context(value: Any, location: Place) -> list[tuple[str, list[str]]]:
     return [(title, sentences) for title, sentences in value]
 
 
-def _facts(value: Any, location: Place) -> list[list[Any]] | None:
+def _facts(value: Any, location: RowLocation) -> list[list[Any]] | None:
     """[title, sentence number] of each supporting sentence; None if the row doesn't have them."""
     value = from_json(value, "supporting_facts", location)
     if value is None:
@@ -92,7 +92,7 @@ def _facts(value: Any, location: Place) -> list[list[Any]] | None:
     return [list(item) for item in value]
 
 
-def from_json(value: Any, key: str, location: Place) -> Any:
+def from_json(value: Any, key: str, location: RowLocation) -> Any:
     """The value of a string with JSON. A value that is no string is returned unchanged."""
     if not isinstance(value, str):
         return value
@@ -102,7 +102,7 @@ def from_json(value: Any, key: str, location: Place) -> Any:
         raise location.error(f"key {key!r} is a string that is not JSON ({error.msg})") from error
 
 
-def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, location: Place) -> list[list[Any]]:
+def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, location: RowLocation) -> list[list[Any]]:
     columns = [value.get(name) for name in keys]
     if not all(isinstance(column, list) for column in columns) or len(columns[0] or []) != len(columns[1] or []):
         raise location.error(f"key {key!r} must hold two lists of one length, {keys[0]!r} and {keys[1]!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
 
@@ -23,7 +23,7 @@ class HybridQa(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "table_id" in row and "question_id" in row and ("answer-text" in row or "question_postag" in row)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         answers = distinct(texts(row.get("answer-text"), location, "answer-text"))
         if not answers:
             return None
@@ -42,7 +42,7 @@ class HybridQa(QuestionFormat):
         )
 
 
-def _node(node: Any, location: Place) -> tuple[str, str | None]:
+def _node(node: Any, location: RowLocation) -> tuple[str, str | None]:
     if not isinstance(node, list) or len(node) <= _KIND or not isinstance(node[_KIND], str):
         raise location.error(
             f"key 'answer-node' must hold [text, [row, column], link, kind] each, found {str(node)[:80]!r}"

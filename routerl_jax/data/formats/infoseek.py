@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings
@@ -22,7 +22,7 @@ class InfoSeek(FlashRag):
     def matches(self, row: Row) -> bool:
         return "answer_eval" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         accepted = row.get("answer_eval") or []
         other_fields = {key: value for key, value in row.items() if key != "answer_eval"}
         example = super().example({"id": row.get("data_id"), **other_fields}, location)
@@ -34,7 +34,7 @@ class InfoSeek(FlashRag):
         return dataclasses.replace(example, answers=distinct(example.answers, texts), metadata=metadata)
 
 
-def _range(item: Mapping, location: Place) -> list[float]:
+def _range(item: Mapping, location: RowLocation) -> list[float]:
     ends = item.get("range")
     if (
         isinstance(ends, list)

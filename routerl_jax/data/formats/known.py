@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     bamboogle,
@@ -76,8 +76,8 @@ def format_of(row: Row) -> QuestionFormat:
 
 def read_examples(
     path: str | pathlib.Path, form: str = ""
-) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
-    """The questions of a file, or of all files that a name with * or ? matches, with their positions.
+) -> Iterator[tuple[RowLocation, Example | MissingPictureError | None]]:
+    """The questions of a file, or of all files that a name with * or ? matches, with their locations.
 
     For a question whose picture is missing or can't be read, it yields the error to raise. For a question without an answer,
     which the caller should leave out, it yields None.
@@ -99,14 +99,14 @@ def read_examples(
                 yield location, error
 
 
-def _of_several(example: Example | None, location: Place, several: bool) -> Example | None:
+def _of_several(example: Example | None, location: RowLocation, several: bool) -> Example | None:
     """If there are several files, adds the file's name to the id of rows without ids, because their numbers repeat."""
     if not several or example is None or example.id != str(location.number):
         return example
     return dataclasses.replace(example, id=f"{location.path.name.partition('.')[0]}/{example.id}")
 
 
-def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:
+def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[RowLocation, list[Passage]]]:
     """For each row of a file of questions, the passages that it holds."""
     fixed_format = FORMATS.get(form) if form else None
     for location, row in read_question_rows(path):

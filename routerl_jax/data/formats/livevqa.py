@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -35,13 +35,13 @@ class LiveVQA(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return any(f"{level}_qa" in row for level in _LEVELS)
 
-    def parts(self, row: Row, location: Place) -> Sequence[Row]:
+    def parts(self, row: Row, location: RowLocation) -> Sequence[Row]:
         parts = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
         if not parts:
             raise location.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
         return parts
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         level = row["level"]
         key = f"{level}_qa"
         fields = row[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, QuestionFormat, Row, distinct, example_id, question_of
 from routerl_jax.data.formats.format import strings as strings_of
@@ -25,7 +25,7 @@ class MMLongBenchDoc(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "doc_id" in row and "evidence_pages" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         key = next((key for key in ANSWER_KEYS if row.get(key)), "answer")
         kind = row.get("type")
         form = row.get("answer_format") or (kind if kind in _FORMATS else None)

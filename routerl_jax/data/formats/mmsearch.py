@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -50,7 +50,7 @@ class MMSearch(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "query" in row and "gt_answer" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location, "query")
         answers = texts(row["gt_answer"], location, "gt_answer")
         aliases = json_strings(row.get("alternative_gt_answers"), location, "alternative_gt_answers", single=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -34,7 +34,7 @@ class Musique(QuestionFormat):
         of_test_set = bool(is_own_form) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
         answers = distinct(*(strings(row.get(key), location, key) for key in ANSWER_KEYS))
         if row.get("answerable") is False or not answers:
@@ -61,12 +61,12 @@ class Musique(QuestionFormat):
             metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, location)
         return Example(id=name, question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [item for item, _ in paragraphs(row, location).values()]
 
 
 def _decomposition(
-    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], location: Place
+    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], location: RowLocation
 ) -> list[dict[str, Any]]:
     """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):

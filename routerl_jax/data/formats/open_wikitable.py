@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
 
@@ -21,7 +21,7 @@ class OpenWikiTable(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "hard_positive_idx" in row and "original_table_id" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         answer = ", ".join(distinct(texts(row.get("answer"), location, "answer")))
         if not answer:
             raise location.error("key 'answer' is missing or empty; give the answer")

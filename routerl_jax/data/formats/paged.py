@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.data.formats.format import Row, distinct, texts
 from routerl_jax.data.page_ids import page_id
 
@@ -26,7 +26,7 @@ _TYPES = {  # parts of names, in any case and however they are joined
 }
 
 
-def page_fields(document: Any, pages: Any, location: Place, document_key: str, pages_key: str) -> dict[str, Any]:
+def page_fields(document: Any, pages: Any, location: RowLocation, document_key: str, pages_key: str) -> dict[str, Any]:
     """Metadata: `document`, `pages` (from 1, each once, in the row's order) and `supporting` (ids of the pages,
     `data.page_ids`).
 
@@ -47,7 +47,7 @@ def page_fields(document: Any, pages: Any, location: Place, document_key: str, p
     }
 
 
-def source_types(value: Any, location: Place, key: str) -> dict[str, list[str]]:
+def source_types(value: Any, location: RowLocation, key: str) -> dict[str, list[str]]:
     """`{"source_type": [..]}` in the words of `SOURCE_TYPES`; other names are kept unchanged. {} if the row has none.
 
     Args:
@@ -68,7 +68,7 @@ def query_type(value: Any) -> dict[str, str]:
     return {"type": next((name for part, name in _TYPES.items() if part in plain), value.strip())}
 
 
-def document_answers(value: Any, location: Place, key: str, *, whole: bool = False) -> tuple[str, ...]:
+def document_answers(value: Any, location: RowLocation, key: str, *, whole: bool = False) -> tuple[str, ...]:
     """The accepted answers. With `whole`, a list (or a list in a string) is one answer.
 
     Raises:
@@ -103,7 +103,7 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None or value == "" else [value]
 
 
-def _page(number: Any, location: Place, key: str) -> int:
+def _page(number: Any, location: RowLocation, key: str) -> int:
     page = number if isinstance(number, int) and not isinstance(number, bool) else None
     if isinstance(number, str) and number.strip().isdecimal():
         page = int(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -29,7 +29,7 @@ class PopQA(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "possible_answers" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
         aliases = {key: json_strings(row[key], location, key) for key in _ALIAS_KEYS if key in row}
         answers = distinct(aliases.get("possible_answers", ()))
@@ -45,7 +45,7 @@ class PopQA(QuestionFormat):
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [item for item, _ in paragraphs(row, location).values()]
 
 

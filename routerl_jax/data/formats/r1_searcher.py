@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, strings
 
@@ -15,7 +15,7 @@ class R1Searcher(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "idx" in row and any(mark in row for mark in _MARKS)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
         answers = distinct(strings(row.get("answer"), location, "answer"))
         if not answers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import FORMATS, Row
@@ -23,7 +23,7 @@ class SimpleVQA(FlashRag):
     def matches(self, row: Row) -> bool:
         return "data_id" in row and any(key in row for key in _OWN)
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         picture = row.get("image")
         other_fields = {key: value for key, value in row.items() if key not in ("data_id", "image")}
         if not isinstance(picture, str) or "." in picture or picture.startswith("data:"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, without
@@ -24,7 +24,7 @@ class SlideVQA(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "deck_name" in row and "evidence_pages" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         other_fields = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
         urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
         pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), location, "deck_name", "evidence_pages")

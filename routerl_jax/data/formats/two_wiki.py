@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings, with_metadata
 from routerl_jax.data.formats.hotpotqa import HotpotQA, from_json
@@ -29,7 +29,7 @@ class TwoWiki(HotpotQA):
         fields = with_metadata(row)
         return "evidences" in fields and "supporting_facts" in fields
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         example = super().example(row, location)
         if example is None:
             return None
@@ -54,7 +54,7 @@ def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
     return aliases
 
 
-def _triples(value: Any, location: Place) -> list[list[str]]:
+def _triples(value: Any, location: RowLocation) -> list[list[str]]:
     value = from_json(value, "evidences", location)
     try:
         rows = zip(*(value[key] for key in _COLUMNS), strict=True) if isinstance(value, Mapping) else value

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -41,7 +41,7 @@ class Verl(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "reward_model" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         info = _mapping(row.get("extra_info"))
         source = str(row.get("data_source") or "")
         example = Example(
@@ -60,7 +60,7 @@ class Verl(QuestionFormat):
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
         return dataclasses.replace(example, metadata=metadata | image_urls(row, location))
 
-    def passages(self, row: Row, location: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         fields = _columns(row) | {"golden_answers": []}
         return _of_data_set(fields, lambda form, fields: form.passages(fields, location), [])
 
@@ -86,7 +86,7 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
     return otherwise
 
 
-def _question(row: Row, info: Mapping[str, Any], location: Place) -> str:
+def _question(row: Row, info: Mapping[str, Any], location: RowLocation) -> str:
     for value in (row.get("question"), info.get("question")):
         if isinstance(value, str) and (text := value.replace(PICTURE, "").strip()):
             return text
@@ -100,7 +100,7 @@ def _question(row: Row, info: Mapping[str, Any], location: Place) -> str:
     return question_in_prompt(users[-1], location, "prompt")
 
 
-def question_in_prompt(prompt: str, location: Place, key: str) -> str:
+def question_in_prompt(prompt: str, location: RowLocation, key: str) -> str:
     """The text after the last "Question:", or else the whole prompt if it is short. Marks of pictures are left out.
 
     Raises:
@@ -118,7 +118,7 @@ def question_in_prompt(prompt: str, location: Place, key: str) -> str:
     return question.strip()
 
 
-def _answers(row: Row, location: Place) -> tuple[str, ...]:
+def _answers(row: Row, location: RowLocation) -> tuple[str, ...]:
     truth = _mapping(row.get("reward_model")).get("ground_truth")
     target = truth.get("target") if isinstance(truth, Mapping) else truth
     if target is None:
@@ -129,7 +129,7 @@ def _answers(row: Row, location: Place) -> tuple[str, ...]:
     return answers
 
 
-def _id(row: Row, info: Mapping[str, Any], source: str, location: Place) -> str:
+def _id(row: Row, info: Mapping[str, Any], source: str, location: RowLocation) -> str:
     parts = [source] if source else []
     if row.get("id") is not None:
         return "/".join([*parts, str(row["id"])])

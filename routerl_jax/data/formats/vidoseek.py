@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, source_types, without
@@ -26,7 +26,7 @@ class ViDoSeek(QuestionFormat):
     def matches(self, row: Row) -> bool:
         return "meta_info" in row and "query" in row
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         info = row.get("meta_info")
         if not isinstance(info, Mapping):
             raise location.error(
@@ -49,7 +49,7 @@ class VragRows(Verl):
         info = row.get("extra_info")
         return "reward_model" in row and isinstance(info, Mapping) and "reference_page" in info
 
-    def example(self, row: Row, location: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         info = {key: value for key, value in row["extra_info"].items() if value != "Nan"}
         content, reason = (info.pop(f"{name}_type", None) for name in ("content", "reason"))
         example = super().example({**row, "extra_info": info}, location)
@@ -65,7 +65,7 @@ class VragRows(Verl):
         )
 
 
-def _metadata(info: Mapping[str, Any], location: Place, key: str = "meta_info") -> dict[str, Any]:
+def _metadata(info: Mapping[str, Any], location: RowLocation, key: str = "meta_info") -> dict[str, Any]:
     pages = page_fields(
         info.get("file_name"), info.get("reference_page"), location, f"{key}.file_name", f"{key}.reference_page"
     )

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
 
@@ -21,14 +21,14 @@ class DistinctIds:
 
     def __init__(self, recent: int = _RECENT) -> None:
         self._most = recent
-        self._recent: dict[str, Place] = {}
+        self._recent: dict[str, RowLocation] = {}
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # sorted hashes, and the rows they came from
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, row_id: str, location: Place) -> str:
+    def add(self, row_id: str, location: RowLocation) -> str:
         """Returns the id. Raises ValueError if it is empty or was used before."""
         if not row_id.strip():
             raise location.error("key 'id' is empty. Give every row an id of its own")
@@ -67,7 +67,7 @@ class DistinctIds:
             order = np.argsort(joined, kind="stable")
             self._runs.append((joined[order], np.concatenate([rows, other_rows])[order]))
 
-    def _repeated(self, row_id: str, location: Place, first: Place) -> ValueError:
+    def _repeated(self, row_id: str, location: RowLocation, first: RowLocation) -> ValueError:
         file = "" if first.path == location.path else f"{first.path}, "
         return location.error(
             f"key 'id': {row_id!r} was used in {file}{first.unit} {first.number} already. Make ids distinct"

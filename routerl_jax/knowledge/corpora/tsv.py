@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from routerl_jax.core.compressed import open_bytes
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Passage
 
 _COLUMNS = ("id", "text", "title")
 _HOTPOT = re.compile(r"\s*Title:\s*(?P<title>.*?)\s*Text:\s*(?P<text>.*)", re.DOTALL)
 
 
-def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
-    """Passages of a .tsv file with their positions.
+def read_tsv(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]]:
+    """Passages of a .tsv file with their locations.
 
     The first line may name the columns id, text and title, in any order (psgs_w100.tsv); fields may then be quoted as in CSV.
     Without such a line, each line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three spaces) or
@@ -28,7 +28,7 @@ def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
     Raises:
       ValueError: while reading: a line has another number of columns or is not UTF-8.
     """
-    location = Place(path, "line", 0)
+    location = RowLocation(path, "line", 0)
     with open_bytes(path, lambda: f" after line {location.number}") as file:
         head, columns = _header(file, path)
         if columns:
@@ -44,16 +44,18 @@ def read_tsv(path: pathlib.Path) -> Iterator[tuple[Place, Passage]]:
 def _header(file: BinaryIO, path: pathlib.Path) -> tuple[bytes, list[str]]:
     """The first line, and the names of the columns if it has these."""
     head = file.readline()
-    names = _decoded(head, Place(path, "line", 1)).removeprefix("\ufeff").strip().split("\t")
+    names = _decoded(head, RowLocation(path, "line", 1)).removeprefix("\ufeff").strip().split("\t")
     is_header = sorted(names) == sorted(_COLUMNS) or sorted(names) == ["id", "text"]
     return head, names if is_header else []
 
 
-def _with_header(file: BinaryIO, path: pathlib.Path, columns: list[str]) -> Iterator[tuple[Place, Passage]]:
+def _with_header(file: BinaryIO, path: pathlib.Path, columns: list[str]) -> Iterator[tuple[RowLocation, Passage]]:
     csv.field_size_limit(2**31 - 1)
     rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), delimiter="\t")
     while True:
-        location = Place(path, "line", rows.line_num + 2)  # the header was line 1; a quoted field may span several
+        location = RowLocation(
+            path, "line", rows.line_num + 2
+        )  # the header was line 1; a quoted field may span several
         try:
             row = next(rows, None)
         except UnicodeDecodeError as error:
@@ -70,7 +72,7 @@ def _with_header(file: BinaryIO, path: pathlib.Path, columns: list[str]) -> Iter
         yield location, Passage(id=fields["id"], title=fields.get("title", ""), text=fields["text"])
 
 
-def _without_header(line: str, location: Place) -> Passage:
+def _without_header(line: str, location: RowLocation) -> Passage:
     columns = line.split("\t")
     if len(columns) == 3:
         return Passage(id=columns[0], title=columns[2], text=columns[1])
@@ -87,7 +89,7 @@ def _without_header(line: str, location: Place) -> Passage:
     return Passage(id=columns[0], title=title.strip(), text=text)
 
 
-def _decoded(line: bytes, location: Place) -> str:
+def _decoded(line: bytes, location: RowLocation) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as error:

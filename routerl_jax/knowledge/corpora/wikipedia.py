@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from routerl_jax.core.compressed import open_bytes
 from routerl_jax.core.extras import needs
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several
 _CHUNK = 64  # pages that a worker gets at a time
@@ -32,8 +32,8 @@ class Page(NamedTuple):
     text: str
 
 
-def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, Page]]:
-    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their positions (page numbers in the file, from 1).
+def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[RowLocation, Page]]:
+    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their locations (page numbers in the file, from 1).
 
     Left out are redirects, pages outside the main namespace, disambiguation pages, lists, indexes and outlines (as in
     R1-Router), and pages without text. Within an article, tables, templates, references, pictures, categories, and all sections
@@ -67,10 +67,10 @@ class _Ahead:
     At most `most` pages are read that are not yet `consumed`. Once closed, it ends, so that the pool can end.
     """
 
-    def __init__(self, pages: Iterator[tuple[Place, Page]], most: int) -> None:
+    def __init__(self, pages: Iterator[tuple[RowLocation, Page]], most: int) -> None:
         self._pages, self._room, self._closed = pages, threading.Semaphore(most), False
 
-    def __iter__(self) -> Iterator[tuple[Place, Page]]:
+    def __iter__(self) -> Iterator[tuple[RowLocation, Page]]:
         self._room.acquire()
         for page in self._pages:
             yield page
@@ -112,14 +112,14 @@ def _clean(source: Page) -> Page:
         return source._replace(text="")
 
 
-def _clean_located(item: tuple[Place, Page]) -> tuple[Place, Page]:
+def _clean_located(item: tuple[RowLocation, Page]) -> tuple[RowLocation, Page]:
     return item[0], _clean(item[1])
 
 
-def _sources(path: pathlib.Path) -> Iterator[tuple[Place, Page]]:
+def _sources(path: pathlib.Path) -> Iterator[tuple[RowLocation, Page]]:
     """Articles with their markup."""
     mwxml, _ = _libraries()
-    location = Place(path, "page", 0)
+    location = RowLocation(path, "page", 0)
     with open_bytes(path, lambda: f" after page {location.number}") as file:
         try:
             for number, page in enumerate(mwxml.Dump.from_file(file).pages, 1):

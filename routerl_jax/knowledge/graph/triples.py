@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 
 Triple = tuple[str, str, str]
@@ -103,7 +103,7 @@ class PrecomputedTriples:
                 _add(self._by_id, str(key), _extraction(row, "entities", "triples", location), location)
         else:
             for number, row in enumerate(docs, 1):
-                location = Place(self.path, "item", number)
+                location = RowLocation(self.path, "item", number)
                 if not isinstance(row, dict):
                     raise location.error(f"expected an object, found {type(row).__name__}")
                 text = str(_field(row, "passage", location))
@@ -166,13 +166,13 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
     return content["docs"]
 
 
-def _field(row: Mapping[str, Any], key: str, location: Place) -> Any:
+def _field(row: Mapping[str, Any], key: str, location: RowLocation) -> Any:
     if row.get(key) is None or isinstance(row[key], bool | list | dict):
         raise location.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
     return row[key]
 
 
-def _extraction(row: Mapping[str, Any], entities: str, triples: str, location: Place) -> Extraction:
+def _extraction(row: Mapping[str, Any], entities: str, triples: str, location: RowLocation) -> Extraction:
     for key in (entities, triples):
         if not isinstance(row.get(key, [] if key == entities else None), list):
             raise location.error(f"key {key!r} must hold a list")
@@ -180,7 +180,7 @@ def _extraction(row: Mapping[str, Any], entities: str, triples: str, location: P
     return Extraction(entities=checked_entities(row.get(entities, [])), triples=checked, dropped=dropped)
 
 
-def _add(extractions: dict[str, Extraction], key: str, extraction: Extraction, location: Place) -> None:
+def _add(extractions: dict[str, Extraction], key: str, extraction: Extraction, location: RowLocation) -> None:
     if key in extractions:
         raise location.error(f"a second row for the passage {key[:60]!r}. Join them")
     extractions[key] = extraction

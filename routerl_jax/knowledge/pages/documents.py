@@ -18,7 +18,7 @@ from absl import logging
 from PIL import Image
 
 from routerl_jax.core.extras import needs
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.models.images import check_aspect, decode_image
 
@@ -241,7 +241,7 @@ def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
         )
 
 
-def _picture(path: pathlib.Path, row: dict[str, Any], location: Place) -> pathlib.Path:
+def _picture(path: pathlib.Path, row: dict[str, Any], location: RowLocation) -> pathlib.Path:
     name = string_field(row, "image", location)
     if "://" in name or name.startswith("data:"):
         raise location.error(f"key 'image': {name[:60]!r} is not a file; save the pictures beside the list")

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.knowledge.pages.documents import PICTURES, Problems, documents
 from routerl_jax.models.images import ImageSource
@@ -88,7 +88,7 @@ def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
         )
 
 
-def _of_mbeir(row: dict[str, Any], location: Place) -> dict[str, Any]:
+def _of_mbeir(row: dict[str, Any], location: RowLocation) -> dict[str, Any]:
     """A candidate of M-BEIR (Wei et al. 2023, arXiv 2311.17136) in this module's keys."""
     image = string_field(row, "img_path", location, default="")
     above = (folder / image for folder in location.path.parents)
@@ -96,7 +96,7 @@ def _of_mbeir(row: dict[str, Any], location: Place) -> dict[str, Any]:
     return {"id": row["did"], "text": row.get("txt"), "image": str(path)}
 
 
-def _source(path: pathlib.Path, image: str, location: Place) -> ImageSource:
+def _source(path: pathlib.Path, image: str, location: RowLocation) -> ImageSource:
     if image.startswith("data:"):
         return image
     if "://" in image:
