@@ -120,7 +120,7 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
         agents = {row: agents[row]}
     rows = []
     for key, agent in agents.items():
-        agent = in_common(agent, config, settings)
+        agent = with_common_settings(agent, config, settings)
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
         about = {"baseline": name, "settings": settings, **_settings_of(agent)}
@@ -137,7 +137,7 @@ def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: 
     except ValueError as error:
         raise Inapplicable(f"agent {name!r}: {error}") from error
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
-    agent = in_common(agent, config, settings)
+    agent = with_common_settings(agent, config, settings)
     about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_settings_of(agent)}
     return AgentRow(
         name=name, agent=_with_routing(agent, name, routing, tools), run="", about=about, tools=tuple(tools)
@@ -153,7 +153,7 @@ def _run(
             f"agent {name!r} was trained with the knowledge bases {', '.join(run.knowledge)}, and benchmark {benchmark!r} has "
             f"{', '.join(tools)}: it lacks {', '.join(lacking)}"
         )
-    agent = in_common(build_recipe(run).agent, config, {})
+    agent = with_common_settings(build_recipe(run).agent, config, {})
     bases = list(run.knowledge)
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
     routed = _with_routing(agent, name, routing, bases)
@@ -161,16 +161,16 @@ def _run(
     return AgentRow(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
 
 
-def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) -> Agent:
-    """The agent with the common settings of a comparison. Its `own` settings take precedence.
+def with_common_settings(agent: Agent, config: ComparisonConfig, own_settings: Mapping[str, Any]) -> Agent:
+    """The agent with the common settings of a comparison. Its own settings take precedence.
 
     Raises:
       ValueError: the number of documents of this agent can't be set.
     """
-    agent = agent if "k" in own else agent.with_passages(config.k)
-    if not {agent.searches_field, "max_searches"} & own.keys():  # a recipe's section calls it max_searches
+    agent = agent if "k" in own_settings else agent.with_passages(config.k)
+    if not {agent.searches_field, "max_searches"} & own_settings.keys():  # a recipe's section calls it max_searches
         agent = agent.with_searches(config.searches)
-    if config.turn_tokens and "max_turn_tokens" in _fields(agent) - own.keys():
+    if config.turn_tokens and "max_turn_tokens" in _fields(agent) - own_settings.keys():
         agent = override(agent, {"max_turn_tokens": config.turn_tokens}, "config")
     return agent
 

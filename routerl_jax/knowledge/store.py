@@ -135,8 +135,8 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     kind = values.pop("kind", "")
     config = f"--config=configs/build_kb.py:{kind}" if kind else "--config=configs/build_kb.py"
     flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
-    where = shlex.quote(f"--workdir={directory}")
-    return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
+    workdir = shlex.quote(f"--workdir={directory}")
+    return f"Rebuild it: python -m launch.build_kb {config} {workdir} {flags} --config.overwrite"
 
 
 def _manifest_hint(directory: pathlib.Path) -> str:
@@ -145,8 +145,8 @@ def _manifest_hint(directory: pathlib.Path) -> str:
     inside = [path for path in entries if (path / MANIFEST).is_file()]
     if inside:
         return f"Give one of those in it: {', '.join(map(str, inside[:8]))}{', ..' if len(inside) > 8 else ''}"
-    where = "DIR" if entries else shlex.quote(str(directory))
-    command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={where} --config.corpus=FILE"
+    workdir = "DIR" if entries else shlex.quote(str(directory))
+    command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={workdir} --config.corpus=FILE"
     return f"Give the directory of one{', or build one elsewhere' if entries else ', or build it here'}: {command}"
 
 
@@ -326,8 +326,14 @@ class Store:
 
     def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
         """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
-        gone = set(self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist())
-        return [(row, passage) for row, passage in enumerate(self.passages.read(start, stop), start) if row not in gone]
+        deleted_rows = set(
+            self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist()
+        )
+        return [
+            (row, passage)
+            for row, passage in enumerate(self.passages.read(start, stop), start)
+            if row not in deleted_rows
+        ]
 
     def _open_vectors(self, memory_limit: int) -> VectorSource:
         """The vectors of the main part: its own, or those of the FAISS file that it was built over."""

@@ -119,17 +119,17 @@ def update(
     with StoreWriter(directory, lambda: _fingerprint(directory, add, delete), overwrite=True) as writer:
         store = Store(directory)
         _check_kind(directory, store.manifest)
-        gone = _rows_to_delete(store, delete, add)
-        if len(store) - len(gone) + len(add) == 0:
+        deleted_rows = _rows_to_delete(store, delete, add)
+        if len(store) - len(deleted_rows) + len(add) == 0:
             raise ValueError(f"{directory}: nothing would be left. Delete the directory instead")
         if store.manifest.embedding is None:
-            _rebuild_words(writer, store, gone, add, progress)
+            _rebuild_words(writer, store, deleted_rows, add, progress)
             compacted = True
         elif store.manifest.kind == "graph":
             rebuild_graph(
                 writer,
                 store,
-                lambda: _remaining(store, gone, add, progress),
+                lambda: _remaining(store, deleted_rows, add, progress),
                 add,
                 encoder=encoder,
                 llm=llm,
@@ -137,14 +137,14 @@ def update(
             )
             compacted = True
         else:
-            if add or gone:
+            if add or deleted_rows:
                 with explained(directory / EMBEDDINGS, "All that was there is kept"):
-                    _write_delta(store, gone, add, encoder, progress)
+                    _write_delta(store, deleted_rows, add, encoder, progress)
             compacted = _compact(writer, Store(directory), compact_above, progress)
     return UpdateReport(
         directory=str(directory),
         added=len(add),
-        deleted=len(gone),
+        deleted=len(deleted_rows),
         count=len(Store(directory)),
         compacted=compacted,
         seconds=time.perf_counter() - start,
@@ -193,14 +193,16 @@ def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage])
 
 
 def _write_delta(
-    store: Store, gone: set[int], new: Sequence[Passage], encoder: TextEncoder | None, progress: bool
+    store: Store, deleted_rows: set[int], new: Sequence[Passage], encoder: TextEncoder | None, progress: bool
 ) -> None:
     """Writes the next generation, with all changes since the main part was built, and makes it current."""
     manifest = store.manifest
-    old = _added_rows(store, gone)
-    kept_passages = [passage for _, passage in old]
-    vectors = np.concatenate([_added_vectors(store, [row for row, _ in old]), _embed(manifest, new, encoder, progress)])
-    deleted = np.union1d(store.deleted, np.array([row for row in gone if row < manifest.count], np.int64))
+    earlier_rows = _added_rows(store, deleted_rows)
+    kept_passages = [passage for _, passage in earlier_rows]
+    vectors = np.concatenate(
+        [_added_vectors(store, [row for row, _ in earlier_rows]), _embed(manifest, new, encoder, progress)]
+    )
+    deleted = np.union1d(store.deleted, np.array([row for row in deleted_rows if row < manifest.count], np.int64))
     generation = manifest.updates + 1
     target = delta_directory(store.directory, generation)
     scratch = target.with_name(f".{target.name}.tmp")
@@ -218,9 +220,9 @@ def _write_delta(
     sync(store.directory)  # on disk before kb.json names it
     delta = Delta(generation=generation, added=len(passages), deleted=len(deleted))
     dataclasses.replace(manifest, delta=delta, updates=generation).write(store.directory)
-    before = manifest.delta.generation if manifest.delta else generation
+    previous_generation = manifest.delta.generation if manifest.delta else generation
     for old_delta in store.directory.glob("delta-*"):  # the last one stays for those who have it open
-        if old_delta.name not in {target.name, delta_directory(store.directory, before).name}:
+        if old_delta.name not in {target.name, delta_directory(store.directory, previous_generation).name}:
             shutil.rmtree(old_delta, ignore_errors=True)
 
 
@@ -246,8 +248,10 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     return True
 
 
-def _rebuild_words(writer: StoreWriter, store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> None:
-    count = writer.passages(_remaining(store, gone, new, progress))
+def _rebuild_words(
+    writer: StoreWriter, store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool
+) -> None:
+    count = writer.passages(_remaining(store, deleted_rows, new, progress))
     words = Words(**{key: value for key, value in store.manifest.index.items() if key != "backend"})
     index_words(writer.scratch, words, progress)
     writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))
@@ -292,12 +296,12 @@ def _live(store: Store, label: str, progress: bool) -> Iterator[tuple[int, Passa
             yield from block
 
 
-def _added_rows(store: Store, gone: set[int]) -> list[tuple[int, Passage]]:
+def _added_rows(store: Store, deleted_rows: set[int]) -> list[tuple[int, Passage]]:
     """Rows that were added earlier and stay."""
     first = store.manifest.count
     if len(store.passages) == first:
         return []
-    return [(row, passage) for row, passage in store.live(first, len(store.passages)) if row not in gone]
+    return [(row, passage) for row, passage in store.live(first, len(store.passages)) if row not in deleted_rows]
 
 
 def _added_vectors(store: Store, rows: Sequence[int]) -> Float32[np.ndarray, "N D"]:
@@ -314,9 +318,9 @@ def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
     return np.concatenate(parts) if parts else np.zeros((0, store.embeddings.shape[1]), np.float32)
 
 
-def _remaining(store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
+def _remaining(store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
     """The passages that stay, then the new ones."""
-    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in gone)
+    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in deleted_rows)
     yield from new
 
 

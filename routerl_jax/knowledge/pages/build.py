@@ -293,11 +293,11 @@ class _PagesBuild:
         candidates = next((n for n in counts if recalls[n] >= config.recall_target), counts[-1])
         depth = max(_DEPTH, candidates)
         if depth < first.depth:
-            again = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
-            if again[candidates] < config.recall_target:
+            remeasured = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
+            if remeasured[candidates] < config.recall_target:
                 depth = first.depth
             else:
-                recalls = again
+                recalls = remeasured
         return {"candidates": candidates, "depth": depth, "recall": recalls[candidates]}
 
     def _queries(self, vectors: Ragged) -> list[np.ndarray]:

@@ -63,19 +63,19 @@ class Fetcher:
 
     async def fetch(self, url: str) -> Document:
         """The document at a URL. Raises WebError if it is refused, missing, not text, or too slow."""
-        content = await self._fetch(url, _READABLE)
+        download = await self._fetch(url, _READABLE)
         try:
-            text = decode(content.content, content.charset)
+            text = decode(download.content, download.charset)
         except ValueError as error:
             raise WebError(f"{url}: {error}") from error
-        return Document(url=content.url, type=content.type or "text/html", text=text, cut=content.cut)
+        return Document(url=download.url, type=download.type or "text/html", text=text, cut=download.cut)
 
     async def picture(self, url: str) -> tuple[str, bytes]:
         """Media type and bytes of the picture at a URL. Raises WebError, also if it is too large."""
-        content = await self._fetch(url, _PICTURES)
-        if content.cut:
+        download = await self._fetch(url, _PICTURES)
+        if download.cut:
             raise WebError(f"{url}: a picture of more than {self._config.max_bytes} bytes")
-        return content.type or "image/jpeg", content.content
+        return download.type or "image/jpeg", download.content
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -121,10 +121,10 @@ class Fetcher:
         for _ in range(self._config.redirects + 1):
             target = checked_url(url, self._allowed)
             async with self._session.get(target, allow_redirects=False) as reply:
-                where = reply.headers.get("Location")
-                if reply.status not in _REDIRECTS or not where:
+                redirect = reply.headers.get("Location")
+                if reply.status not in _REDIRECTS or not redirect:
                     return await self._read_reply(str(reply.url), reply, kinds)
-                url = urllib.parse.urljoin(str(target), where)
+                url = urllib.parse.urljoin(str(target), redirect)
         raise WebError(f"{url}: more than {self._config.redirects} redirects")
 
     async def _read_reply(self, url: str, reply: Any, kinds: Sequence[str]) -> _Download:
@@ -164,11 +164,13 @@ def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:
         raise Refused(f"only http and https are fetched, not {parts.scheme or 'a relative URL'!r}")
     netloc = f"[{host}]{port}" if ":" in host else f"{host}{port}"
     try:
-        read = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
+        checked = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
     except ValueError as error:
         raise Refused(f"not a URL ({error})") from error
-    check_host(read.raw_host or "", allowed)  # yarl's host: wide digits and ideographic full stops are normalised there
-    return read
+    check_host(
+        checked.raw_host or "", allowed
+    )  # yarl's host: wide digits and ideographic full stops are normalised there
+    return checked
 
 
 def _refusal(error: BaseException | None) -> Refused | None:
