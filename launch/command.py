@@ -70,7 +70,7 @@ def start(
                     if (path := FLAGS[name].value) == "":  # as from a variable of the shell that is not set
                         raise ValueError(f"--{name}= is empty: give a path")
                     if path:
-                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", path)))
+                        FLAGS[name].value = str(stack.enter_context(_local_path(f"--{name}", path)))
                 main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,7 +86,7 @@ def start(
 
 
 @contextlib.contextmanager
-def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
+def _local_path(flag: str, address: str) -> Iterator[str | pathlib.Path]:
     """The local path for a flag's value: the path itself, or a mirror of a bucket, which is uploaded as it changes.
 
     Shells leave the ~ of --workdir=~/runs as it is, so it is expanded here.

@@ -338,7 +338,9 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
             ]
         ),
     }
-    _earlier(output / "results.json", request)  # refuses results of another benchmark before anything slow starts
+    _earlier_results(
+        output / "results.json", request
+    )  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
     names, table = _names(config), {}
@@ -356,7 +358,9 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
             judge=judge,
         )
         write_records(output / f"{name}.jsonl", episodes)
-    table = _earlier(output / "results.json", request) | table  # read again: another process may have added agents
+    table = (
+        _earlier_results(output / "results.json", request) | table
+    )  # read again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
@@ -391,7 +395,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier_results(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Results of an earlier call in this directory, by agent; they are kept. {} if there are none.
 
     Raises:

@@ -199,7 +199,7 @@ async def _search(
     def work() -> list[_Reply]:
         with time_limit(_TIME_SHARE * limit):
             try:
-                reply, seconds = timed_search(_asked(tools[tool], want), read, k)
+                reply, seconds = timed_search(_request_function(tools[tool], want), read, k)
                 results = _checked(tool, reply, len(queries))
                 walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
                 return list(map(_Reply, results, seconds, walks))
@@ -218,7 +218,7 @@ async def _search(
     raise _Late(f"TimeoutError: no reply within {limit:g} s", part())
 
 
-def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
+def _request_function(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
     """The function that answers requests of a kind: the tool's search, its listing without pictures, or its pictures."""
     if want == "passages" or not getattr(tool, "has_pictures", False):
         return tool.search if want != "pictures" else lambda ids, k: [[] for _ in ids]
@@ -269,7 +269,7 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
         elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
             results.append(_Failure(f"tool {tool!r} gave a Passage with score={scores[0]!r}, which is no number"))
         else:
-            results.append(tuple(map(_whole, result)))
+            results.append(tuple(map(_sanitised, result)))
     return results
 
 
@@ -277,7 +277,7 @@ def _is_text(passage: Passage, name: str) -> bool:
     return isinstance(getattr(passage, name), str)
 
 
-def _whole(passage: Passage) -> Passage:
+def _sanitised(passage: Passage) -> Passage:
     """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
     cleaned = {name: replace_surrogates(text) for name, text in texts.items()}

@@ -166,7 +166,7 @@ class SearchAgent(CallingAgent):
         """The search turns of a demonstration with their observations, and its answer turn."""
         pieces: Pieces = []
         for step in demonstration.steps:
-            pieces += [(self._written(step), True), (self._answered(step), False)]
+            pieces += [(self._written(step), True), (self._observation_piece(step), False)]
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
         if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
@@ -179,7 +179,7 @@ class SearchAgent(CallingAgent):
             return self.spoken(lambda agent: agent.grammar.write_look(step.thought, step.box))
         return self.spoken(lambda agent: agent.grammar.write_search(step.thought, step.query, step.tool))
 
-    def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
+    def _observation_piece(self, step: DemonstrationStep) -> Observation | Reply | Look:
         """The observation that follows such a turn."""
         if step.box:
             return Look(box=step.box, rule=self.regions, render=lambda crop: self.framed(self.grammar.closer(crop)))

@@ -90,7 +90,7 @@ class Hermes(ToolForm):
         if not mark:
             return None
         if (count := text.count(opening)) > 1:
-            raise BadCall(_several(count))
+            raise BadCall(_several_calls(count))
         inside, mark, after = rest.partition(closing)
         if not mark:
             raise BadCall(f"the tool call is cut off: there is no {closing}")
@@ -129,7 +129,7 @@ class Llama(ToolForm):
             raise BadCall(_no_json(error)) from error
         after = text[end:]
         if more := len(self._begins.findall(after)):
-            raise BadCall(_several(1 + more))
+            raise BadCall(_several_calls(1 + more))
         return self._checked(value, text[: match.start()], after)
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
@@ -225,7 +225,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-def _several(count: int) -> str:
+def _several_calls(count: int) -> str:
     return f"there are {count} tool calls in one turn; make one, and wait for its result"
 
 

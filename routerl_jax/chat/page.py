@@ -109,7 +109,7 @@ class _Page:
                 if moments.empty():
                     turns = [turn_record(turn, name) for turn in moment.turns]
                     yield self._reply_state(
-                        key, {**header, "turns": turns, "prediction": None}, going=True, **_now(moment)
+                        key, {**header, "turns": turns, "prediction": None}, going=True, **_present_step(moment)
                     )
             error = future.exception()
             if error is not None:
@@ -128,7 +128,7 @@ class _Page:
         return {"key": key, **page_data(record)[0], **more}
 
 
-def _now(moment: Progress) -> dict[str, Any]:
+def _present_step(moment: Progress) -> dict[str, Any]:
     request = moment.searching
     if request is None:
         return {"writing": moment.writing}

@@ -133,7 +133,7 @@ class Terminal:
             raise ValueError(f"there is no knowledge base {name!r}; there are {', '.join(tools)}")
         if not words.strip():
             raise ValueError(f"/kb {name} WORDS: say what to search for")
-        with _stopping(self._chat.search(name, words.strip())) as future:
+        with _cancelled_on_exit(self._chat.search(name, words.strip())) as future:
             call = future.result()
         self._console.print(
             findings({"tool": name, "error": call.error, "passages": [vars(passage) for passage in call.passages]})
@@ -147,13 +147,16 @@ class Terminal:
         asked = self._chat.ask(question, self._images, self._earlier, moments.put)
         asked.add_done_callback(lambda _: moments.put(None))
         shown = 0
-        with _stopping(asked) as future, Live(console=self._console, transient=True, auto_refresh=False) as live:
+        with (
+            _cancelled_on_exit(asked) as future,
+            Live(console=self._console, transient=True, auto_refresh=False) as live,
+        ):
             while (moment := moments.get()) is not None:
                 for turn in moment.turns[shown:]:
                     self._print(turn_parts(turn_record(turn, self._files.name)))
                 shown = len(moment.turns)
                 if self._console.is_terminal:
-                    live.update(_present(moment), refresh=True)
+                    live.update(_present_step(moment), refresh=True)
             live.update("", refresh=True)
         self._end(question, _episode(future), shown)
 
@@ -182,7 +185,7 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def _stopping(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futures.Future[T]]:
+def _cancelled_on_exit(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futures.Future[T]]:
     """Cancels the attempt if the block is left before its end, as by Ctrl-C."""
     try:
         yield future
@@ -198,7 +201,7 @@ def _episode(future: concurrent.futures.Future[Episode]) -> Episode:
     return future.result()
 
 
-def _present(moment: Progress) -> Text:
+def _present_step(moment: Progress) -> Text:
     """A text about the present step: a search, or the last lines that were written."""
     request = moment.searching
     if request is not None:

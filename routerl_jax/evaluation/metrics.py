@@ -193,8 +193,8 @@ def _averages(
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(np.mean([e.answer is not None and _forced(e) for e in episodes])),
-        "finish_rate": float(np.mean([e.answer is not None and not _forced(e) for e in episodes])),
+        "forced_rate": float(np.mean([e.answer is not None and _last_turn_forced(e) for e in episodes])),
+        "finish_rate": float(np.mean([e.answer is not None and not _last_turn_forced(e) for e in episodes])),
         "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
@@ -217,7 +217,7 @@ def _last_action(episode: Episode) -> str:
     return "" if action is None else action.kind
 
 
-def _forced(episode: Episode) -> bool:
+def _last_turn_forced(episode: Episode) -> bool:
     """Whether the last turn was begun for the policy."""
     return any(turn.forced for turn in episode.turns[-1:])
 

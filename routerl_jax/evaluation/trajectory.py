@@ -74,7 +74,9 @@ def turn_parts(
         if call.get("nodes"):
             parts.append(Text.assemble(("  through ", "dim"), ("; ".join(call["nodes"]), "dim")))
         parts.append(findings(call, pictured))
-    parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
+    parts += [
+        _shown_picture(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]
+    ]
     if turn.get("rewards"):
         parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     return parts
@@ -116,7 +118,7 @@ def _terms(rewards: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
 
 
-def _seen(shown: dict[str, Any], number: int | None) -> RenderableType:
+def _shown_picture(shown: dict[str, Any], number: int | None) -> RenderableType:
     """A picture that the policy was shown, with its number on the sheet, or why it could not be shown."""
     source = f" of {shown['passage']}" if shown["passage"] else ""
     if shown["error"]:

@@ -138,7 +138,7 @@ class BatchLayout:
         Raises:
           ValueError: a sequence is longer than the largest bucket.
         """
-        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _alone(sequences)
+        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _unshared_bundles(sequences)
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
         placed = _placed(parts, starts, len(sequences))
         while self.capacity < len(chunk_buckets):
@@ -315,7 +315,7 @@ class BatchLayout:
 Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and the slot of every token within it
 
 
-def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
+def _unshared_bundles(sequences: Seq[Sequence]) -> list[Bundle]:
     """One bundle per sequence: nothing is shared."""
     parts = [Bundle() for _ in sequences]
     for i, (part, sequence) in enumerate(zip(parts, sequences)):

@@ -164,9 +164,9 @@ class Learner:
         Raises:
           OutOfMemory: micro-batches can't be smaller, the weights were lost, or the job has several processes.
         """
-        return with_less(work, self._smaller, "the learner", _REMEDY)
+        return with_less(work, self._smaller_layout, "the learner", _REMEDY)
 
-    def _smaller(self) -> str | None:
+    def _smaller_layout(self) -> str | None:
         # Accelerators find no room before a program has its donated arguments, when it is compiled or its scratch allocated.
         # CPUs find none afterwards; then the weights are gone.
         lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))

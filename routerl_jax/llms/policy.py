@@ -130,7 +130,7 @@ class ChatModel(Endpoint):
             identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger(), example_id=example_id, usage=Usage()
         )
         try:
-            fed = self._fed(prompt, images)
+            fed = self._feed_arguments(prompt, images)
         except TurnFailed:
             raise
         except ValueError as error:
@@ -149,12 +149,12 @@ class ChatModel(Endpoint):
 
     def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
         """Appends tokens that the policy did not write. Raises DoesNotFit, and ValueError as `open` does."""
-        fed = self._fed(tokens, images)
+        fed = self._feed_arguments(tokens, images)
         if len(fed["tokens"]) > self.room(stream):
             raise DoesNotFit(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
         stream.ledger.feed(**fed)
 
-    def _fed(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
+    def _feed_arguments(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
         if not images:
             return {"tokens": tokens}
         if self._pictures is None:

@@ -126,8 +126,8 @@ class Checkpoint:
                     wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
         if missing:
             raise ValueError(
-                f"{self.directory}: {_count(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to another "
-                f"architecture than config.json"
+                f"{self.directory}: {_counted(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to "
+                f"another architecture than config.json"
             )
         if wrong:
             raise ValueError(
@@ -142,7 +142,7 @@ class Checkpoint:
         inside = [name for name in names if name.startswith(tuple(prefixes))]
         if inside:
             raise ValueError(
-                f"{self.directory}: {_count(inside, 'tensor')} in excess of the architecture in config.json: "
+                f"{self.directory}: {_counted(inside, 'tensor')} in excess of the architecture in config.json: "
                 f"{_shortened(inside)}"
             )
         if names:
@@ -169,7 +169,7 @@ class Checkpoint:
         step = max(1, _WINDOW_BYTES // row_bytes)
         for start in range(begin, end, step):
             stop = min(start + step, end)
-            window = rule.to_ours(stored.rows(start * per, stop * per), _with(shape, axis, stop - start))
+            window = rule.to_ours(stored.rows(start * per, stop * per), _with_axis_size(shape, axis, stop - start))
             for bounds, block in blocks:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
@@ -271,7 +271,7 @@ def _copy(window: np.ndarray, start: int, stop: int, bounds: Bounds, block: np.n
     return copied
 
 
-def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+def _with_axis_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
@@ -281,7 +281,7 @@ def _tensors(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[in
         yield rule.name_at(index), rule.their_shape(shape[rule.outer :])
 
 
-def _count(items: list[str], noun: str) -> str:
+def _counted(items: list[str], noun: str) -> str:
     return f"{len(items)} {noun} is" if len(items) == 1 else f"{len(items)} {noun}s are"
 
 

@@ -79,7 +79,7 @@ def read_box(text: str) -> Box:
     parts = [part.strip() for part in text[1:-1].split(",")]
     if not all(_NUMBER.fullmatch(part) for part in parts):
         raise RefusedRegion(f"the box holds something else than numbers; {_FORM}")
-    return _four([float(part) for part in parts])
+    return _checked_box([float(part) for part in parts])
 
 
 def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) -> Pixels:
@@ -97,12 +97,12 @@ def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) ->
         return released_region(box, view, rule)
     width, height = view.frame
     scale = tuple(Fraction(rule.box_scale) or Fraction(side) for side in view.frame)
-    corners = _four(box)
+    corners = _checked_box(box)
     _check_overlap(corners, scale)
     for low, up, side in ((corners[0], corners[2], scale[0]), (corners[1], corners[3], scale[1])):
         if low < -side or up > 2 * side:
             raise RefusedRegion(
-                f"the box reaches far outside the picture, whose coordinates end at {_size(scale)}; keep it inside"
+                f"the box reaches far outside the picture, whose coordinates end at {_size_text(scale)}; keep it inside"
             )
     # in pixels of the frame, exactly
     left, right = (_clamped(Fraction(x) * width / scale[0], width) for x in (corners[0], corners[2]))
@@ -139,7 +139,7 @@ def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixel
     Raises:
       RefusedRegion: there are negative numbers, no pixels are left, or one side is over 200 times the other.
     """
-    corners = _four(box)
+    corners = _checked_box(box)
     if min(corners) < 0:
         raise RefusedRegion("the box has negative numbers; keep it inside the picture")
     pads = (-rule.padding, -rule.padding, rule.padding, rule.padding)
@@ -149,7 +149,7 @@ def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixel
     )
     cut = max(0, left), max(0, top), min(view.page[0], right), min(view.page[1], bottom)
     if cut[2] <= cut[0] or cut[3] <= cut[1]:
-        raise RefusedRegion(f"the box has no area in the picture of {_size(view.frame)} pixels; {_FORM}")
+        raise RefusedRegion(f"the box has no area in the picture of {_size_text(view.frame)} pixels; {_FORM}")
     _check_aspect(cut)
     return cut
 
@@ -167,7 +167,7 @@ def released_frame(size: Size, min_pixels: int, max_pixels: int) -> Size:
             factor = math.sqrt(wanted / (width * height))
             width, height = int(width * factor), int(height * factor)
             if not width or not height:
-                raise RefusedRegion(f"the picture of {_size(size)} pixels is too narrow")
+                raise RefusedRegion(f"the picture of {_size_text(size)} pixels is too narrow")
     return width, height
 
 
@@ -181,7 +181,7 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
     Raises:
       RefusedRegion: the part has no area, or does not overlap the view.
     """
-    left, top, right, bottom = _four(pixels)
+    left, top, right, bottom = _checked_box(pixels)
     first, above, last, below = view.part
     width, height = (Fraction(box_scale) or side for side in view.frame)
     across, down = Fraction(width) / (last - first), Fraction(height) / (below - above)
@@ -203,7 +203,7 @@ def widened(pixels: Sequence[float], view: View, least: int) -> Box:
     Raises:
       RefusedRegion: the part has no area, or does not overlap the view.
     """
-    corners = _four(pixels)
+    corners = _checked_box(pixels)
     _check_overlap(
         [value - view.part[i % 2] for i, value in enumerate(corners)],
         [view.part[axis + 2] - view.part[axis] for axis in range(2)],
@@ -245,7 +245,7 @@ def pixels_within(box: Sequence[float], size: Size) -> Pixels:
     Raises:
       RefusedRegion: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.
     """
-    corners = _four(box)
+    corners = _checked_box(box)
     _check_overlap(corners, size)
     return _rounded(corners, size)
 
@@ -257,7 +257,7 @@ def iou(first: Sequence[float], second: Sequence[float]) -> float:
     return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - shared)
 
 
-def _four(box: Sequence[float]) -> Box:
+def _checked_box(box: Sequence[float]) -> Box:
     try:
         numbers = [float(value) for value in box]
     except (TypeError, ValueError, OverflowError) as error:
@@ -275,7 +275,7 @@ def _check_overlap(box: Sequence[float | Fraction], size: Sequence[float | Fract
     if right <= left or bottom <= top:
         raise RefusedRegion(f"the box has no area: right must be more than left, and bottom more than top; {_FORM}")
     if left >= size[0] or top >= size[1] or right <= 0 or bottom <= 0:
-        raise RefusedRegion(f"the box lies outside the picture, whose coordinates end at {_size(size)}")
+        raise RefusedRegion(f"the box lies outside the picture, whose coordinates end at {_size_text(size)}")
 
 
 def _check_aspect(cut: Pixels) -> None:
@@ -302,5 +302,5 @@ def _rounded(box: Sequence[float | Fraction], size: Size) -> Pixels:
     )
 
 
-def _size(size: Sequence[float | Fraction]) -> str:
+def _size_text(size: Sequence[float | Fraction]) -> str:
     return " x ".join(f"{float(side):g}" for side in size)

@@ -180,7 +180,7 @@ class _Counter:
             self._collect(container, collective, times, window, fused=True)
 
     def _visit(self, computation: Computation, instruction: Instruction, times: float, windows: _Windows) -> None:
-        index, inner = len(self._operations), self._inside(instruction)
+        index, inner = len(self._operations), self._called_computation(instruction)
         if instruction.opcode == "while":
             self._loop(computation, instruction, times)
         elif instruction.opcode == "conditional":
@@ -298,13 +298,13 @@ class _Counter:
             return sum(3 * update.shape.bytes for update in operands[count + 1 :] if not instruction.shape.memory)
         return instruction.bytes + sum(operand.bytes for operand in operands)
 
-    def _inside(self, instruction: Instruction) -> Computation | None:
+    def _called_computation(self, instruction: Instruction) -> Computation | None:
         return self._module.computations.get(instruction.computation("calls") or instruction.computation("to_apply"))
 
     def _nested(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
         """The instructions of a fusion, with those of fusions inside of it."""
         for instruction in computation.instructions.values():
-            inner = self._inside(instruction) if instruction.opcode in ("fusion", "call") else None
+            inner = self._called_computation(instruction) if instruction.opcode in ("fusion", "call") else None
             if inner is None:
                 yield computation, instruction
             else:
@@ -322,11 +322,11 @@ class _Counter:
 
     def _fusion_bytes(self, computation: Computation, instruction: Instruction, inner: Computation) -> float:
         read = sum(
-            operand.bytes * self._share(inner, inner.parameters[i])
+            operand.bytes * self._read_share(inner, inner.parameters[i])
             for i, operand in enumerate(computation.operands(instruction))
             if operand.bytes and i in inner.parameters
         )
-        return read + self._written(inner, instruction)
+        return read + self._written_bytes(inner, instruction)
 
     def _async_bytes(self, inner: Computation) -> float:
         """Bytes of a computation of one instruction that runs while others run, such as a slice that is fetched early."""
@@ -336,46 +336,46 @@ class _Counter:
             if instruction.opcode not in _FREE
         )
 
-    def _share(self, computation: Computation, name: str) -> float:
+    def _read_share(self, computation: Computation, name: str) -> float:
         """The share of a value (a parameter, or the same in another shape) that is read."""
         key = computation.name, name
         if key not in self._used:
             self._used[key] = min(
-                sum(self._share_of_use(computation, name, user) for user in computation.users.get(name, [])), 1.0
+                sum(self._read_share_of_use(computation, name, user) for user in computation.users.get(name, [])), 1.0
             )
         return self._used[key]
 
-    def _share_of_use(self, computation: Computation, name: str, user: Instruction) -> float:
+    def _read_share_of_use(self, computation: Computation, name: str, user: Instruction) -> float:
         if user.opcode in _SLICES and user.operands[0] == name:
             return user.shape.size / max(computation.instructions[name].shape.size, 1)
         if user.opcode in _THROUGH:
-            return self._share(computation, user.name)
+            return self._read_share(computation, user.name)
         if user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
             return 0.0  # updated in place, and not read
-        inner = self._inside(user) if user.opcode == "fusion" else None
+        inner = self._called_computation(user) if user.opcode == "fusion" else None
         if inner is not None:
             indices = [i for i, operand in enumerate(user.operands) if operand == name and i in inner.parameters]
-            return min(sum(self._share(inner, inner.parameters[i]) for i in indices), 1.0)
+            return min(sum(self._read_share(inner, inner.parameters[i]) for i in indices), 1.0)
         return 1.0
 
-    def _written(self, inner: Computation, instruction: Instruction) -> float:
+    def _written_bytes(self, inner: Computation, instruction: Instruction) -> float:
         roots = inner.operands(inner.root) if inner.root.opcode == "tuple" else [inner.root]
         if len(roots) != len(instruction.shapes):
             return instruction.bytes
         return sum(
-            self._written_part(inner, root, shape.bytes)
+            self._written_bytes_of_root(inner, root, shape.bytes)
             for root, shape in zip(roots, instruction.shapes)
             if not shape.memory
         )
 
-    def _written_part(self, inner: Computation, root: Instruction, whole: float) -> float:
+    def _written_bytes_of_root(self, inner: Computation, root: Instruction, whole: float) -> float:
         """Bytes of a result that are written: of an update in place, the updated part."""
         while root.opcode in _THROUGH and root.operands and root.operands[0] in inner.instructions:
             root = inner.instructions[root.operands[0]]
         if root.opcode in ("dynamic-update-slice", "scatter"):
             part = inner.instructions[root.operands[1 if root.opcode == "dynamic-update-slice" else -1]].shape
             return min(part.bytes, whole)
-        nested = self._inside(root) if root.opcode == "fusion" else None
+        nested = self._called_computation(root) if root.opcode == "fusion" else None
         if nested is not None and nested.root.opcode != "tuple":
-            return self._written_part(nested, nested.root, whole)
+            return self._written_bytes_of_root(nested, nested.root, whole)
         return whole

@@ -47,7 +47,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     counts = [
         count
         for comparison, scope, arguments in _comparisons(module, condition)
-        if (count := _count(module, comparison, scope, arguments, body, computation, start)) is not None
+        if (count := _trip_count_of(module, comparison, scope, arguments, body, computation, start)) is not None
     ]
     return min(counts, default=None)
 
@@ -69,7 +69,7 @@ def _comparisons(module: Module, condition: Computation) -> list[tuple[Instructi
     return comparisons
 
 
-def _count(
+def _trip_count_of(
     module: Module,
     comparison: Instruction,
     scope: Computation,

@@ -99,7 +99,9 @@ class _Mirror:
     def start(self) -> None:
         """Begins to upload in the background."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._go_on, name=f"upload to {self._location}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._upload_repeatedly, name=f"upload to {self._location}", daemon=True
+            )
             self._thread.start()
 
     def send(self) -> None:
@@ -122,7 +124,7 @@ class _Mirror:
         if self.is_ours and self._files() != self._sent and multihost.is_main():
             self.send()
 
-    def _go_on(self) -> None:
+    def _upload_repeatedly(self) -> None:
         warned = False
         while not self._ended.wait(_EVERY):
             if not self.is_ours:
@@ -139,7 +141,7 @@ class _Mirror:
         changed = [name for name, state in states.items() if self._sent.get(name) != state]
         for name in sorted(changed, key=_marks_first, reverse=True):
             try:
-                buckets.upload(self.path / name, self._at(name))
+                buckets.upload(self.path / name, self._remote_location(name))
             except buckets.NotWritten:
                 if (self.path / name).is_file():
                     raise
@@ -148,10 +150,10 @@ class _Mirror:
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in list(names):
-            buckets.remove(self._at(name))
+            buckets.remove(self._remote_location(name))
             del self._sent[name]
 
-    def _at(self, name: str) -> str:
+    def _remote_location(self, name: str) -> str:
         return f"{self._location}/{name}" if name else self._location
 
     def _files(self) -> dict[str, tuple[int, int]]:

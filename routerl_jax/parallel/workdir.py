@@ -50,7 +50,7 @@ def directory_lock(directory: pathlib.Path) -> Iterator[None]:
         if lock.successor is None:
             raise
         raise ValueError(
-            f"{directory} was taken over by {_name(lock.successor)}, as this process showed no sign of life for "
+            f"{directory} was taken over by {_holder_name(lock.successor)}, as this process showed no sign of life for "
             f"{_SILENCE:.0f} s or its .lock was removed; this one stops here, and {directory} is the other's"
         ) from None
     finally:
@@ -84,9 +84,9 @@ class _Lock:
             "token": uuid.uuid4().hex,
         }
         for _ in range(_ATTEMPTS):
-            self._holder_record = _record(directory)
+            self._holder_record = _record_of(directory)
             try:
-                if self._take():
+                if self._acquire():
                     break
             except BaseException:
                 self._holder_record.close()
@@ -97,7 +97,7 @@ class _Lock:
                 f"{self._holder_record.location} comes and goes: several processes want {directory}; start one of them"
             )
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name=f"lock of {directory}", daemon=True)
+        self._heart = threading.Thread(target=self._heartbeat, name=f"lock of {directory}", daemon=True)
         self._heart.start()
 
     def release(self) -> None:
@@ -111,7 +111,7 @@ class _Lock:
                 self._directory.rmdir()  # fails if there is anything in it
         self._holder_record.close()
 
-    def _take(self) -> bool:
+    def _acquire(self) -> bool:
         """True if this process has the lock now; False if the previous holder removed its file."""
         if not self._holder_record.claim():
             raise ValueError(self._refusal(self._holder_record.read()))
@@ -119,11 +119,11 @@ class _Lock:
             return False
         previous = self._holder_record.read()
         if previous is not None:
-            if not self._holder_record.ended(previous, self._record) and not self._silent(previous):
+            if not self._holder_record.ended(previous, self._record) and not self._is_silent(previous):
                 return False
             logging.warning(
                 "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
-                *(self._directory, _name(previous), previous.get("seen")),
+                *(self._directory, _holder_name(previous), previous.get("seen")),
             )
         self._write()
         if not self._holder_record.excludes():
@@ -133,7 +133,7 @@ class _Lock:
                 raise ValueError(self._refusal(record))
         return True
 
-    def _silent(self, previous: dict[str, Any]) -> bool:
+    def _is_silent(self, previous: dict[str, Any]) -> bool:
         """Watches the record of another process: True if it does not change, False if it is removed.
 
         Raises:
@@ -141,7 +141,7 @@ class _Lock:
         """
         logging.warning(
             "%s: %s was in it, last seen %s; waiting for %.0f s, whether it is alive",
-            *(self._directory, _name(previous), previous.get("seen"), _SILENCE),
+            *(self._directory, _holder_name(previous), previous.get("seen"), _SILENCE),
         )
         end = time.monotonic() + _SILENCE
         while time.monotonic() < end:
@@ -153,7 +153,7 @@ class _Lock:
                 raise ValueError(self._refusal(record))
         return True
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         warned = False
         while not self._ended.wait(_BEAT):
             try:
@@ -180,8 +180,9 @@ class _Lock:
         if holder is None:
             return f"{self._directory} is in use by another process; wait for it, or give another directory"
         return (
-            f"{self._directory} is in use by {_name(holder)} since {holder.get('since')} (last seen {holder.get('seen')}); "
-            f"wait for it, stop it (kill {holder.get('process')}, on that host), or give another directory"
+            f"{self._directory} is in use by {_holder_name(holder)} since {holder.get('since')} "
+            f"(last seen {holder.get('seen')}); wait for it, stop it "
+            f"(kill {holder.get('process')}, on that host), or give another directory"
         )
 
 
@@ -194,7 +195,7 @@ def _interrupt_main() -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
-def _name(record: dict[str, Any]) -> str:
+def _holder_name(record: dict[str, Any]) -> str:
     return f"process {record.get('process')} on {record.get('host')}"
 
 
@@ -210,6 +211,6 @@ def _boot() -> str:
         return ""
 
 
-def _record(directory: pathlib.Path) -> Record:
+def _record_of(directory: pathlib.Path) -> Record:
     path = buckets.url_of(directory)
     return ObjectRecord(f"{path}/.lock") if buckets.in_bucket(path) else FileRecord(directory / ".lock")

@@ -125,8 +125,8 @@ def create_app(served: Served, *, token: str = "", hosts: Collection[str] = LOOP
     routes = [
         route("/v1/models", "GET", _models),
         route("/v1/models/{model:path}", "GET", _model),
-        route("/v1/chat/completions", "POST", functools.partial(_written, "chat")),
-        route("/v1/completions", "POST", functools.partial(_written, "text")),
+        route("/v1/chat/completions", "POST", functools.partial(_generated, "chat")),
+        route("/v1/completions", "POST", functools.partial(_generated, "text")),
         route("/healthz", "GET", _healthz),
         route("/readyz", "GET", _readyz),
     ]
@@ -169,7 +169,7 @@ async def _readyz(served: Served, request: Request) -> Response:
     return json_reply({"status": reason or "ready"}, 503 if reason else 200)
 
 
-async def _written(kind: str, served: Served, request: Request) -> Response:
+async def _generated(kind: str, served: Served, request: Request) -> Response:
     from starlette.responses import StreamingResponse
 
     body = await read_json(request, served.body_bytes)

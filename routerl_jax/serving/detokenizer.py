@@ -52,7 +52,7 @@ class Detokenizer:
         if self.stop is not None:
             return ""
         text = self._tokenizer.decode(self._window)
-        piece = self._released(text[self._emitted :])
+        piece = self._release(text[self._emitted :])
         self._emitted = len(text)
         held, self._held = self._held, ""
         return piece if self.stop is not None else piece + held
@@ -66,9 +66,9 @@ class Detokenizer:
         if len(self._window) > _WINDOW and len(certain) == len(text):
             self._window = self._window[-_OVERLAP:]
             self._emitted = len(self._tokenizer.decode(self._window))
-        return self._released(new)
+        return self._release(new)
 
-    def _released(self, new: str) -> str:
+    def _release(self, new: str) -> str:
         text, self._held = self._held + new, ""
         ends = [(start + len(stop), stop) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:

@@ -85,7 +85,7 @@ def worked_examples(
                 f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
             )
         for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
-            _note(draft, purpose, call)
+            _add_search(draft, purpose, call)
     return [
         Demonstration(
             example=draft.example,
@@ -129,7 +129,7 @@ def _mention(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
 
 
-def _note(draft: _Draft, purpose: str, call: Call) -> None:
+def _add_search(draft: _Draft, purpose: str, call: Call) -> None:
     """Adds a search to the draft, with its passages and their evidence."""
     gold = [passage for passage in call.passages if passage.id in draft.missing]
     thought = f"{draft.thought} {purpose}".strip()

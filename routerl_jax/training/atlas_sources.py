@@ -67,7 +67,7 @@ def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
     from routerl_jax.data.atlas.world import triples_of
 
     rows = triples_of(spec.source.removeprefix(ATLAS))
-    return {"extractor": "given", "triples": _written(f"{spec.source}.triples.jsonl", rows)}
+    return {"extractor": "given", "triples": _written_rows(f"{spec.source}.triples.jsonl", rows)}
 
 
 def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
@@ -77,7 +77,7 @@ def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progres
         for file, draw in Bar(_drawings(spec), "drawing pages", len(rows), unit="page", disable=not progress):
             if not (picture := path.parent / file).is_file():
                 write_atomic(picture, draw(), shared=True)
-    return _written(name, rows)
+    return _written_rows(name, rows)
 
 
 def _row(passage: Passage) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _row(passage: Passage) -> dict[str, str]:
     return row | {"image": passage.image} if passage.image else row
 
 
-def _written(name: str, rows: list[dict[str, Any]]) -> str:
+def _written_rows(name: str, rows: list[dict[str, Any]]) -> str:
     """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
     path = _written_place(name, content := _lines(rows))
     if not path.is_file():

@@ -56,17 +56,17 @@ def log_episodes(
 
 def _spread(episodes: Sequence[Episode], count: int) -> list[int]:
     """Attempts spread evenly over the step, as many as fit in `count` episodes; of a forked attempt all branches."""
-    attempts = _together(episodes, lambda episode: (episode.example.id, episode.sample))
+    attempts = _grouped_indices(episodes, lambda episode: (episode.example.id, episode.sample))
     stride = max(len(episodes) // max(count, 1), 1)
     return _fitting(attempts[::stride], count)
 
 
 def _groups(episodes: Sequence[Episode], count: int) -> list[int]:
     """All attempts at the step's first questions, as many questions as fit in `count` episodes."""
-    return _fitting(_together(episodes, lambda episode: episode.example.id), count)
+    return _fitting(_grouped_indices(episodes, lambda episode: episode.example.id), count)
 
 
-def _together(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
+def _grouped_indices(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
     """Indices of the episodes that have a key in common."""
     groups: dict[Hashable, list[int]] = {}
     for index, episode in enumerate(episodes):

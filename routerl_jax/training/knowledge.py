@@ -253,7 +253,7 @@ def _open_kb(
     if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # a directory in the cache depends on the keys, so it always fits
-        expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
+        expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has_key(spec, key)}
         if not spec.source:  # without a source, only keys that differ from the defaults are compared
             expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
         passages = atlas_passages(spec)
@@ -290,7 +290,7 @@ def _built_in_bucket(name: str, spec: KnowledgeConfig, progress: bool) -> pathli
     return fetched(spec.directory)
 
 
-def _has(spec: KnowledgeConfig, key: str) -> bool:
+def _has_key(spec: KnowledgeConfig, key: str) -> bool:
     """Whether the kind has this key, or the `retriever` of the kind does (ocr)."""
     fields = _fields(spec.kind)
     if "retriever" in fields and "retriever" in spec.settings:
@@ -339,7 +339,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
 
     passages = atlas_passages(spec)
     fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
-    fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
+    fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has_key(spec, key)}
     if passages and spec.kind == "graph":
         fields |= atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)

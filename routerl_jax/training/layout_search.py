@@ -90,12 +90,12 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
             decodes[rows] = _program_report(compile_and_weigh, changed, topology, "decode")
         choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
         tried += choices
-        best = min(choices, key=_worth)
+        best = min(choices, key=_sort_key)
         logging.info("tensor=%d: %s", tensor, best)
-    return sorted(tried, key=_worth)
+    return sorted(tried, key=_sort_key)
 
 
-def _worth(choice: Choice) -> tuple[bool, float]:
+def _sort_key(choice: Choice) -> tuple[bool, float]:
     """Sort key: layouts that fit first, then the fastest."""
     return choice.step_s is None, choice.step_s or choice.gib
 

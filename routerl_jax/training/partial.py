@@ -84,7 +84,7 @@ class PartialRollouts:
         overdue = sum(version < oldest for version in self._first_versions.values())
         self._overdue = max(self._overdue, overdue)
         if self._attempts is None:
-            self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note)
+            self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note_finished)
         streams, self._streams, self._ended = self._streams, [], started
         self._engine.resume(streams)
         episodes = self._attempts.run(examples, **attempt, groups=groups, awaited=overdue)
@@ -100,7 +100,7 @@ class PartialRollouts:
         """The ids of the questions whose groups no step has taken yet."""
         return self._first_versions.keys()
 
-    def _note(self, episode: Episode) -> None:
+    def _note_finished(self, episode: Episode) -> None:
         if episode.example.id in self._carried:
             self._ended = time.perf_counter()
 

@@ -204,9 +204,9 @@ def spent(trace: Any) -> Profile:
             lines = [line for line in lines if line.name == _OPS]
         for line in lines:
             events = list(_events(line.events, on_device))
-            for event, own in _own([event for event in events if event.part]):
+            for event, own in _with_own_time([event for event in events if event.part]):
                 _add(parts[event.name], event, own)
-            for event, own in _own(events):
+            for event, own in _with_own_time(events):
                 _add((devices if event.device else host)[event.name], event, own)
                 first, last = min(first, event.start), max(last, event.start + event.duration)
     return Profile(parts, devices, host, max(last - first, 0.0) / 1e9)
@@ -234,7 +234,7 @@ def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:
         )
 
 
-def _own(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
+def _with_own_time(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
     """The events of one line, each with its nanoseconds without those of the events inside of it."""
     ordered = sorted(events, key=lambda event: (event.start, -event.duration))
     own = [event.duration for event in ordered]

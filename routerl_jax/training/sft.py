@@ -196,7 +196,7 @@ class _Fitting:
     def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
         """The worked examples at these indices that fit."""
         examples = (source[i] for i in indices)
-        return self._those(
+        return self._fitting_sequences(
             (example.example.id, example.sequence(self._agent, self._model, self._room)) for example in examples
         )
 
@@ -204,9 +204,9 @@ class _Fitting:
         """The drills at these indices that fit."""
         assert self._model.tokenizer is not None
         tokenizer = self._model.tokenizer
-        return self._those((f"drill {i}", demonstrated((), source[i], tokenizer)) for i in indices)
+        return self._fitting_sequences((f"drill {i}", demonstrated((), source[i], tokenizer)) for i in indices)
 
-    def _those(self, named: Iterable[tuple[str, Sequence]]) -> list[Sequence]:
+    def _fitting_sequences(self, named: Iterable[tuple[str, Sequence]]) -> list[Sequence]:
         sequences = []
         for name, sequence in named:
             if len(sequence) <= self.longest:

@@ -133,14 +133,14 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
 
     def show(request: Request) -> Response:
         try:
-            content, form = picture(viewer.index, row(request), _whole(request.query_params.get("n", "")))
+            content, form = picture(viewer.index, row(request), _integer(request.query_params.get("n", "")))
         except (ValueError, OSError) as error:
             return Response(str(error), 404, media_type="text/plain")
         return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
     def columns(request: Request) -> dict[str, Any]:
         params = request.query_params
-        return curves(request).columns(_whole(params.get("after", "0")), params.get("mark", ""))
+        return curves(request).columns(_integer(params.get("after", "0")), params.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -166,7 +166,7 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
     return app
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} must be a whole number from 0 on")
     return int(text)

@@ -81,7 +81,7 @@ def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
         step=_count(record.get("step", -1)),
         reward=_number(rewards.get("total")),
         advantage=_number(record.get("advantage")),
-        correct=int(_right(record["prediction"], golds, normalizer)) if golds else -1,
+        correct=int(_exact_match(record["prediction"], golds, normalizer)) if golds else -1,
         trained=int(bool(record["trained"])) if "trained" in record else -1,
         turns=len(turns),
         searches=len(calls),
@@ -122,7 +122,7 @@ def _datasets(metadata: Mapping[str, Any]) -> list[str]:
 
 
 @functools.lru_cache(65536)
-def _right(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
+def _exact_match(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
     return exact_match(prediction, list(golds), normalizer)
 
 

@@ -77,11 +77,11 @@ def test_two_processes_may_write_a_source_at_once(cache: pathlib.Path, monkeypat
         written = write(self, *arguments, **options)
         if not others:
             others.append(self)
-            atlas_sources._written("source.jsonl", rows)
+            atlas_sources._written_rows("source.jsonl", rows)
         return written
 
     monkeypatch.setattr(pathlib.Path, "write_text", interrupted)
-    path = pathlib.Path(atlas_sources._written("source.jsonl", rows))
+    path = pathlib.Path(atlas_sources._written_rows("source.jsonl", rows))
     assert path.read_text() == '{"id": "1"}\n'
     assert [file.name for file in path.parent.iterdir()] == ["source.jsonl"]
 

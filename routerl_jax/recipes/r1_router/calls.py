@@ -30,8 +30,8 @@ class RouteCalls(ToolCalls):
     ends: bool = True
 
     @property
-    def _all(self) -> dict[str, ToolSchema]:
-        return {**super()._all, **({NO_TOOL: _ENOUGH} if self.ends else {})}
+    def _all_schemas(self) -> dict[str, ToolSchema]:
+        return {**super()._all_schemas, **({NO_TOOL: _ENOUGH} if self.ends else {})}
 
     def parse(self, text: str) -> Action:
         action = super().parse(text)
