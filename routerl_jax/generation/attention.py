@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.quantized import Codes
 
-Held = Float[Array, "B K T H"] | Codes  # keys or values
+KeysOrValues = Float[Array, "B K T H"] | Codes  # keys or values
 # keys, values, and a mask of those that each query may see
-Block = tuple[Held, Held, Bool[Array, "#B #S T"]]
+Block = tuple[KeysOrValues, KeysOrValues, Bool[Array, "#B #S T"]]
 
 _KEYS = 128  # of a block in `chunked_attention`
 LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
@@ -121,8 +121,8 @@ def chunked_attention(
     return out.reshape(chunks, steps, heads, width)
 
 
-def _parts(held: Held, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:
+def _parts(stored: KeysOrValues, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:
     """The values to multiply with queries or weights, and the scale of each token."""
-    if not isinstance(held, Codes):
-        return held, None
-    return held.codes.astype(q.dtype), held.scale.swapaxes(-1, -2).astype(jnp.float32)
+    if not isinstance(stored, Codes):
+        return stored, None
+    return stored.codes.astype(q.dtype), stored.scale.swapaxes(-1, -2).astype(jnp.float32)

@@ -212,8 +212,8 @@ def _kernel(q_ref, rows, starts, counts, *refs, parts: int, group: int, keys: in
 
     def load(refs: Any, begin: Any) -> tuple[Any, Any]:
         """Codes in the queries' dtype, and their scales."""
-        held = refs[0][row, pl.ds(begin, keys), head, :].astype(q.dtype)
-        return held, refs[1][row, pl.ds(begin, keys), head, 0].astype(jnp.float32)[None] if len(refs) > 1 else None
+        codes = refs[0][row, pl.ds(begin, keys), head, :].astype(q.dtype)
+        return codes, refs[1][row, pl.ds(begin, keys), head, 0].astype(jnp.float32)[None] if len(refs) > 1 else None
 
     def step(i: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         mixed, total, peak = carry

@@ -129,7 +129,7 @@ def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: In
 
 
 def _largest(
-    holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], wanted: Bool[Array, ""]
+    holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], enabled: Bool[Array, ""]
 ) -> Int[Array, "B 1"]:
     """Bits of the largest float for which `holds` is true; it must be true from 0 up to some float. `start` if not wanted."""
 
@@ -137,7 +137,7 @@ def _largest(
         trial = prefix | (1 << (30 - i))
         return jnp.where(holds(trial), trial, prefix)
 
-    return jax.lax.fori_loop(0, jnp.where(wanted, 31, 0), bit, start)
+    return jax.lax.fori_loop(0, jnp.where(enabled, 31, 0), bit, start)
 
 
 def _inverse_cdf(weights: Float[Array, "B V"], uniforms: Float[Array, "B 2"]) -> Int[Array, " B"]:
