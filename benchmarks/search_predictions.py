@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.seeds import Run, kept
+from benchmarks.seeds import Run, read_runs
 from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
 
 PRICES = {"no_penalty": 0.0, "mmsearch_r1": 0.1, "high_penalty": 0.3}  # agents by what a search costs of a right answer
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("runs", type=pathlib.Path, help="file of benchmarks.seeds --keep")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file")
     arguments = parser.parse_args()
-    predictions = points(kept(arguments.runs))
+    predictions = points(read_runs(arguments.runs))
     if not predictions:
         parser.error(
             f"{arguments.runs} holds no runs; write it by python -m benchmarks.seeds RUN.. --keep={arguments.runs}"
