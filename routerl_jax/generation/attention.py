@@ -63,7 +63,7 @@ def chunked_attention(
 ) -> Float[Array, "A S N H"]:
     """Attention of chunks of rows to all tokens of their rows up to each query. For the devices of a CPU.
 
-    It takes one chunk after the other, and of its row one block of keys after the other, as far as the row is filled. So the
+    It processes chunks one after the other, and for each chunk its row's blocks of keys, as far as the row is filled. So the
     scores of a block stay in a core's cache (online softmax, arXiv 2205.14135, algorithm 1).
 
     Args:

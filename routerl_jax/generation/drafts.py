@@ -1,10 +1,9 @@
 """Drafts of the next tokens, copied from the conversation itself.
 
-A searching policy repeats what it has read: names, titles, whole sentences. So the tokens that followed the last tokens where
-they stood before are a guess at what comes next. A decode step reads a draft together with the newest token, and keeps as much
-of it as the policy samples (prompt lookup decoding, A. Saxena 2023, in transformers `prompt_lookup_num_tokens`; vLLM's
-`ngram`). The policy's own draws decide, each with the randomness of its position. So drafts change the number of steps, and not
-what is sampled.
+A searching policy repeats what it has read: names, titles, whole sentences. So a draft copies the tokens that followed an
+earlier occurrence of the last tokens. A decode step reads a draft together with the newest token, and keeps as much of it as the
+policy samples (prompt lookup decoding, A. Saxena 2023, in transformers `prompt_lookup_num_tokens`; vLLM's `ngram`). The policy's
+own draws decide, each with the randomness of its position. So drafts change the number of steps, and not the sampled tokens.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-LONGEST = 3  # tokens that are looked up; where these stand nowhere else, the last two, then the last one
+LONGEST = 3  # tokens that are looked up; if they do not occur earlier, the last two, then the last one
 
 
 def lookup(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) -> Int[Array, "B C"]:

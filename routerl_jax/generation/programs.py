@@ -202,7 +202,7 @@ def decode(
     temperature = jnp.repeat(flat(inputs.temperature), width)
     top_p, top_k = (jnp.repeat(flat(x), width) for x in (inputs.top_p, inputs.top_k)) if truncate else (None, None)
     given = None if inputs.given is None else jnp.pad(flat(inputs.given), ((0, 0), (0, drafts)), constant_values=-1)
-    # room behind the last token that may be kept for drafts that are not
+    # room behind the last accepted token for drafts that are rejected
     room = steps + (width if drafts else 0)
     segment = cache.segment(*_by_shard(mesh, (inputs.rows, inputs.starts)), steps=room, span=span)
     ahead = jnp.arange(width)
@@ -217,7 +217,7 @@ def decode(
     def body(state: dict[str, Any]) -> dict[str, Any]:
         counts = state["counts"]
         alive = running(counts, state["stopped"])
-        indices = counts[:, None] + ahead  # of the tokens that are drawn here, among the new ones
+        indices = counts[:, None] + ahead  # indices of this step's draws among the new tokens
         fixed = None if given is None else jnp.take_along_axis(given, indices, axis=1)
         read = state["token"][:, None]
         if drafts:

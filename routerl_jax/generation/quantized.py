@@ -24,7 +24,8 @@ class Codes(NamedTuple):
 def quantize_tokens(x: Float[Array, "*B H"]) -> Codes:
     """Symmetric int8 over the last axis: the largest entry is 127 steps. Scales have the dtype of `x`.
 
-    (Of qwix's steps it is 127.5, between two codes: programs that round otherwise in the last bit would keep different ones.)
+    (In qwix it is 127.5 steps, between two codes. Then programs that round differently in the last bit would store different
+    codes.)
     """
     x32 = x.astype(jnp.float32)
     scale = (jnp.abs(x32).max(axis=-1, keepdims=True) / 127).astype(x.dtype)

@@ -8,7 +8,7 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import StopReason, Usage
 from routerl_jax.generation.sampling import Sampling
 
-# The likeliest tokens in one place, best first, and their log-probabilities.
+# The likeliest tokens at one position, best first, and their log-probabilities.
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
@@ -31,7 +31,7 @@ class Generated:
     """A finished turn: its token ids, why it ended and, if a stop string ended it, which.
 
     Attributes:
-      tops: of each token the likeliest ones in its place, where they were asked for.
+      tops: for each token the likeliest ones at its position, if they were requested.
     """
 
     tokens: list[int]
