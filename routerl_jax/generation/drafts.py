@@ -1,9 +1,10 @@
 """Drafts of the next tokens, copied from the conversation itself.
 
 A searching policy repeats what it has read: names, titles, whole sentences. So a draft copies the tokens that followed an
-earlier occurrence of the last tokens. A decode step reads a draft together with the newest token, and keeps as much of it as the
-policy samples (prompt lookup decoding, A. Saxena 2023, in transformers `prompt_lookup_num_tokens`; vLLM's `ngram`). The policy's
-own draws decide, each with the randomness of its position. So drafts change the number of steps, and not the sampled tokens.
+earlier occurrence of the last tokens. A decode step reads a draft together with the newest token, and keeps as much of it as
+the policy samples (prompt lookup decoding, A. Saxena 2023, in transformers `prompt_lookup_num_tokens`; vLLM's `ngram`). The
+policy's own draws decide, each with the randomness of its position. So drafts change the number of steps, and not the sampled
+tokens.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: In
 def _largest(
     holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], enabled: Bool[Array, ""]
 ) -> Int[Array, "B 1"]:
-    """Bits of the largest float for which `holds` is true; it must be true from 0 up to some float. `start` unless `enabled`."""
+    """Bits of the largest float for which `holds` is true; it must hold from 0 up to some float. `start` unless `enabled`."""
 
     def bit(i: Int[Array, ""], prefix: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
         trial = prefix | (1 << (30 - i))

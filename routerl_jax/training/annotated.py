@@ -1,9 +1,9 @@
 """Demonstrations from questions whose gold passages are known, with real searches in the run's knowledge bases.
 
 No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue,
-and rows of your own with `supporting` or a `path`).
-The queries follow from that, and the run's own retriever answers them. The demonstrations teach the protocol and how to read.
-The knowledge base of each search is drawn at random, as in Atlas's demonstrations.
+and rows of your own with `supporting` or a `path`). The queries follow from that, and the run's own retriever answers them. The
+demonstrations teach the protocol and how to read. The knowledge base of each search is drawn at random, as in Atlas's
+demonstrations.
 """
 
 from __future__ import annotations
