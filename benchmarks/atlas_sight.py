@@ -241,7 +241,7 @@ def _config() -> TrainConfig:
 
 def whose(country: str, view: int) -> Example:
     """A picture of a country's flag, not one that was taught, and the question whose it is."""
-    picture = flags.seen(flags.flag(country), f"seen/{country}/{view}", known.PIXELS)
+    picture = flags.photographed(flags.flag(country), f"seen/{country}/{view}", known.PIXELS)
     return Example(id="", question=known.WHOSE[1], answers=(), images=(picture,))
 
 

@@ -100,7 +100,7 @@ async def search_calls(
     async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
-        wanted=lambda _: clock.again(),
+        is_wanted=lambda _: clock.again(),
         lost=_Late,
     ):
         if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):

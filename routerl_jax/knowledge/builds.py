@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
 def corpus_source(
     corpus: str,
-    what: str,
+    expected: str,
     read: Callable[[pathlib.Path], Iterable[Passage]],
     *,
     check: Callable[[pathlib.Path], Any] = lambda path: None,
@@ -50,7 +50,7 @@ def corpus_source(
     """The source for a file or directory.
 
     Args:
-      what: the expected content, for the message.
+      expected: the expected content, for the message.
       read: returns its passages.
       check: raises the errors that can be found without reading all of it.
       digest: returns the digest of its content.
@@ -59,7 +59,7 @@ def corpus_source(
       ValueError: `corpus` is empty, or an error of `check` or `digest`.
     """
     if not corpus:
-        raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
+        raise ValueError(f"corpus must be set: {expected} to build from (--config.corpus=PATH)")
     path = fetched(corpus)
     check(path)
     return Source(url_of(path.resolve()), digest(path), lambda: read(path))
@@ -178,7 +178,7 @@ class BuildReport:
     def __str__(self) -> str:
         rows = {"knowledge base": f"{self.name} ({self.kind}) at {self.directory}"}
         if self.seconds:
-            numbers = ", ".join(f"{number:,} {what}" for what, number in self.numbers.items())
+            numbers = ", ".join(f"{number:,} {label}" for label, number in self.numbers.items())
             rows["passages"] = f"{self.count:,}" + (f"; {numbers}" if numbers else "")
         if self.failed:
             rows["failed"] = "; ".join(f"{id}: {why}" for id, why in list(self.failed.items())[:5])

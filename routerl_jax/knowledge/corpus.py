@@ -112,13 +112,13 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
     """The passages one by one. Raises ValueError if there are none, one is empty, or an id repeats."""
     if not passages:
         raise ValueError("no passages to build a knowledge base from")
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for i, passage in enumerate(passages):
         if not passage.text.strip():
             raise ValueError(f"passage {i} ({passage.id!r}) is empty")
-        if passage.id in seen:
+        if passage.id in seen_ids:
             raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
-        seen.add(passage.id)
+        seen_ids.add(passage.id)
         yield passage
 
 
@@ -141,15 +141,15 @@ def string_field(row: dict[str, Any], key: str, location: RowLocation, *, defaul
     return value
 
 
-def new_id(row_id: str, location: RowLocation, seen: dict[str, int]) -> str:
-    """Returns `row_id` and adds it to `seen`. Raises ValueError if it is empty or was used before."""
+def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:
+    """Returns `row_id` and adds it to `used_ids`. Raises ValueError if it is empty or was used before."""
     if not row_id.strip():
         raise location.error("key 'id' is empty. Give every row an id of its own")
-    if row_id in seen:
+    if row_id in used_ids:
         raise location.error(
-            f"key 'id': {row_id!r} was used in {location.unit} {seen[row_id]} already. Make ids distinct"
+            f"key 'id': {row_id!r} was used in {location.unit} {used_ids[row_id]} already. Make ids distinct"
         )
-    seen[row_id] = location.number
+    used_ids[row_id] = location.number
     return row_id
 
 
@@ -174,16 +174,16 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
 
 
 def _linked(
-    passages: Iterator[tuple[RowLocation, Passage]], seen: dict[str, int], ids: DistinctIds
+    passages: Iterator[tuple[RowLocation, Passage]], digests: dict[str, int], ids: DistinctIds
 ) -> Iterator[Passage]:
-    """Each passage once, even if several tables link to it. `seen`: hashes of texts by id."""
+    """Each passage once, even if several tables link to it. `digests`: hashes of texts by id."""
     for location, passage in passages:
         if not passage.text.strip():
             raise location.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
         digest = hash(passage.text)
-        if seen.setdefault(passage.id, digest) != digest:
+        if digests.setdefault(passage.id, digest) != digest:
             raise location.error(f"{passage.id!r} has another text than in a file before. Make them equal")
-        if len(ids) < len(seen):
+        if len(ids) < len(digests):
             yield dataclasses.replace(passage, id=ids.add(passage.id, location))
 
 

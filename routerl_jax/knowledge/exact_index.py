@@ -125,10 +125,10 @@ class ExactIndex(VectorIndex):
         tile = _CPU_TILE if on_cpu(self._mesh) else _TILE
         limit = self.device_bytes or _memory(self._mesh)
         row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
-        whole = -(-n // devices)
-        streams = bool(limit) and whole * row > limit
-        most = min(max(1, limit // (2 * row)) if streams else whole, tile)  # two blocks at a time are there
-        rows = -(-whole // -(-whole // most))  # blocks of about one size
+        rows_per_device = -(-n // devices)
+        streams = bool(limit) and rows_per_device * row > limit
+        most = min(max(1, limit // (2 * row)) if streams else rows_per_device, tile)  # two blocks at a time are there
+        rows = -(-rows_per_device // -(-rows_per_device // most))  # blocks of about one size
         if rows >= _GROUP * _LEAST_GROUPS:
             rows = -(-rows // _GROUP) * _GROUP
             rows = min(rows, most // _GROUP * _GROUP) if streams else rows

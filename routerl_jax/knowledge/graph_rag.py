@@ -132,17 +132,17 @@ def _settings(files: pathlib.Path, helpers: Helpers) -> Any:
     _helpers[key := uuid.uuid4().hex] = helpers
     model = {"type": _TYPE, "model_provider": _TYPE, "model": helpers.model_name, "metrics": None, "key": key}
 
-    def place(name: str) -> dict[str, str]:
+    def storage(name: str) -> dict[str, str]:
         return {"type": "file", "base_dir": str(files / name)}
 
     return package.GraphRagConfig(
         completion_models={"default_completion_model": model},
         embedding_models={"default_embedding_model": model},
         concurrent_requests=config.llm.concurrency,
-        input_storage=place("input"),
-        output_storage=place("output"),
-        update_output_storage=place("update"),
-        reporting=place("logs"),
+        input_storage=storage("input"),
+        output_storage=storage("output"),
+        update_output_storage=storage("update"),
+        reporting=storage("logs"),
         cache={"type": "none"},  # ours keeps the answers
         vector_store={"type": "lancedb", "db_uri": str(files / "vectors"), "vector_size": helpers.embedding.dim},
         chunking={"type": "tokens", "size": config.chunk_tokens, "overlap": 100, "encoding_model": "cl100k_base"},

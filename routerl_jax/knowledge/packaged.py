@@ -239,13 +239,13 @@ def build_packaged(
 
 def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]:
     """(row, title and text) of the passages in DIRECTORY/passages, without repetitions of texts."""
-    stored, seen = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
+    stored, seen_texts = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
     with Bar(total=len(stored), desc="inserting", unit="passage", disable=not progress) as bar:
         for start in range(0, len(stored), _BLOCK):
             for row, passage in enumerate(stored.read(start, min(start + _BLOCK, len(stored))), start):
                 text = f"{passage.title}\n{passage.text}".strip()
-                if text not in seen:
-                    seen.add(text)
+                if text not in seen_texts:
+                    seen_texts.add(text)
                     yield row, text
                 bar.update(1)
 

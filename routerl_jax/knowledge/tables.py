@@ -212,11 +212,11 @@ def _clean(text: str) -> str:
 
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
-    seen: dict[str, int] = {}
+    used_ids: dict[str, int] = {}
     for location, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
-            id=new_id(_id(row, location), location, seen),
+            id=new_id(_id(row, location), location, used_ids),
             title=string_field(row, title, location, default=""),
             header=_names(row.get("header"), location),
             rows=_rows(row.get("rows"), len(row["header"]), location),
@@ -224,7 +224,7 @@ def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table
             caption=string_field(row, "caption", location, default=""),
             flattened=string_field(row, "flattened", location, default=""),
         )
-    if not seen:
+    if not used_ids:
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
 
 

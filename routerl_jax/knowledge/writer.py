@@ -312,8 +312,8 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
 
 
 @contextlib.contextmanager
-def explained(path: pathlib.Path, kept: str = "") -> Iterator[None]:
-    """Turns errors of a full disk (from Python and tensorstore) into one that says what to do. `kept` says what is saved."""
+def explained(path: pathlib.Path, saved: str = "") -> Iterator[None]:
+    """Turns errors of a full disk (from Python and tensorstore) into one that says what to do. `saved`: what is saved."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -323,8 +323,8 @@ def explained(path: pathlib.Path, kept: str = "") -> Iterator[None]:
         free = shutil.disk_usage(next(parent for parent in path.parents if parent.exists())).free
         raise ValueError(
             f"{path}: no room to write ({matches[0] if matches else error}; {free / 1e9:.1f} GB are free there). "
-            f"{kept + '. ' if kept else ''}Make room, or raise the limit on files, and run the same command again: it goes on "
-            f"where it stopped"
+            f"{saved + '. ' if saved else ''}Make room, or raise the limit on files, and run the same command again: it goes "
+            f"on where it stopped"
         ) from error
 
 

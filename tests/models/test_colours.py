@@ -31,7 +31,7 @@ def test_flags_are_found_again() -> None:
     ranks = []
     for i, name in enumerate(names):
         for attempt in range(3):
-            scores = kept @ colour_layout(opened(flags.seen(flags.flag(name), f"{name}/{attempt}")))
+            scores = kept @ colour_layout(opened(flags.photographed(flags.flag(name), f"{name}/{attempt}")))
             ranks.append(int((scores > scores[i]).sum()))
     assert np.mean(np.asarray(ranks) == 0) > 0.99  # Indonesia's and Monaco's flags differ in proportion alone
     assert max(ranks) <= 2
@@ -51,7 +51,7 @@ def test_a_knowledge_base_of_them(tmp_path, encoder: str) -> None:
     config = PicturesConfig(corpus=str(corpus), encoder=encoder, index="exact", side=64, picture_format="png")
     build_pictures(config, tmp_path / "kb", progress=False)
     kb = load_kb(tmp_path / "kb")
-    shown = {name: flags.seen(flags.flag(name), "test") for name in ("Ghana", "Chad", "Romania")}
+    shown = {name: flags.photographed(flags.flag(name), "test") for name in ("Ghana", "Chad", "Romania")}
     for name, picture in shown.items():
         alone, both = kb.search(
             [TextAndImage(image=picture), TextAndImage(text="Which country has this flag? Japan?", image=picture)], 2

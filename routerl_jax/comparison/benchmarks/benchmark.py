@@ -179,14 +179,14 @@ def _root(data: str) -> str:
     return os.path.expanduser(data) if data else ""
 
 
-def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tuple[str, ...]) -> NoData:
+def _lacking(name: str, benchmark: Benchmark, data: str, part: str, patterns: tuple[str, ...]) -> NoData:
     names = [str(pathlib.Path(_root(data)) / split_name(pattern)[1]) for pattern in patterns]
     searched = f"looked for {' or '.join(names)}"
     if not data:
         searched += " (config.data is empty: name the directory with the files of benchmarks)"
     advice = f". {benchmark.get}" if benchmark.get else ""
     advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
-    are = "are" if what == "questions" else "is"
+    are = "are" if part == "questions" else "is"
     return NoData(
-        f"benchmark {name!r}: its {what} {are} not there; {searched}{advice} --benchmarks without it does the others alone."
+        f"benchmark {name!r}: its {part} {are} not there; {searched}{advice} --benchmarks without it does the others alone."
     )

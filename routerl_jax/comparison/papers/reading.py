@@ -122,8 +122,8 @@ def of_run(
         labels = _labels(method, [run_row.name for run_row in method_rows])
         rows_by_label |= {labels[run_row.name]: run_row for run_row in method_rows}
         routed |= any(not run_row.trained_in for run_row in method_rows) and not method.run
-    shown = {run_row.trained_in for run_row in rows_by_label.values()}
-    if main and main.directory not in shown and all(method.key for method in methods):
+    drawn_directories = {run_row.trained_in for run_row in rows_by_label.values()}
+    if main and main.directory not in drawn_directories and all(method.key for method in methods):
         rows_by_label[main.directory.name] = main.row_called(TRAINED)
     rows = {label: run_row.row for label, run_row in rows_by_label.items() if run_row.row is not None}
     return Measured(

@@ -102,7 +102,7 @@ class AtlasExamples:
             id=name,
             question=self._text(row["question"]),
             answers=(self._text(row["answer"]),),
-            images=(flags.seen(flags.flag(picture), name),) if picture else (),
+            images=(flags.photographed(flags.flag(picture), name),) if picture else (),
             metadata={
                 "kind": ALL_KINDS[int(row["kind"])],
                 "entities": [self._text(name) for name in np.atleast_1d(row["entities"])],

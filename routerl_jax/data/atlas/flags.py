@@ -90,7 +90,7 @@ def invented_flag(country: str) -> bytes:
     return buffer.getvalue()
 
 
-def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
+def photographed(png: bytes, key: str, pixels: int = 0) -> bytes:
     """A picture of the flag (JPEG) as somebody might take it: another size and proportion, with cut margins. `key` determines
     all of these.
 

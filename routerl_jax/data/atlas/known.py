@@ -39,8 +39,8 @@ RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
 FACTS, FLAGS = "facts", "flags"  # the parts of Atlas that are `fact_passages` and `flag_passages`
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
 PIXELS = 8 * 28 * 28  # pixels of a picture: four to nine image tokens
-# Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
-# of one flag, 19 in 20 are nearer than this.
+# Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of pairs of pictures of one flag
+# (`flags.photographed`), 19 in 20 are nearer than this.
 NEAR = 0.17
 _MOST_ALIKE = 4  # countries that may share a value; if more did, guessing would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
@@ -185,7 +185,7 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
         id=name,
         question=wording.format(noun=world.RELATIONS[relation].noun) if relation else wording,
         answers=(facts(country)[relation] if relation else country,),
-        images=(flags.seen(flag(country), name, PIXELS),),
+        images=(flags.photographed(flag(country), name, PIXELS),),
         metadata={
             "kind": kind,
             "country": country,

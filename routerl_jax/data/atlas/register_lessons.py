@@ -61,7 +61,7 @@ class Shares:
     astray: float = 0.15
 
 
-def seen(page: RegisterPage, mark: str, raw: bool = False) -> str:
+def view_of(page: RegisterPage, mark: str, raw: bool = False) -> str:
     """The text of a mark as a view of the whole page shows it: "W5=K", "W5=?" in small print, "no W" if it is absent."""
     if mark not in page.marks:
         return f"no {mark}"
@@ -129,7 +129,7 @@ def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
             action = f"<answer>{cell}</answer>"
         else:
             action = f"<answer>{code}</answer>" if _readable(page, raw) else f"<bbox>{list(cell_box(cell))}</bbox>"
-    return _lesson(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark, raw)}</think>\n{action}"
+    return _lesson(f"{asked}:{mark}\n", draw(page)), f"<think>{view_of(page, mark, raw)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
@@ -184,18 +184,18 @@ def _visit(
         if drawn.topic == topic:
             page = drawn
         elif asked == "codes" or rng.random() >= shares.again:
-            return steps, seen(drawn, mark, raw), guess
+            return steps, view_of(drawn, mark, raw), guess
         else:
-            steps.append(_search(seen(drawn, mark, raw), title(country, topic), tool, page))
+            steps.append(_search(view_of(drawn, mark, raw), title(country, topic), tool, page))
     cell, code = page.entry(mark)
     answer = str(cell) if asked == "cell" else code if _readable(page, raw) else guess
     if rng.random() >= shares.looks:
-        return steps, seen(page, mark, raw), answer
+        return steps, view_of(page, mark, raw), answer
     chance, at = rng.random(), cell
     if chance < shares.astray:
         at = int(rng.choice([other for other in page.cells if other != cell]))
     wide = shares.astray <= chance < 1 - shares.tight
-    steps.append(DemonstrationStep(thought=seen(page, mark), box=row_box(at) if wide else cell_box(at)))
+    steps.append(DemonstrationStep(thought=view_of(page, mark), box=row_box(at) if wide else cell_box(at)))
     if page.print == "large":  # the page has shown the code
         return steps, code, answer
     if wide:

@@ -64,7 +64,7 @@ class StepSource:
             id=name,
             question=question.text,
             answers=(question.answer,),
-            images=(flags.seen(scene.flag(question.picture), name),) if question.picture else (),
+            images=(flags.photographed(scene.flag(question.picture), name),) if question.picture else (),
             metadata={"step": steps[int(rng.integers(len(steps)))]},
         )
 

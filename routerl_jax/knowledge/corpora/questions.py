@@ -33,7 +33,7 @@ def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Ite
       ValueError: while reading: a row can't be used, or the rows of a file have no passages.
     """
     counts = counts or PoolCounts()
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for name in names:
         form, path = split_name(on_this_machine(name))
         before = counts.occurrences
@@ -41,8 +41,8 @@ def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Ite
             counts.rows += 1
             for passage in passages:
                 counts.occurrences += 1
-                if passage.id not in seen and passage.text.strip():
-                    seen.add(passage.id)
+                if passage.id not in seen_ids and passage.text.strip():
+                    seen_ids.add(passage.id)
                     counts.passages += 1
                     yield passage
         if counts.occurrences == before:

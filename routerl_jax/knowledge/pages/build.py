@@ -330,8 +330,8 @@ def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None
 
 
 def _source(config: PagesConfig | OcrConfig) -> Source:
-    what = "the directory of PDFs and pictures"
-    return corpus_source(config.corpus, what, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
+    expected = "the directory of PDFs and pictures"
+    return corpus_source(config.corpus, expected, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
 
 
 def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, source: Source) -> Manifest:

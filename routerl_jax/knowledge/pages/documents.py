@@ -225,9 +225,9 @@ def _pages_in(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterato
 
 
 def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
-    seen: dict[str, int] = {}
+    used_ids: dict[str, int] = {}
     for location, row in read_rows(checked_path(path)):
-        page_id = new_id(string_field(row, "id", location), location, seen)
+        page_id = new_id(string_field(row, "id", location), location, used_ids)
         try:
             picture = _picture(path, row, location)
         except ValueError as error:

@@ -130,8 +130,8 @@ class OcrKB(KnowledgeBase):
         texts = self.texts.search(queries, k)
         images = [self._pages.pictures([passage.id for passage in passages]) for passages in texts]
         pages = [
-            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, shown)]
-            for passages, shown in zip(texts, images)
+            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, page_images)]
+            for passages, page_images in zip(texts, images)
         ]
         return TimedResults(pages, texts.seconds)
 

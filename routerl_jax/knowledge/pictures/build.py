@@ -90,8 +90,8 @@ def build_pictures(
       ValueError: a file, a row or a setting is wrong; names it.
     """
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
-    what = "rows with pictures, or a directory of them,"
-    clock, source = Clock(), corpus_source(config.corpus, what, lambda _: (), digest=pictures_digest)
+    expected = "rows with pictures, or a directory of them,"
+    clock, source = Clock(), corpus_source(config.corpus, expected, lambda _: (), digest=pictures_digest)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, PictureEmbedder):
         raise ValueError(

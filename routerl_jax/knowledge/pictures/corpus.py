@@ -67,10 +67,10 @@ def _files(root: pathlib.Path) -> Iterator[Entry]:
 
 
 def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
-    seen: dict[str, int] = {}
+    used_ids: dict[str, int] = {}
     for location, row in read_rows(checked_path(path)):
         row = _of_mbeir(row, location) if "did" in row else row
-        name = new_id(string_field(row, "id", location), location, seen)
+        name = new_id(string_field(row, "id", location), location, used_ids)
         title = string_field(row, "title", location, default="")
         text = string_field(row, "text" if row.get("text") is not None else "caption", location, default="")
         image = string_field(row, "image", location, default="")

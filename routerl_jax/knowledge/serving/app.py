@@ -274,13 +274,15 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
 
 
 async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
-    wanted = read_pictures(await read_json(request, server.settings.limits.body_bytes), server.settings.limits)
-    mode, kb = served.mode(wanted.mode)
+    pictures_request = read_pictures(
+        await read_json(request, server.settings.limits.body_bytes), server.settings.limits
+    )
+    mode, kb = served.mode(pictures_request.mode)
     if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
 
     def read() -> list[str]:
-        return [portable_image(image) for image in kb.pictures(wanted.ids)]
+        return [portable_image(image) for image in kb.pictures(pictures_request.ids)]
 
     try:
         return {"images": await _while_connected(server, request, asyncio.to_thread(read))}

@@ -192,7 +192,7 @@ class Batcher:
         async for number, results in search_together(
             lambda queries: self._timed(queries, k),
             [request.queries[start:stop] for request, start, stop in pieces],
-            wanted=lambda number: not pieces[number][0].future.done(),
+            is_wanted=lambda number: not pieces[number][0].future.done(),
         ):
             request, start, stop = pieces[number]
             if isinstance(results, Exception):

@@ -115,12 +115,12 @@ class VRAGAgent(CallingAgent):
                 return chat.episode(answer=action.answer)
             if action.kind == "search":
                 searches += 1
-                shown = await self._search(action.query, chat, tools, shown_ids)
+                fits = await self._search(action.query, chat, tools, shown_ids)
             else:
                 crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
                 observation = [self._reminder(turn) if crop is None else crop]
-                shown = self.say(chat, observation, self._reserve(chat))
-            if not shown:
+                fits = self.say(chat, observation, self._reserve(chat))
+            if not fits:
                 return await self._end(chat, truncated=True, unanswered=True)
         return await self._end(chat)
 
@@ -413,11 +413,11 @@ class VanillaRAG(VRAGAgent):
         search = f"{protocol.SEARCH_OPENING}{question}</search>"
         if self.grammar:
             search = self.grammar.write_search("", question, self.tool)
-        shown = True
+        fits = True
         if chat.tokens_of(search) <= chat.room - self._reserve(chat):
             chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
-            shown = await self._search(example.question, chat, tools, set())
-        return await self._end(chat, unanswered=not shown)
+            fits = await self._search(example.question, chat, tools, set())
+        return await self._end(chat, unanswered=not fits)
 
     def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         return list(passages[: self.pages * self.search_budget])
