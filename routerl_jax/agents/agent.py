@@ -66,7 +66,7 @@ class Agent(abc.ABC):
         """JSON schemas of the functions that its model's chat template shows; () for none."""
         return ()
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Agent:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Agent:
         """The agent with these functions, by knowledge base. An agent without functions stays as it is."""
         return self
 

@@ -23,7 +23,7 @@ class Form(Protocol):
     @property
     def functions(self) -> tuple[dict[str, Any], ...]: ...
     def of(self, tokenizer: Tokenizer) -> Any: ...
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
 
 
 class CallingAgent(Agent):
@@ -61,8 +61,8 @@ class CallingAgent(Agent):
         """The form's own."""
         return () if self._form is None else self._form.functions
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
-        return self if self._form is None else self._with(self._form.told(schemas))
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        return self if self._form is None else self._with(self._form.with_schemas(schemas))
 
     # --- what the policy writes ---
 

@@ -122,7 +122,7 @@ class Grammar(abc.ABC):
         """The protocol in this model's form. Raises ValueError if the model has none."""
         return self
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
         """The protocol with these functions, by knowledge base. A protocol without functions stays as it is."""
         return self
 

@@ -65,7 +65,7 @@ class ToolCalls(Grammar):
         name = form_of(tokenizer).name
         return self if name == self.form else dataclasses.replace(self, form=name)
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> ToolCalls:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> ToolCalls:
         return dataclasses.replace(self, schemas=dict(schemas))
 
     # --- what the policy writes ---

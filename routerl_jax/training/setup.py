@@ -202,7 +202,7 @@ def build_recipe(config: TrainConfig) -> Recipe:
     agent = _with_settings(recipe.agent, config.agent)
     if agent.functions:
         _check_tags(recipe)
-        agent = agent.told(tool_schemas(config.knowledge))
+        agent = agent.with_schemas(tool_schemas(config.knowledge))
     elif described := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
             f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, or set "

@@ -80,8 +80,8 @@ class StepCalls(StepProtocol):
         routes = self.routes.of(tokenizer)
         return self if routes is self.routes else dataclasses.replace(self, routes=routes)
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> StepCalls:
-        return dataclasses.replace(self, routes=self.routes.told(schemas))
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> StepCalls:
+        return dataclasses.replace(self, routes=self.routes.with_schemas(schemas))
 
     def unending(self) -> StepCalls:
         """The protocol without the function that says that nothing more is needed."""

@@ -85,7 +85,7 @@ class StepProtocol:
         """The protocol in this model's form. Raises ValueError if the model has none."""
         return self
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
         """The protocol with these functions, by knowledge base."""
         return self
 
