@@ -76,7 +76,7 @@ class HttpKB(KnowledgeBase):
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
         self._cache, self._ttl, self._limiter = cache, ttl, limiter
-        self._counts = StageCounts(*(() if cache is None else ("cache",)), others=("server",))
+        self._counts = StageCounts(*(() if cache is None else ("cache",)), uncached=("server",))
         settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
             "timeouts": self._timeouts,
