@@ -1,17 +1,23 @@
-"""Decoding, prefill, rollouts and updates on the accelerator at hand, as shares of what it can do, and beside peers.
+"""Decoding, prefill, rollouts and updates on the accelerator at hand, as shares of its limits, and beside peers.
 
     python -m benchmarks.accelerator [--size=1.5B --size=7B] [--part=decode ..] [--json=FILE] [--tiny]
     python -m benchmarks.accelerator --table=FILE    # of what was measured before
 
-Random weights in the shapes of published models. Every part runs in a process of its own, one after the other, and writes its
-numbers to FILE as soon as it has them: one that fails or runs out of memory (its last lines are printed) loses nothing else.
+Weights are random, in the shapes of published models. Every part runs in its own process, one after the other, and writes its
+numbers to FILE at once. If a part fails or runs out of memory, its last lines are printed, and the other parts keep their
+numbers.
 
-A part is NAME; NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and what is recomputed (`none`,
-`dots`, `full`; of `peer_update` none or full); or `generation:SETTING=VALUE` (and `traces:..`), with a setting of the engine.
+A part is one of:
+
+- NAME;
+- NAME:DTYPE:REMAT of an update, with the dtype of weights and optimiser state, and the recomputed part (`none`, `dots`, `full`;
+  of `peer_update` none or full);
+- `generation:SETTING=VALUE` (and `traces:..`), with a setting of the engine.
+
 `traces` and `peer_traces` are rollouts of recorded lengths, with tools that take their time (benchmarks.agentic_work).
 
-Shares are of limits that are measured first: bytes that a decode step must move (every matrix, keys and values of every row)
-over the rate of a copy, FLOPs over the best rate of a product.
+Shares are of limits that are measured first. A decode step must move every matrix and the keys and values of every row: these
+bytes are compared with the rate of a copy, and FLOPs with the best rate of a product.
 """
 
 from __future__ import annotations
@@ -80,13 +86,13 @@ def _all(arguments: argparse.Namespace) -> None:
         environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.93", **os.environ}
         try:
             subprocess.run(command, check=True, timeout=_PATIENCE, env=environment, stderr=subprocess.PIPE, text=True)
-            said = ""
+            outcome = ""
         except subprocess.CalledProcessError as error:
-            said = f" FAILED: {' | '.join(str(error.stderr).strip().splitlines()[-3:])[-600:]}"
-            _append(path, {"size": size, "part": part, "failed": said[-300:]})
+            outcome = f" FAILED: {' | '.join(str(error.stderr).strip().splitlines()[-3:])[-600:]}"
+            _append(path, {"size": size, "part": part, "failed": outcome[-300:]})
         except subprocess.TimeoutExpired:
-            said = f" FAILED: no end after {_PATIENCE:.0f} s"
-        print(f"[{time.perf_counter() - started:.0f} s] {size} {part}{said}", flush=True)
+            outcome = f" FAILED: no end after {_PATIENCE:.0f} s"
+        print(f"[{time.perf_counter() - started:.0f} s] {size} {part}{outcome}", flush=True)
     print(table(_read(path)))
 
 
@@ -105,9 +111,9 @@ def _measure(arguments: argparse.Namespace) -> None:
         config = dataclasses.replace(
             config, vocab_size=512, embed=32, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=64
         )
-    given = {"rows": tuple(arguments.rows or ()), "micro_tokens": arguments.micro_tokens}
-    given |= {"sequences": arguments.sequences, "repeats": arguments.repeats}
-    shapes = dataclasses.replace(shapes, **{key: value for key, value in given.items() if value})
+    overrides = {"rows": tuple(arguments.rows or ()), "micro_tokens": arguments.micro_tokens}
+    overrides |= {"sequences": arguments.sequences, "repeats": arguments.repeats}
+    shapes = dataclasses.replace(shapes, **{key: value for key, value in overrides.items() if value})
 
     def report(what: str, **numbers: Any) -> None:
         line = {"size": size, "part": part, "what": what, **numbers}
@@ -163,13 +169,13 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown: limits, correctness, then a row for every measurement, ours beside the peer's where there is one."""
-    found = {line["what"]: line for line in lines if "what" in line}
-    memory = found.get("memory", {}).get("bytes_per_s")
-    rates = found.get("products", {}).get("flops_per_s", {})
+    measurements = {line["what"]: line for line in lines if "what" in line}
+    memory = measurements.get("memory", {}).get("bytes_per_s")
+    rates = measurements.get("products", {}).get("flops_per_s", {})
     best = max(rates.values(), default=None)
     out = []
-    if "device" in found:
-        out.append(f"{found['device']['kind']}, jax {found['device']['jax']}")
+    if "device" in measurements:
+        out.append(f"{measurements['device']['kind']}, jax {measurements['device']['jax']}")
     if memory:
         out.append(f"copy: {memory / 1e12:.3g} TB/s")
     if best:

@@ -1,4 +1,4 @@
-"""What a device can do, measured: one half of a share of a limit. What work must do is in routerl_jax/models/work.py."""
+"""Measures the limits of a device. routerl_jax/models/work.py counts the work, whose share of a limit is then known."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ TINY = Shapes(
 
 
 def random_policy(config: DecoderConfig, dtype: Any, compute: Any = None) -> Decoder:
-    """Random weights on all devices, with no end token: turns are as long as they are asked for."""
+    """Random weights on all devices, with no end token, so turns have the requested length."""
     config = dataclasses.replace(config, eos_ids=())
     model = create_sharded(
         lambda: Decoder(config, jax.random.key(0), param_dtype=dtype, compute_dtype=compute), make_mesh(), "replicated"
@@ -137,7 +137,7 @@ def _check_attention(report: Report, shapes: Shapes) -> None:
 
 
 def _dense(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None) -> jax.Array:
-    """The same by its definition."""
+    """Attention by its definition."""
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("BTNH,BSNH->BNTS", q, k) * q.shape[-1] ** -0.5
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None]
@@ -182,9 +182,9 @@ class Timed:
     """Measures an engine's programs: how long any was under way, and the seconds of each kind.
 
     Attributes:
-      seconds: of every call of `extend`, `fork` and `decode`, waited for if `apart`; else until it was handed over.
-      busy: seconds from the first program of a step until its results were on the host. What the host does in between is
-        not part of it, and the device idles meanwhile.
+      seconds: of every call of `extend`, `fork` and `decode`: until its end if `apart`, else until it was dispatched.
+      busy: seconds from the first program of a step until its results were on the host. The host's
+        work in between is not counted, and the device idles meanwhile.
     """
 
     def __init__(self, engine: Engine, apart: bool) -> None:

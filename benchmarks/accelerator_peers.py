@@ -118,7 +118,7 @@ def update(report: Report, config: DecoderConfig, shapes: Shapes, dtype: str, ch
     advantages = np.random.default_rng(0).normal(size=len(sequences)).astype(np.float32)
     total, rows = sum(int(s.loss_mask.sum()) for s in sequences), max(shapes.micro_tokens // shapes.length, 1)
 
-    def one() -> None:
+    def update() -> None:
         for at in range(0, len(sequences), rows):
             micro = sequences[at : at + rows]
             ids = torch.tensor(np.stack([s.tokens.astype(np.int64) for s in micro]), device=device)
@@ -141,7 +141,7 @@ def update(report: Report, config: DecoderConfig, shapes: Shapes, dtype: str, ch
     for _ in range(shapes.repeats + 1):
         _wait()
         started = time.perf_counter()
-        one()
+        update()
         _wait()
         seconds.append(time.perf_counter() - started)
     remat = "full" if checkpointing else "none"

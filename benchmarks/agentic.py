@@ -64,7 +64,7 @@ class Measured:
     gib: dict[str, float]
 
     def seconds(self, side: str) -> list[float]:
-        """Of every round after the warm-up; empty for a side that was not measured."""
+        """Seconds of every round after the warm-up; empty for a side that was not measured."""
         return [answer["seconds"] for answer in self.answers.get(side, [])[1:]]
 
     def ratios(self, side: str) -> list[float]:
@@ -91,16 +91,16 @@ def main() -> None:
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all sides; ours set it themselves
     keep_compilations()
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    kept = _read(arguments.keep)
-    wanted = [(size, part) for size in arguments.size or list(SIZES) for part in arguments.part or list(PARTS)]
-    for size, part in wanted:
-        if (size, part) not in kept:
-            kept[size, part] = measure(size, part, arguments)
-            _append(arguments.keep, kept[size, part])
+    measured = _read(arguments.keep)
+    keys = [(size, part) for size in arguments.size or list(SIZES) for part in arguments.part or list(PARTS)]
+    for size, part in keys:
+        if (size, part) not in measured:
+            measured[size, part] = measure(size, part, arguments)
+            _append(arguments.keep, measured[size, part])
         if not arguments.json:
-            print(table(kept[size, part]), flush=True)
+            print(table(measured[size, part]), flush=True)
     if arguments.json:
-        print(json.dumps(summary([kept[key] for key in wanted])))
+        print(json.dumps(summary([measured[key] for key in keys])))
 
 
 def measure(size: str, part: str, arguments: argparse.Namespace) -> Measured:
@@ -142,8 +142,8 @@ def measure(size: str, part: str, arguments: argparse.Namespace) -> Measured:
     return Measured(size=size, part=part, answers=answers, failed=failed, gib=gib)
 
 
-def _start(what: str, size: str, directory: pathlib.Path, arguments: argparse.Namespace) -> Worker:
-    module, part = what.split()
+def _start(worker_name: str, size: str, directory: pathlib.Path, arguments: argparse.Namespace) -> Worker:
+    module, part = worker_name.split()
     groups, samples, longest, checkpointing = SIZES[size]
     shape = {"groups": groups, "samples": samples, "longest": longest}
     shape = {
@@ -165,56 +165,62 @@ def _start(what: str, size: str, directory: pathlib.Path, arguments: argparse.Na
 
 def _alone(worker: Worker, times: int) -> list[dict[str, Any]]:
     worker.ready()
-    found = [worker.run() for _ in range(times)]
+    answers = [worker.run() for _ in range(times)]
     worker.end()
-    return found
+    return answers
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------------
 
 
-def summary(found: Sequence[Measured]) -> dict[str, dict[str, float]]:
+def summary(measurements: Sequence[Measured]) -> dict[str, dict[str, float]]:
     """Medians of ratios (above 1: ours is faster, or takes less memory), and shares of limits, by name and size."""
     ratios: dict[str, float] = {}
     shares: dict[str, float] = {}
-    limits = {one.size: one.last("accounts")["limits"] for one in found if "accounts" in one.answers}
-    for one in found:
-        for side in one.answers:
-            if side.startswith("ours") or side == "accounts" or not one.ratios(side):
+    limits = {
+        measured.size: measured.last("accounts")["limits"]
+        for measured in measurements
+        if "accounts" in measured.answers
+    }
+    for measured in measurements:
+        for side in measured.answers:
+            if side.startswith("ours") or side == "accounts" or not measured.ratios(side):
                 continue
-            ratios[f"{one.part}_vs_{side}_{one.size}"] = statistics.median(one.ratios(side))
-            if {side, "ours"} <= set(one.gib):
-                ratios[f"memory_vs_{side}_{one.size}"] = one.gib[side] / one.gib["ours"]
-        shares |= {f"{name}_{one.size}": value for name, value in of_limit(one, limits.get(one.size)).items()}
+            ratios[f"{measured.part}_vs_{side}_{measured.size}"] = statistics.median(measured.ratios(side))
+            if {side, "ours"} <= set(measured.gib):
+                ratios[f"memory_vs_{side}_{measured.size}"] = measured.gib[side] / measured.gib["ours"]
+        shares |= {
+            f"{name}_{measured.size}": value for name, value in of_limit(measured, limits.get(measured.size)).items()
+        }
     return {"ratios": ratios, "of_limit": shares}
 
 
-def of_limit(one: Measured, limits: Mapping[str, Any] | None) -> dict[str, float]:
-    """Shares of what the machine can do: the seconds that the work must take over those that it took."""
-    found: dict[str, float] = {}
-    if "accounts" in one.answers:
-        found |= one.last("accounts")["of_limit"]
-    least = _least(one, limits)
-    for side in one.answers:
-        if least is not None and one.seconds(side):
-            found[f"{one.part}_{side}"] = least / statistics.median(one.seconds(side))
-    return found
+def of_limit(measured: Measured, limits: Mapping[str, Any] | None) -> dict[str, float]:
+    """Shares of the machine's limits: the seconds that the work must take over those that it took."""
+    shares: dict[str, float] = {}
+    if "accounts" in measured.answers:
+        shares |= measured.last("accounts")["of_limit"]
+    least = _least(measured, limits)
+    for side in measured.answers:
+        if least is not None and measured.seconds(side):
+            shares[f"{measured.part}_{side}"] = least / statistics.median(measured.seconds(side))
+    return shares
 
 
-def _least(one: Measured, limits: Mapping[str, Any] | None) -> float | None:
+def _least(measured: Measured, limits: Mapping[str, Any] | None) -> float | None:
     """Seconds that the part must take on this machine."""
-    if one.part == "rollout" and "accounts" in one.answers:
-        lines = one.last("accounts")["lines"]
+    if measured.part == "rollout" and "accounts" in measured.answers:
+        lines = measured.last("accounts")["lines"]
         return lines["decode, at the limit"] + lines["prefill, at the limit"]
-    if one.part == "update" and limits is not None and "ours" in one.answers:
-        return one.last("ours")["flops"] / limits["matmul_flops_per_s"]
+    if measured.part == "update" and limits is not None and "ours" in measured.answers:
+        return measured.last("ours")["flops"] / limits["matmul_flops_per_s"]
     return None
 
 
-def table(one: Measured) -> str:
+def table(measured: Measured) -> str:
     """Markdown: a row for every side, and for rollouts where our time goes."""
-    out = [f"\n{one.size}, {one.part}\n", *(f"{side} failed: {why}" for side, why in one.failed.items())]
-    if one.part == "rollout":
+    out = [f"\n{measured.size}, {measured.part}\n", *(f"{side} failed: {why}" for side, why in measured.failed.items())]
+    if measured.part == "rollout":
         out += [
             "| side | seconds (range) | attempts/s | ours, times as fast (range) | prefilled / must be | padding | idle rows |",
             "|---|---:|---:|---:|---:|---:|---:|",
@@ -224,21 +230,21 @@ def table(one: Measured) -> str:
             "| side | seconds (range) | tokens/s | ours, times as fast (range) | computed / tokens | peak GiB |",
             "|---|---:|---:|---:|---:|---:|",
         ]
-    for side in one.answers:
-        if not (seconds := one.seconds(side)) or side == "accounts":
+    for side in measured.answers:
+        if not (seconds := measured.seconds(side)) or side == "accounts":
             continue
-        last, median = one.last(side), statistics.median(seconds)
+        last, median = measured.last(side), statistics.median(seconds)
         cells = [side, f"{median:.2f} ({min(seconds):.2f}-{max(seconds):.2f})"]
-        ratios = one.ratios(side)
+        ratios = measured.ratios(side)
         times = (
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})" if ratios and side != "ours" else ""
         )
-        if one.part == "rollout":
-            must = one.answers["ours"][-1]["must_prefill"] if "ours" in one.answers else 0
+        if measured.part == "rollout":
+            must = measured.answers["ours"][-1]["must_prefill"] if "ours" in measured.answers else 0
             sampled = last["sampled"]
             decoded = last.get("decoded_tokens", sampled)
             cells += [
-                f"{_attempts(one) / median:.2f}",
+                f"{_attempts(measured) / median:.2f}",
                 times,
                 f"{last['prefilled_tokens'] / must:.2f}" if must else "",
                 f"{1 - last['prefilled_tokens'] / last['prefill_slots']:.0%}",
@@ -249,16 +255,16 @@ def table(one: Measured) -> str:
                 f"{last['tokens'] / median:,.0f}",
                 times,
                 f"{last['slots'] / last['tokens']:.2f}",
-                f"{one.gib.get(side, 0):.2f}",
+                f"{measured.gib.get(side, 0):.2f}",
             ]
         out.append(f"| {' | '.join(cells)} |")
-    if "accounts" in one.answers:
-        out += _accounts(one.last("accounts"))
+    if "accounts" in measured.answers:
+        out += _accounts(measured.last("accounts"))
     return "\n".join(out)
 
 
-def _attempts(one: Measured) -> int:
-    return next((a[-1]["attempts"] for a in one.answers.values() if "attempts" in a[-1]), 0)
+def _attempts(measured: Measured) -> int:
+    return next((a[-1]["attempts"] for a in measured.answers.values() if "attempts" in a[-1]), 0)
 
 
 def _accounts(last: Mapping[str, Any]) -> list[str]:
@@ -289,10 +295,10 @@ def _read(path: pathlib.Path | None) -> dict[tuple[str, str], Measured]:
     return {(row.size, row.part): row for row in rows}
 
 
-def _append(path: pathlib.Path | None, one: Measured) -> None:
+def _append(path: pathlib.Path | None, measured: Measured) -> None:
     if path is not None:
         with path.open("a") as file:
-            file.write(json.dumps(dataclasses.asdict(one)) + "\n")
+            file.write(json.dumps(dataclasses.asdict(measured)) + "\n")
 
 
 if __name__ == "__main__":

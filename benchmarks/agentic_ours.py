@@ -85,9 +85,9 @@ class Scripted(Agent):
         self._words = single_words(tokenizer)
         self._attempts: dict[tuple[str, int], Trajectory] = {}
         groups: dict[int, int] = {}
-        for each in work:
-            sample = groups[each.group] = groups.get(each.group, -1) + 1
-            self._attempts[str(each.group), sample] = each
+        for trajectory in work:
+            sample = groups[trajectory.group] = groups.get(trajectory.group, -1) + 1
+            self._attempts[str(trajectory.group), sample] = trajectory
         self.samples = 1 + max(groups.values())
         self.examples = [Example(id=str(group), question="", answers=()) for group in groups]
 
@@ -151,7 +151,7 @@ class Rollout:
         self.tool = Sleeping(self.agent)
 
     def run(self) -> dict[str, Any]:
-        """Does it once; what the engine counted."""
+        """One rollout; the engine's counts."""
         engine, before = self.engine, self.engine.compilations
         engine.stats = type(engine.stats)()
         episodes = drive(
@@ -164,14 +164,14 @@ class Rollout:
         return {
             **dataclasses.asdict(engine.stats),
             "must_prefill": must_prefill(self.work),
-            "sampled": sum(each.sampled for each in self.work),
+            "sampled": sum(trajectory.sampled for trajectory in self.work),
             "attempts": len(self.work),
             "compilations": engine.compilations - before,
         }
 
 
 class Accounts:
-    """Where the time of a rollout goes. Programs are waited for one by one, so such a rollout is not compared with anything."""
+    """Divides the time of a rollout among its parts. Each program is waited for, so the rollout is not compared with others."""
 
     def __init__(self, rollout: Rollout, limits: dict[str, Any]) -> None:
         self._rollout, self._limits = rollout, limits
@@ -187,9 +187,9 @@ class Accounts:
 
         def timed_step() -> Any:
             started = time.perf_counter()
-            found = step()
+            finished = step()
             self._steps.append((started, time.perf_counter()))
-            return found
+            return finished
 
         def counted_decode(streams: Any, *inputs: Any, **options: Any) -> Any:
             starts = [stream.cached for stream in streams]
@@ -221,7 +221,7 @@ class Accounts:
         return total
 
     def run(self) -> dict[str, Any]:
-        """One rollout; seconds by what they were spent on. They add up to `seconds`."""
+        """One rollout; seconds by its parts. They add up to `seconds`."""
         rollout = self._rollout
         self._clock.reset()
         self._steps.clear()
@@ -253,8 +253,8 @@ class Accounts:
             "host, in driver and agents": seconds - stepped - waited,
         }
         for name, kind in (("decode", "decode"), ("prefill", "extend")):
-            known = sum(value for key, value in lines.items() if key.startswith(f"{name}, "))
-            lines[f"{name}, above the limit otherwise"] = device[kind] - known
+            explained = sum(value for key, value in lines.items() if key.startswith(f"{name}, "))
+            lines[f"{name}, above the limit otherwise"] = device[kind] - explained
         host = lines["host, in the engine"] + lines["host, in driver and agents"]
         return {
             **counted,
@@ -270,12 +270,12 @@ class Accounts:
         }
 
 
-def outside(spans: Sequence[Span], others: Sequence[Span]) -> float:
-    """Seconds that lie in at least one of `spans` and in none of `others`."""
+def outside(spans: Sequence[Span], excluded: Sequence[Span]) -> float:
+    """Seconds that lie in at least one of `spans` and in none of `excluded`."""
     edges = sorted(
         (time, kind, change)
-        for kind, both in enumerate((spans, others))
-        for begin, end in both
+        for kind, group in enumerate((spans, excluded))
+        for begin, end in group
         for time, change in ((begin, 1), (end, -1))
     )
     total, since, open_ = 0.0, 0.0, [0, 0]
@@ -294,20 +294,23 @@ class Update:
     """One optimiser step on all attempts."""
 
     def __init__(self, model: Decoder, work: Sequence[Trajectory], *, checkpointing: bool, share: bool) -> None:
-        found = episodes(work, model.config.vocab_size)
+        attempts = episodes(work, model.config.vocab_size)
         self._sequences = []
-        for each in found:
+        for attempt in attempts:
             ledger, at = Ledger(), 0
-            while at < len(each.ids):
-                end = next((i for i in range(at, len(each.ids)) if each.sampled[i] != each.sampled[at]), len(each.ids))
-                ids = each.ids[at:end]
-                if each.sampled[at]:
+            while at < len(attempt.ids):
+                end = next(
+                    (i for i in range(at, len(attempt.ids)) if attempt.sampled[i] != attempt.sampled[at]),
+                    len(attempt.ids),
+                )
+                ids = attempt.ids[at:end]
+                if attempt.sampled[at]:
                     ledger.sample(ids, [-float(np.log(model.config.vocab_size))] * len(ids), 0)
                 else:
                     ledger.feed(ids)
                 at = end
             self._sequences.append(ledger.sequence())
-        self._advantages = [each.advantage for each in found]
+        self._advantages = [attempt.advantage for attempt in attempts]
         self._work, self._config = work, model.config
         self._layout = BatchLayout(make_mesh(), buckets_of(max(map(len, work))), 2048, model, share=share)
         optimizer = OptimizerConfig(lr=1e-5, weight_decay=0.0).build(1000)
@@ -323,7 +326,7 @@ class Update:
         count = int(batch.count)
         return {
             "update_s": time.perf_counter() - built,
-            "flops": Work(config=self._config).update_flops([len(each) for each in self._work]),
+            "flops": Work(config=self._config).update_flops([len(trajectory) for trajectory in self._work]),
             "tokens": sum(map(len, self._work)),
             "computed_tokens": index.tokens,
             "slots": count * self._layout.width * self._layout.shards,
@@ -341,7 +344,7 @@ def buckets_of(longest: int) -> tuple[int, ...]:
 
 
 def limits(config: DecoderConfig, rows: int) -> dict[str, Any]:
-    """What this machine can do: products by size, memory by size, and how long a call of nothing takes."""
+    """This machine's limits: rates of products and copies by size, and the time of an empty call."""
     work = Work(config=config, bytes_per_entry=4)
     small = {str(tokens): machine(tokens, config, 3).peak_flops for tokens in sorted({8, rows})}
     flops = {str(tokens): machine(tokens, config, 3).peak_flops for tokens in (512, 2048)}
@@ -351,13 +354,13 @@ def limits(config: DecoderConfig, rows: int) -> dict[str, Any]:
         flops[f"{side}x{side}"] = 2 * side**3 / float(np.median(timed(lambda x=x, f=product: f(x), 3)))
     size = max(2**20, 4 * work.matrices)
     rates = {str(count // 2**20): memory_rate(count, 3) for count in sorted({size, 2**26})}
-    nothing, one = jax.jit(lambda x: x + 1), jnp.float32(0)
+    nothing, scalar = jax.jit(lambda x: x + 1), jnp.float32(0)
     return {
         "flops_per_s": {**small, **flops},
         "bytes_per_s": rates,
         "matmul_flops_per_s": max(flops.values()),
         "memory_bytes_per_s": rates[str(size // 2**20)],
-        "dispatch_s": float(np.median(timed(lambda: nothing(one), 200, warm_up=10))),
+        "dispatch_s": float(np.median(timed(lambda: nothing(scalar), 200, warm_up=10))),
     }
 
 
@@ -378,9 +381,9 @@ def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
 def _prepare_accounts(arguments: argparse.Namespace) -> Prepared:
     split_cpu(DEVICES[arguments.size])
     rollout = Rollout(_policy(arguments.weights), asked_work(arguments))
-    found = limits(rollout.engine.config, rollout.engine.rows)
-    accounts = Accounts(rollout, found)
-    return lambda: {**accounts.run(), "limits": found}
+    machine_limits = limits(rollout.engine.config, rollout.engine.rows)
+    accounts = Accounts(rollout, machine_limits)
+    return lambda: {**accounts.run(), "limits": machine_limits}
 
 
 def _prepare_update(arguments: argparse.Namespace) -> Prepared:

@@ -22,23 +22,28 @@ class Update:
     them (prompts at their beginning, completions at their end), then its optimiser."""
 
     def __init__(self, directory: str, work: Sequence[Trajectory], micro: int, checkpointing: bool) -> None:
-        samples = len(work) // len({each.group for each in work})
+        samples = len(work) // len({trajectory.group for trajectory in work})
         self._work = work
         self._trainer = trainer(directory, samples, -(-len(work) // micro), micro, checkpointing)
         model = self._trainer.model
         model.train()
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        found = episodes(work, model.config.vocab_size)
-        self._batches = [self._padded(found, found[at : at + micro], model) for at in range(0, len(found), micro)]
+        attempts = episodes(work, model.config.vocab_size)
+        self._batches = [
+            self._padded(attempts, attempts[at : at + micro], model) for at in range(0, len(attempts), micro)
+        ]
         self._trainer.current_gradient_accumulation_steps = len(self._batches)
         self._trainer.create_optimizer()
 
-    def _padded(self, everything: Sequence[Tokens], some: Sequence[Tokens], model: Any) -> dict[str, Any]:
-        prompts = [torch.tensor(each.ids[: each.prompt]) for each in some]
-        completions = [torch.tensor(each.ids[each.prompt :]) for each in some]
-        sampled = [torch.tensor(each.sampled[each.prompt :], dtype=torch.long) for each in some]
-        longest = [max(each.prompt for each in everything), max(len(each.ids) - each.prompt for each in everything)]
+    def _padded(self, attempts: Sequence[Tokens], micro: Sequence[Tokens], model: Any) -> dict[str, Any]:
+        prompts = [torch.tensor(attempt.ids[: attempt.prompt]) for attempt in micro]
+        completions = [torch.tensor(attempt.ids[attempt.prompt :]) for attempt in micro]
+        sampled = [torch.tensor(attempt.sampled[attempt.prompt :], dtype=torch.long) for attempt in micro]
+        longest = [
+            max(attempt.prompt for attempt in attempts),
+            max(len(attempt.ids) - attempt.prompt for attempt in attempts),
+        ]
 
         def pad(rows: list[Any], side: str) -> Any:
             width = longest[side == "right"]
@@ -52,20 +57,20 @@ class Update:
             "completion_ids": pad(completions, "right"),
             "completion_mask": pad([torch.ones_like(row) for row in completions], "right"),
             "tool_mask": tool_mask,
-            "advantages": torch.tensor([each.advantage for each in some]),
+            "advantages": torch.tensor([attempt.advantage for attempt in micro]),
             "old_per_token_logps": -torch.full(tool_mask.shape, float(model.config.vocab_size)).log(),
-            "num_items_in_batch": torch.tensor(sum(sum(each.sampled) for each in everything)),
+            "num_items_in_batch": torch.tensor(sum(sum(attempt.sampled) for attempt in attempts)),
         }
 
     def run(self) -> dict[str, Any]:
         """One update; the tokens that were computed."""
-        made = self._trainer
+        trainer = self._trainer
         for batch in self._batches:
-            made._compute_loss(made.model, batch).backward()
-        torch.nn.utils.clip_grad_norm_(made.model.parameters(), 1.0)
-        made.optimizer.step()
-        made.optimizer.zero_grad()
-        made._metrics["train"].clear()
+            trainer._compute_loss(trainer.model, batch).backward()
+        torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+        trainer._metrics["train"].clear()
         slots = sum(batch["prompt_ids"].numel() + batch["completion_ids"].numel() for batch in self._batches)
         return {"slots": slots, "tokens": sum(map(len, self._work))}
 

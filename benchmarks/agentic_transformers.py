@@ -13,8 +13,11 @@ from benchmarks.agentic_work import Trajectory
 
 
 class Rollout:
-    """Search-R1's loop (llm_agent/generation.py): every turn, all attempts that go on are one padded batch, generated for from
-    their whole conversations; the tool answers all of them; the next turn begins when the last reply is there."""
+    """Search-R1's loop (llm_agent/generation.py).
+
+    In every turn, all unfinished attempts are one padded batch. Their next texts are generated from their whole conversations.
+    Then the tool answers all of them, and the next turn begins when the last reply has arrived.
+    """
 
     def __init__(self, model: Any, work: Sequence[Trajectory]) -> None:
         self.model = model.eval()
@@ -22,12 +25,12 @@ class Rollout:
 
     @torch.no_grad()
     def run(self) -> dict[str, Any]:
-        """Does it once; the tokens that were computed."""
+        """One rollout; the tokens that were computed."""
         vocabulary = self.model.config.vocab_size
-        texts = [torch.randint(3, vocabulary, (each.prompt,)) for each in self._work]
+        texts = [torch.randint(3, vocabulary, (trajectory.prompt,)) for trajectory in self._work]
         prefilled = slots = decode_slots = turn = 0
         tools = 0.0
-        while alive := [i for i, each in enumerate(self._work) if turn < len(each.steps)]:
+        while alive := [i for i, trajectory in enumerate(self._work) if turn < len(trajectory.steps)]:
             width, steps = max(len(texts[i]) for i in alive), [self._work[i].steps[turn] for i in alive]
             batch, mask = (torch.zeros(len(alive), width, dtype=torch.long) for _ in range(2))
             for row, i in enumerate(alive):
@@ -38,16 +41,16 @@ class Rollout:
             prefilled += int(mask.sum())
             slots, decode_slots = slots + batch.numel(), decode_slots + written.numel()
             for row, (i, step) in enumerate(zip(alive, steps)):
-                seen = torch.randint(3, vocabulary, (step.observed,))
-                texts[i] = torch.cat([texts[i], written[row, : step.sampled], seen])
+                observed = torch.randint(3, vocabulary, (step.observed,))
+                texts[i] = torch.cat([texts[i], written[row, : step.sampled], observed])
             waited = max(step.seconds for step in steps)
             time.sleep(waited)
             tools, turn = tools + waited, turn + 1
-        assert [len(text) for text in texts] == [len(each) for each in self._work]
+        assert [len(text) for text in texts] == [len(trajectory) for trajectory in self._work]
         return {
             "prefilled_tokens": prefilled,
             "prefill_slots": slots,
             "decode_slots": decode_slots,
-            "sampled": sum(each.sampled for each in self._work),
+            "sampled": sum(trajectory.sampled for trajectory in self._work),
             "tools_s": tools,
         }

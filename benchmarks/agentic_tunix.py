@@ -76,19 +76,19 @@ class FixedLengths(tunix_sampler.Sampler):
 
 def load(directory: str) -> Any:
     """The weights in tunix's Llama."""
-    found = AutoConfig.from_pretrained(directory)
-    rope = getattr(found, "rope_parameters", None) or {}
+    hf_config = AutoConfig.from_pretrained(directory)
+    rope = getattr(hf_config, "rope_parameters", None) or {}
     config = llama.ModelConfig(
-        num_layers=found.num_hidden_layers,
-        vocab_size=found.vocab_size,
-        embed_dim=found.hidden_size,
-        hidden_dim=found.intermediate_size,
-        num_heads=found.num_attention_heads,
-        head_dim=found.head_dim,
-        num_kv_heads=found.num_key_value_heads,
-        rope_theta=int(rope.get("rope_theta") or found.rope_theta),
-        norm_eps=found.rms_norm_eps,
-        weight_tying=found.tie_word_embeddings,
+        num_layers=hf_config.num_hidden_layers,
+        vocab_size=hf_config.vocab_size,
+        embed_dim=hf_config.hidden_size,
+        hidden_dim=hf_config.intermediate_size,
+        num_heads=hf_config.num_attention_heads,
+        head_dim=hf_config.head_dim,
+        num_kv_heads=hf_config.num_key_value_heads,
+        rope_theta=int(rope.get("rope_theta") or hf_config.rope_theta),
+        norm_eps=hf_config.rms_norm_eps,
+        weight_tying=hf_config.tie_word_embeddings,
     )
     return llama_params.create_model_from_safe_tensors(directory, config, model_mesh(), jnp.float32)
 
@@ -99,7 +99,7 @@ def model_mesh() -> jax.sharding.Mesh:
 
 
 class Agent(base_agent.ConversationAgentBase):
-    """Repeats what the sampler wrote; the environment decides when it is over."""
+    """Repeats the sampler's text; the environment decides when the episode is over."""
 
     def update_from_model(self, response: str, **_: Any) -> Any:
         self._trajectory.steps.append(agent_types.Step(model_response=response))
@@ -125,9 +125,9 @@ class Environment(base_environment.BaseTaskEnv):
         step = self.attempt.steps[self.turn]
         self.turn += 1
         time.sleep(step.seconds)
-        done = self.turn == len(self.attempt.steps)
+        is_last = self.turn == len(self.attempt.steps)
         return base_environment.EnvStepResult(
-            observation=None if done else _words(step.observed), reward=0.0, done=done, info={}
+            observation=None if is_last else _words(step.observed), reward=0.0, done=is_last, info={}
         )
 
 
@@ -140,7 +140,7 @@ class Rollout:
 
     def __init__(self, directory: str, work: Sequence[Trajectory]) -> None:
         self._work = work
-        longest, turn = max(map(len, work)), max(step.sampled for each in work for step in each.steps)
+        longest, turn = max(map(len, work)), max(step.sampled for trajectory in work for step in trajectory.steps)
         room = tunix_sampler.utils.next_power_of_2(longest) + -(-turn // TURN) * TURN
         model = load(directory)
         config = model.config
@@ -160,7 +160,7 @@ class Rollout:
     def _model_call(self, messages: list[dict[str, str]], environment: Environment, **_: Any) -> Any:
         step = environment.attempt.steps[environment.turn]
         text = " ".join(message["content"] for message in messages)
-        found = self._sampler(
+        output = self._sampler(
             [text],
             max_generation_steps=step.sampled,
             max_prompt_length=PROMPT,
@@ -171,10 +171,10 @@ class Rollout:
             eos_tokens=[-1],
             return_logprobs=True,
         )
-        sampled = np.asarray(found.tokens[0])[: step.sampled]
+        sampled = np.asarray(output.tokens[0])[: step.sampled]
         with self._lock:
             self._counts["prefilled_tokens"] += len(text.split())
-            self._counts["prefill_slots"] += found.padded_prompt_tokens.size
+            self._counts["prefill_slots"] += output.padded_prompt_tokens.size
             self._counts["decode_slots"] += step.sampled
             self._counts["sampled"] += len(sampled)
         environment.task["policy_version"] = 0
@@ -184,11 +184,11 @@ class Rollout:
         )
 
     def run(self) -> dict[str, Any]:
-        """Does it once; the tokens that were computed."""
+        """One rollout; the tokens that were computed."""
         self._counts = dict.fromkeys(self._counts, 0)
         asyncio.run(self._all())
-        assert self._counts["sampled"] == sum(each.sampled for each in self._work)
-        return {**self._counts, "tools_s": sum(step.seconds for each in self._work for step in each.steps)}
+        assert self._counts["sampled"] == sum(trajectory.sampled for trajectory in self._work)
+        return {**self._counts, "tools_s": sum(step.seconds for trajectory in self._work for step in trajectory.steps)}
 
     async def _all(self) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=CONCURRENCY + 1))
@@ -199,10 +199,10 @@ class Rollout:
         )
 
         def pairs() -> Iterator[tuple[Any, Any]]:
-            for i, each in enumerate(self._work):
-                yield Agent(""), Environment(each, group_id=each.group, pair_index=i)
+            for i, trajectory in enumerate(self._work):
+                yield Agent(""), Environment(trajectory, group_id=trajectory.group, pair_index=i)
 
-        samples = len(self._work) // len({each.group for each in self._work})
+        samples = len(self._work) // len({trajectory.group for trajectory in self._work})
         producing = asyncio.create_task(
             orchestrator.run_producers_from_stream(
                 pairs(),
@@ -212,10 +212,10 @@ class Rollout:
             )
         )
         await asyncio.sleep(0)
-        got = 0
+        received = 0
         async for batch in orchestrator.yield_batches(samples):
-            got += len(batch)
-            if got == len(self._work):
+            received += len(batch)
+            if received == len(self._work):
                 break
         await producing
 
@@ -229,10 +229,13 @@ class Update:
         if checkpointing:
             for layer in model.layers:
                 layer.config = _with_remat(layer.config)
-        found = episodes(work, model.config.vocab_size)
-        prompt, completion = max(e.prompt for e in found), max(len(e.ids) - e.prompt for e in found)
-        self._slots = len(found) * (prompt + completion)
-        rows = [self._row(each, prompt, completion, model.config.vocab_size) for each in found]
+        attempts = episodes(work, model.config.vocab_size)
+        prompt, completion = (
+            max(attempt.prompt for attempt in attempts),
+            max(len(attempt.ids) - attempt.prompt for attempt in attempts),
+        )
+        self._slots = len(attempts) * (prompt + completion)
+        rows = [self._row(attempt, prompt, completion, model.config.vocab_size) for attempt in attempts]
         self._batches = [
             common.TrainExample(
                 **{key: jnp.asarray(np.stack([row[key] for row in rows[at : at + micro]])) for key in rows[0]},
@@ -271,16 +274,16 @@ class Update:
             nnx.update(self._optimizer, jax.lax.with_sharding_constraint(state, nnx.get_partition_spec(state)))
 
     @staticmethod
-    def _row(each: Any, prompt: int, completion: int, vocabulary: int) -> dict[str, Any]:
-        ids = np.asarray(each.ids, np.int32)
-        after, mask = ids[each.prompt :], np.asarray(each.sampled[each.prompt :], np.int32)
+    def _row(attempt: Any, prompt: int, completion: int, vocabulary: int) -> dict[str, Any]:
+        ids = np.asarray(attempt.ids, np.int32)
+        after, mask = ids[attempt.prompt :], np.asarray(attempt.sampled[attempt.prompt :], np.int32)
         right = (0, completion - len(after))
         return {
-            "prompt_ids": np.pad(ids[: each.prompt], (prompt - each.prompt, 0)),
-            "prompt_mask": np.pad(np.ones(each.prompt, np.int32), (prompt - each.prompt, 0)),
+            "prompt_ids": np.pad(ids[: attempt.prompt], (prompt - attempt.prompt, 0)),
+            "prompt_mask": np.pad(np.ones(attempt.prompt, np.int32), (prompt - attempt.prompt, 0)),
             "completion_ids": np.pad(after, right),
             "completion_mask": np.pad(mask, right),
-            "advantages": np.float32(each.advantage),
+            "advantages": np.float32(attempt.advantage),
             "old_per_token_logps": np.full(completion, -np.log(vocabulary), np.float32),
         }
 

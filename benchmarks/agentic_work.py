@@ -73,15 +73,15 @@ def trajectories(groups: int, samples: int, seed: int = 0, longest: int = 0) -> 
       longest: rollouts of more tokens are not drawn; 0: all are. For a model that is too large for long ones here.
     """
     record, rng = json.loads(RECORD.read_text()), random.Random(seed)
-    drawn = [row for row in record["rollouts"] if not longest or sum(row[:1] + row[1] + row[2]) <= longest]
-    drawn = rng.sample(drawn, groups * samples)
-    found = []
-    for at, (_, sampled, observed) in enumerate(drawn):
+    rows = [row for row in record["rollouts"] if not longest or sum(row[:1] + row[1] + row[2]) <= longest]
+    rows = rng.sample(rows, groups * samples)
+    result = []
+    for index, (_, sampled, observed) in enumerate(rows):
         seconds = [rng.choice(record["latencies"]) for _ in observed]
         steps = [Step(sampled=a, observed=b, seconds=c) for a, b, c in zip(sampled, [*observed, 0], [*seconds, 0.0])]
-        prompt = drawn[at - at % samples][0]
-        found.append(Trajectory(group=at // samples, prompt=prompt, steps=tuple(steps)))
-    return found
+        prompt = rows[index - index % samples][0]
+        result.append(Trajectory(group=index // samples, prompt=prompt, steps=tuple(steps)))
+    return result
 
 
 def asked_work(arguments: argparse.Namespace) -> list[Trajectory]:
@@ -94,21 +94,21 @@ def must_prefill(work: Sequence[Trajectory]) -> int:
 
     The last token of a prompt is not among them: the first step of decoding reads it.
     """
-    prompts = {each.group: each.prompt - 1 for each in work}
-    return sum(prompts.values()) + sum(each.fed for each in work)
+    prompts = {trajectory.group: trajectory.prompt - 1 for trajectory in work}
+    return sum(prompts.values()) + sum(trajectory.fed for trajectory in work)
 
 
 def episodes(work: Sequence[Trajectory], vocabulary: int, seed: int = 0) -> list[Tokens]:
-    """Random tokens for every attempt. Attempts of a group begin alike."""
-    rng, prompts, found = random.Random(seed), {}, []
-    for each in work:
-        ids = [rng.randrange(3, vocabulary) for _ in range(len(each))]
-        ids[: each.prompt] = prompts.setdefault(each.group, ids[: each.prompt])
-        mask = [False] * each.prompt
-        for step in each.steps:
+    """Random tokens for every attempt. Attempts of a group have the same prompt."""
+    rng, prompts, result = random.Random(seed), {}, []
+    for trajectory in work:
+        ids = [rng.randrange(3, vocabulary) for _ in range(len(trajectory))]
+        ids[: trajectory.prompt] = prompts.setdefault(trajectory.group, ids[: trajectory.prompt])
+        mask = [False] * trajectory.prompt
+        for step in trajectory.steps:
             mask += [True] * step.sampled + [False] * step.observed
-        found.append(Tokens(ids=ids, sampled=mask, prompt=each.prompt, advantage=rng.gauss(0, 1)))
-    return found
+        result.append(Tokens(ids=ids, sampled=mask, prompt=trajectory.prompt, advantage=rng.gauss(0, 1)))
+    return result
 
 
 # --- recording -------------------------------------------------------------------------------------------------------------
@@ -118,11 +118,11 @@ def pieces(row: dict[str, Any]) -> list[tuple[str, bool]]:
     """The texts of a released rollout in order, prompt first, and whether the policy wrote them."""
     from routerl_jax.recipes.r1_searcher import BASE_PROMPT, PROMPT_SUFFIX
 
-    found, at = [(BASE_PROMPT.format(question=row["question"]) + PROMPT_SUFFIX, False)], 0
+    result, at = [(BASE_PROMPT.format(question=row["question"]) + PROMPT_SUFFIX, False)], 0
     for documents in _DOCUMENTS.finditer(row["trace"]):
-        found += [(row["trace"][at : documents.start()], True), (documents[0], False)]
+        result += [(row["trace"][at : documents.start()], True), (documents[0], False)]
         at = documents.end()
-    return [*found, (row["trace"][at:], True)]
+    return [*result, (row["trace"][at:], True)]
 
 
 def lengths(row: dict[str, Any], count: Any) -> tuple[int, list[int], list[int]]:

@@ -1,7 +1,7 @@
-"""One side of `benchmarks.agentic` in a process of its own, which waits between its turns. It may have another Python.
+"""One side of `benchmarks.agentic` in its own process, which waits between its turns. It may run another Python.
 
 A worker imports, prepares, and then does its work once for every line on its standard input. Its answers are lines that begin
-with a mark, because libraries print what they like.
+with a mark, because libraries print lines of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Prepared = Callable[[], Mapping[str, Any]]  # does the work once, and may return
 
 
 def serve(parts: Mapping[str, Callable[[argparse.Namespace], Prepared]]) -> None:
-    """The worker's main program. `parts` prepare what is wanted by name; their functions are called line by line.
+    """The worker's main program. Each of `parts` prepares one kind of work; its function is called once per input line.
 
     An answer has `seconds`, what the function returns, and `gib`: the most resident memory during the work beyond that of the
     imports.

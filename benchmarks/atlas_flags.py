@@ -21,10 +21,10 @@ def main() -> None:
     for split in ("train", "validation", "test"):
         source = open_dataset(f"atlas/{split}/visual")
         examples = [source[i] for i in range(len(source))]
-        found = flags.search([with_picture(SHOWN, example.images) for example in examples], 2)
+        results = flags.search([with_picture(SHOWN, example.images) for example in examples], 2)
         gold = [example.metadata["path"][0]["passage_id"] for example in examples]
         first, two = (
-            sum(right in [passage.id for passage in passages[:k]] for right, passages in zip(gold, found)) / len(gold)
+            sum(right in [passage.id for passage in passages[:k]] for right, passages in zip(gold, results)) / len(gold)
             for k in (1, 2)
         )
         print(f"| {split} | {len(examples)} | {100 * first:.1f} % | {100 * two:.1f} % |")

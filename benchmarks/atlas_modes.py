@@ -1,5 +1,5 @@
-"""What RouteRAG's modes find in Atlas: gold passages among the first k, for a sub-question and for a whole two-hop question;
-and, of runs, which mode each kind of sub-question was sent to.
+"""Measures what RouteRAG's modes find in Atlas: gold passages among the first k, for sub-questions and two-hop questions. For
+runs, it counts the modes to which each kind of sub-question was sent.
 
 python -m benchmarks.atlas_modes [--link_facts 1] [--k 2] [--k 3]
 python -m benchmarks.atlas_modes --runs runs/routerag_small runs/routerag_small-seed1 [--agent trained]
@@ -66,10 +66,10 @@ def sub_questions(tool: SearchTool, examples: Sequence[Example], k: int) -> tupl
     hops = [hop for example in examples for hop in example.metadata["path"]]
     which = [hop for hop in hops if hop["passage_id"].split("/")[1] == hop["value"]]
     what = [hop for hop in hops if hop["passage_id"].split("/")[1] != hop["value"]]
-    found = [
+    results = [
         _share(tool, [hop["query"] for hop in some], [{hop["passage_id"]} for hop in some], k) for some in (what, which)
     ]
-    return found[0], found[1]
+    return results[0], results[1]
 
 
 def two_hops(tool: SearchTool, examples: Sequence[Example], k: int) -> float:
@@ -80,8 +80,8 @@ def two_hops(tool: SearchTool, examples: Sequence[Example], k: int) -> float:
 
 
 def _share(tool: SearchTool, queries: Sequence[str], gold: Sequence[set[str]], k: int) -> float:
-    found = tool.search(queries, k)
-    return sum(ids <= {passage.id for passage in passages} for ids, passages in zip(gold, found)) / len(queries)
+    results = tool.search(queries, k)
+    return sum(ids <= {passage.id for passage in passages} for ids, passages in zip(gold, results)) / len(queries)
 
 
 def _with_link_facts(count: int) -> Mapping[str, KnowledgeConfig]:

@@ -1,4 +1,4 @@
-"""What the small policy that sees can see, and what it knows: flags, facts, figures, and the reading that it had before.
+"""Measures what the small vision-language policy sees and knows: flags, facts, figures, and its earlier reading skill.
 
 python -m benchmarks.atlas_sight [--policy atlas-sight] [--views 2]
 """
@@ -44,7 +44,7 @@ _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
 
 class Written(NamedTuple):
-    """Of a sequence's learnt tokens: the log-probability, and whether no other token is more likely."""
+    """For a sequence's learnt tokens: the log-probability, and whether no other token is more likely."""
 
     logprobs: Float[np.ndarray, " N"]
     first: Bool[np.ndarray, " N"]
@@ -88,8 +88,8 @@ def known_by(strength: known.Strength) -> list[str]:
 def named(reader: Reader, views: int) -> None:
     """Known flags: the name is written exactly, by how often they were shown."""
     for strength in _SHOWN:
-        found = reader.answers((whose(name, view), name) for name in known_by(strength) for view in range(views))
-        row(f"known flags named, shown {strength} times", [one.right for one in found])
+        results = reader.answers((whose(name, view), name) for name in known_by(strength) for view in range(views))
+        row(f"known flags named, shown {strength} times", [result.right for result in results])
 
 
 def recognised(reader: Reader, views: int) -> None:
@@ -103,26 +103,27 @@ def recognised(reader: Reader, views: int) -> None:
     never = [name for split in _SPLITS for name in known.unknown_countries(split) if name in known.countries()]
     unseen = np.array([best_name(reader, whose(name, view)) for name in never for view in range(views)])
     for strength, seen in (*best.items(), ("many or few", np.concatenate(list(best.values())))):
-        said = f"AUROC of the best name's probability, flags shown {strength} times against never"
-        print(f"| {said} | {auroc(seen, unseen):.3f} | {len(seen)} and {len(unseen)} |", flush=True)
+        label = f"AUROC of the best name's probability, flags shown {strength} times against never"
+        print(f"| {label} | {auroc(seen, unseen):.3f} | {len(seen)} and {len(unseen)} |", flush=True)
     for strength, values in (*best.items(), ("no", unseen)):
         low, middle, high = np.quantile(values, [0.1, 0.5, 0.9])
-        said = f"the best name's probability, flags shown {strength} times: 10th, 50th, 90th percentile"
-        print(f"| {said} | {low:.2f}, {middle:.2f}, {high:.2f} | {len(values)} |")
+        label = f"the best name's probability, flags shown {strength} times: 10th, 50th, 90th percentile"
+        print(f"| {label} | {low:.2f}, {middle:.2f}, {high:.2f} | {len(values)} |")
 
 
 def declined(reader: Reader, views: int) -> None:
     """Flags never shown: that they aren't known is written exactly."""
     for split in _SPLITS:
         names = [name for name in known.unknown_countries(split) if name in known.countries()]
-        found = reader.answers((whose(name, view), UNKNOWN) for name in names for view in range(views))
-        row(f"real flags never shown, not claimed to be known, {split}", [one.right for one in found])
+        results = reader.answers((whose(name, view), UNKNOWN) for name in names for view in range(views))
+        row(f"real flags never shown, not claimed to be known, {split}", [result.right for result in results])
 
 
 def best_name(reader: Reader, example: Example) -> float:
     """The largest probability of a known country's name."""
     return max(
-        float(np.exp(one.logprobs.sum())) for one in reader.answers((example, name) for name in known.known_countries())
+        float(np.exp(result.logprobs.sum()))
+        for result in reader.answers((example, name) for name in known.known_countries())
     )
 
 
@@ -132,16 +133,19 @@ def facts_by_name(reader: Reader) -> None:
     for strength, names in groups.items():
         for what, relations in (("taught", known.KNOWN_RELATIONS), ("other", known.OTHER_RELATIONS)):
             asked = [(name, key) for name in names for key in relations if key in known.facts(name)]
-            found = reader.answers(
+            results = reader.answers(
                 (Example(id="", question=fact_question(name, key), answers=()), known.facts(name)[key])
                 for name, key in asked
             )
-            row(f"facts from memory, {what} relations, countries shown {strength} times", [one.right for one in found])
+            row(
+                f"facts from memory, {what} relations, countries shown {strength} times",
+                [result.right for result in results],
+            )
 
 
 def drawn(reader: Reader, kind: str) -> None:
     """Items of a kind that are drawn as in training, from another seed."""
-    said = {
+    labels = {
         "about": "flag to name to a taught fact, flags shown many times",
         "describe": "made-up flags described, every word right",
         "figures": "two to four figures read",
@@ -151,20 +155,20 @@ def drawn(reader: Reader, kind: str) -> None:
         taught(kind, f"seen-{kind}-{i}", np.random.default_rng([_SEED, i]), names[i % len(names)])
         for i in range(_ITEMS)
     ]
-    row(said[kind], [one.right for one in reader.answers((item.example, item.answer) for item in items)])
+    row(labels[kind], [result.right for result in reader.answers((item.example, item.answer) for item in items)])
 
 
 def reading(name: str, reader: Reader) -> None:
-    """What the warm start could do: values read from invented passages, and the likelihood of its demonstrations."""
+    """The skills of the warm start: values read from invented passages, and the likelihood of its demonstrations."""
     source, right = ReadingDrills(seed=_SEED), []
     drills = [source[i] for i in range(_ITEMS)]
-    for drill, one in zip(drills, reader(demonstrated((), drill, reader.tokenizer) for drill in drills)):
+    for drill, result in zip(drills, reader(demonstrated((), drill, reader.tokenizer) for drill in drills)):
         lengths = [len(reader.tokenizer.encode(text)) for text, learnt in drill if learnt]
-        right += [bool(part.all()) for part in np.split(one.first, np.cumsum(lengths)[:-1])]
+        right += [bool(part.all()) for part in np.split(result.first, np.cumsum(lengths)[:-1])]
     row(f"values and passages of reading drills right, {name}", right)
     worked = open_demonstrations(_config(), _agent())[1]
-    found = reader(worked[i].sequence(_agent(), reader.model) for i in range(_ITEMS))
-    loss = -np.concatenate([one.logprobs for one in found]).mean()
+    results = reader(worked[i].sequence(_agent(), reader.model) for i in range(_ITEMS))
+    loss = -np.concatenate([result.logprobs for result in results]).mean()
     print(f"| nats a written token of its demonstrations, {name} | {loss:.3f} | {_ITEMS} |")
 
 
@@ -182,14 +186,14 @@ class Reader:
             if isinstance(built, VisionLanguageModel):
                 features = Features(values=built.features(images), index=index)
             logits = built.unembed(built.hidden(tokens, positions, features=features))[:, :-1]
-            given = tokens[:, 1:]
-            logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), given[..., None], axis=-1)[..., 0]
-            return logprobs, logits.argmax(-1) == given
+            targets = tokens[:, 1:]
+            logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+            return logprobs, logits.argmax(-1) == targets
 
         self._run = run
 
     def answers(self, asked: Iterable[tuple[Example, str]]) -> list[Written]:
-        """Of questions without an agent's prompt, each with an answer to it."""
+        """Scores answers to questions, without an agent's prompt."""
         agent = _agent()
         return self(
             Worked(example, [(f" {answer}\n", True)], bare=True).sequence(agent, self.model)
@@ -197,22 +201,22 @@ class Reader:
         )
 
     def __call__(self, sequences: Iterable[TokenSequence]) -> list[Written]:
-        held, found = list(sequences), []
-        length = next(size for size in _LENGTHS if size >= max(len(one) for one in held))
-        for start in range(0, len(held), _ROWS):
-            part = held[start : start + _ROWS]
+        waiting, results = list(sequences), []
+        length = next(size for size in _LENGTHS if size >= max(len(sequence) for sequence in waiting))
+        for start in range(0, len(waiting), _ROWS):
+            part = waiting[start : start + _ROWS]
             logprobs, first = jax.device_get(self._run(self._state, *self._arrays(part, length)))
-            for i, one in enumerate(part):
-                before = np.flatnonzero(one.loss_mask) - 1  # the token before says what comes
-                found.append(Written(logprobs=logprobs[i, before], first=first[i, before]))
-        return found
+            for i, sequence in enumerate(part):
+                before = np.flatnonzero(sequence.loss_mask) - 1  # the token before says what comes
+                results.append(Written(logprobs=logprobs[i, before], first=first[i, before]))
+        return results
 
     def _arrays(self, part: Sequence[TokenSequence], length: int) -> tuple[np.ndarray, np.ndarray, Any, np.ndarray]:
         tokens, index = np.zeros((_ROWS, length), np.int32), np.full((_ROWS, length), -1, np.int32)
         positions, pictures = np.zeros((3, _ROWS, length), np.int32), []
-        for i, one in enumerate(part):
-            tokens[i, : len(one)], positions[:, i, : len(one)] = one.tokens, one.positions
-            placed = [(begin, image) for begin, image in one.images if isinstance(image, ImagePatches)]
+        for i, sequence in enumerate(part):
+            tokens[i, : len(sequence)], positions[:, i, : len(sequence)] = sequence.tokens, sequence.positions
+            placed = [(begin, image) for begin, image in sequence.images if isinstance(image, ImagePatches)]
             for begin, image in placed:
                 index[i, begin : begin + image.tokens] = image.slots
             pictures.append([image for _, image in placed])
@@ -237,7 +241,7 @@ def _config() -> TrainConfig:
 
 def whose(country: str, view: int) -> Example:
     """A picture of a country's flag, not one that was taught, and the question whose it is."""
-    picture = flags.seen(flags.flag(country), f"seen/{country}/{view}", known.PIXELS)
+    picture = flags.photographed(flags.flag(country), f"seen/{country}/{view}", known.PIXELS)
     return Example(id="", question=known.WHOSE[1], answers=(), images=(picture,))
 
 

@@ -151,8 +151,8 @@ def ledger(episode: rj.Episode, tokenizer: Tokenizer) -> Any:
     write(axis, 4.3, height - 0.2, "in each box: text, token id, log-probability when sampled", fontsize=8)
     shown: list[int | None] = [i for i in range(len(sequence)) if i not in skipped]
     shown.insert(skipped.start, None)
-    for place, i in enumerate(shown):
-        left, low = 0.1 + place % per_row * 0.695, height - 0.95 - place // per_row * 0.56
+    for position, i in enumerate(shown):
+        left, low = 0.1 + position % per_row * 0.695, height - 0.95 - position // per_row * 0.56
         if i is None:
             write(axis, left + 0.33, low + 0.24, f"{len(skipped)} more", ha="center", fontsize=7)
             continue

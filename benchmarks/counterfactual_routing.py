@@ -2,9 +2,9 @@
 
     python -m benchmarks.counterfactual_routing --workdir=runs/credit [--seeds=0,1,2] [--kinds=episode,turn,..] [--steps=120]
 
-Every run is `launch.train` in a process of its own, in WORKDIR/KIND-SEED; one that is there already is gone on with, or left as
-it is when it has finished. Then WORKDIR/table.md and WORKDIR/curves.png compare all runs that have finished. What a policy
-generates is what the comparison is at: every token that the engine sampled, those of all ways of a fork among them.
+Every run is `launch.train` in its own process, in WORKDIR/KIND-SEED. A run that exists is resumed, unless it has finished.
+Then WORKDIR/table.md and WORKDIR/curves.png compare all finished runs at equal numbers of generated tokens: all tokens that the
+engine sampled, including those of every branch of a fork.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def generated(rows: Rows) -> np.ndarray:
 
 
 def figures(rows: Rows, budget: float) -> dict[str, float]:
-    """What the table shows of a run; nan where the goal was not reached.
+    """A run's entries of the table; nan where the goal was not reached.
 
     Args:
-      budget: tokens at which the runs are compared: what the thriftiest of them generated in all.
+      budget: tokens at which the runs are compared: the smallest total of all runs.
     """
     routing, tokens = smooth(rows, "rollout/routing_accuracy"), generated(rows)
     reached = np.flatnonzero(routing[WINDOW - 1 :] >= GOAL)

@@ -83,14 +83,14 @@ class Worded(VanillaRAG):
     task: str = READ
     order: str = "Documents:\n{documents}\n\nQuestion: {question}"
 
-    async def read(self, example: Example, llm: LLM, found: SearchResults) -> Episode:
+    async def read(self, example: Example, llm: LLM, results: SearchResults) -> Episode:
         question = self.question(example, llm)
 
         def asking(documents: str) -> ChatPrompt:
             text = self.order.replace("{question}", question).replace("{documents}", documents)
             return ChatPrompt(task=self.task, text=text, cue="Answer:")
 
-        request = self.fitted(example, llm, found.passages, asking, found.trouble, self.answer_tokens)
+        request = self.fitted(example, llm, results.passages, asking, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
 
@@ -206,7 +206,10 @@ def _rows(data: str, name: str) -> list[dict[str, Any]]:
 
 
 def _corpus(workdir: pathlib.Path, name: str, passages: Sequence[Any]) -> str:
-    rows = [one if isinstance(one, dict) else {"id": one.id, "title": one.title, "text": one.text} for one in passages]
+    rows = [
+        passage if isinstance(passage, dict) else {"id": passage.id, "title": passage.title, "text": passage.text}
+        for passage in passages
+    ]
     path = workdir / "corpora" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_lines(path, rows)
@@ -231,12 +234,12 @@ def measured(
     results: dict[str, Any] = {"settings": []}
     for setting in (Setting(group="base", name=BASE), *settings):
         name = _slug(f"{setting.group}-{setting.name}")
-        found, answers = _run(dataclasses.replace(base, **setting.changes), directory / name)
+        metrics, answers = _run(dataclasses.replace(base, **setting.changes), directory / name)
         base_rows = base_rows or answers
         differences = {}
         for metric in _HEADLINE:
             differences[metric] = compare_scores(_scores(answers, metric), _scores(base_rows, metric))
-        results["settings"].append({"group": setting.group, "name": setting.name, **found, "from_base": differences})
+        results["settings"].append({"group": setting.group, "name": setting.name, **metrics, "from_base": differences})
         if setting.group == "base":
             results |= rescored(answers)
             results["answered"] = _answered(answers)
@@ -248,19 +251,19 @@ def _run(config: ComparisonConfig, directory: pathlib.Path) -> tuple[dict[str, A
     """Numbers and answers of the only agent on the only benchmark."""
     (benchmark,) = compare(config, directory, progress=False)["benchmarks"].values()
     (row,) = benchmark["rows"].values()
-    kept = tuple(key for metric in _HEADLINE for key in (metric, f"{metric}_interval"))
-    kept += (
+    keys = tuple(key for metric in _HEADLINE for key in (metric, f"{metric}_interval"))
+    keys += (
         "n",
         "tokens_per_question",
         "answered_rate",
         "invalid_action_rate",
     )
-    kept += ("recall", "routing_accuracy")
+    keys += ("recall", "routing_accuracy")
     (episodes,) = sorted((directory / "episodes").glob("*/*.jsonl"))
     answers = [
         {"prediction": record["prediction"], "golds": record["golden_answers"]} for record in read_records(episodes)
     ]
-    return {key: row[key] for key in kept if key in row} | {"searches": row["searches_per_question"]}, answers
+    return {key: row[key] for key in keys if key in row} | {"searches": row["searches_per_question"]}, answers
 
 
 def _scores(answers: Sequence[Mapping[str, Any]], metric: str, normalizer: str = _NORMALIZER) -> np.ndarray:
@@ -304,10 +307,10 @@ def retrieval(workdir: pathlib.Path, data: str) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     for name, source in corpora.items():
         kb = open_knowledge_bases({"text": KnowledgeConfig(source=source, kind="bm25")}, progress=False)["text"]
-        found = kb.search([example.question for example in examples], 10)  # type: ignore[union-attr]
+        rankings = kb.search([example.question for example in examples], 10)  # type: ignore[union-attr]
         numbers[name] = {}
         for k in (1, 3, 5, 10):
-            shares = [_share(example, passages[:k]) for example, passages in zip(examples, found)]
+            shares = [_share(example, passages[:k]) for example, passages in zip(examples, rankings)]
             low, high = bootstrap_intervals(np.asarray(shares)[:, None])[:, 0].tolist()
             numbers[name][f"{k}"] = [float(np.mean(shares)), low, high]
     return {"n": len(examples), "recall": numbers}
@@ -387,7 +390,7 @@ def _remarks(part: Mapping[str, Any]) -> str:
         f"(over all: {100 * base['em']:.1f})."
     ]
     if len(part["parts"]) > 1:
-        lines.append("EM by hundreds of questions: " + ", ".join(f"{100 * one:.0f}" for one in part["parts"]) + ".")
+        lines.append("EM by hundreds of questions: " + ", ".join(f"{100 * score:.0f}" for score in part["parts"]) + ".")
     return "\n".join(lines)
 
 
@@ -402,10 +405,10 @@ def _metrics_table(part: Mapping[str, Any]) -> str:
 def _systems_table(part: Mapping[str, Any]) -> str:
     first, second = part["models"]
     lines = [f"| {first} less {second}, n={part['pairs']} | difference | p |", "|---|---:|---:|"]
-    for metric, found in part["systems"].items():
-        low, high = (100 * bound for bound in found["interval"])
-        difference = f"{100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-        lines.append(f"| `{metric}` | {difference} | {found['p']:.2g} |")
+    for metric, comparison in part["systems"].items():
+        low, high = (100 * bound for bound in comparison["interval"])
+        difference = f"{100 * comparison['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+        lines.append(f"| `{metric}` | {difference} | {comparison['p']:.2g} |")
     return f"Judge: {_of(*part['judge'])}\n\n" + "\n".join(lines)
 
 
@@ -468,37 +471,39 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, required=True, help="JSON file of the results")
     parser.add_argument("--workdir", type=pathlib.Path, help="directory of the comparisons; without it nothing is run")
     parser.add_argument("--data", default="", help="directory of real questions, corpora and released answers")
-    known = "atlas,hotpotqa,retrieval,released"
-    parser.add_argument("--only", default=known, help=f"parts to run, of {known}")
+    parts = "atlas,hotpotqa,retrieval,released"
+    parser.add_argument("--only", default=parts, help=f"parts to run, of {parts}")
     parser.add_argument("--atlas-questions", type=int, default=256)
     parser.add_argument("--questions", type=int, default=100, help="of HotpotQA, for SmolLM2")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file")
-    given = parser.parse_args()
-    only = given.only.split(",")
-    if unknown := set(only) - set(known.split(",")):
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {known}")
-    results: dict[str, Any] = json.loads(given.keep.read_text()) if given.keep.exists() else {}
+    arguments = parser.parse_args()
+    only = arguments.only.split(",")
+    if unknown := set(only) - set(parts.split(",")):
+        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {parts}")
+    results: dict[str, Any] = json.loads(arguments.keep.read_text()) if arguments.keep.exists() else {}
 
     def keeping(name: str) -> Callable[[dict[str, Any]], None]:
         def keep(part: dict[str, Any]) -> None:
             results[name] = _rounded(part)
-            write_atomic(given.keep, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+            write_atomic(arguments.keep, json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
         return keep
 
-    if given.workdir:
-        if "released" in only and given.data:
-            keeping("released")(released(given.data))
-        if "retrieval" in only and given.data:
-            keeping("retrieval")(retrieval(given.workdir, given.data))
+    if arguments.workdir:
+        if "released" in only and arguments.data:
+            keeping("released")(released(arguments.data))
+        if "retrieval" in only and arguments.data:
+            keeping("retrieval")(retrieval(arguments.workdir, arguments.data))
         if "atlas" in only:
-            measured(*atlas(given.workdir, given.atlas_questions), given.workdir / "atlas", keeping("atlas"))
-        if "hotpotqa" in only and given.data:
-            base, settings = hotpotqa(given.workdir, given.data, given.questions)
-            measured(base, settings, given.workdir / "hotpotqa", keeping("hotpotqa"))
+            measured(
+                *atlas(arguments.workdir, arguments.atlas_questions), arguments.workdir / "atlas", keeping("atlas")
+            )
+        if "hotpotqa" in only and arguments.data:
+            base, settings = hotpotqa(arguments.workdir, arguments.data, arguments.questions)
+            measured(base, settings, arguments.workdir / "hotpotqa", keeping("hotpotqa"))
     print(tables(results))
-    if given.picture:
-        picture(results, given.picture)
+    if arguments.picture:
+        picture(results, arguments.picture)
 
 
 def _rounded(value: Any) -> Any:

@@ -3,12 +3,12 @@
     python -m benchmarks.drafts --traces=DATA/r1searcher_traces/traces_dev.jsonl.gz    # in recorded rollouts
     python -m benchmarks.drafts [--rows=1 --rows=4 --rows=16] [--drafts=2 --drafts=4]    # seconds on this machine
 
-With traces: the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact, because a
-draft is kept where it is what was sampled. Then what that makes of decoding on a chip (parallel.chips), where a step takes the
-longer of two times: to read weights and cache once, and to multiply all its tokens.
+With traces: prints the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact,
+because a draft is accepted where it equals the sampled token. Then prints the gain of decoding on a chip (parallel.chips). A
+step takes the longer of two times there: to read weights and cache once, and to multiply all its tokens.
 
-Else: SmolLM2-135M-Instruct answers questions about passages of Atlas, greedily, with drafts and without in turn. Both write the
-same tokens.
+Without traces: SmolLM2-135M-Instruct answers questions about passages of Atlas greedily, with drafts and without in turn. Both
+write the same tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Lookup:
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # index of what followed the latest place of a few tokens
+        self._after: dict[tuple[int, ...], int] = {}  # index of the token after the latest occurrence of a few tokens
 
     def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -62,9 +62,9 @@ class Lookup:
 
     def draft(self, count: int) -> list[int]:
         for longest in range(LONGEST, 0, -1):
-            place = self._after.get(tuple(self.tokens[-longest:])) if longest <= len(self.tokens) else None
-            if place is not None:
-                return self.tokens[place : place + count]
+            index = self._after.get(tuple(self.tokens[-longest:])) if longest <= len(self.tokens) else None
+            if index is not None:
+                return self.tokens[index : index + count]
         return []
 
 
@@ -74,18 +74,18 @@ def steps_of(parts: Sequence[tuple[list[int], bool]], drafts: int) -> tuple[int,
     Args:
       parts: its tokens in order, and whether they were sampled.
     """
-    found, sampled, steps = Lookup(), 0, 0
+    lookup, sampled, steps = Lookup(), 0, 0
     for tokens, policy in parts:
         if not policy:
-            found.add(tokens)
+            lookup.add(tokens)
             continue
         at = 0
         while at < len(tokens):
-            draft = found.draft(drafts)
+            draft = lookup.draft(drafts)
             right = 0
             while right < min(len(draft), len(tokens) - at - 1) and draft[right] == tokens[at + right]:
                 right += 1
-            found.add(tokens[at : at + right + 1])
+            lookup.add(tokens[at : at + right + 1])
             at, steps = at + right + 1, steps + 1
         sampled += len(tokens)
     return sampled, steps
@@ -120,7 +120,7 @@ def measured(rows: Sequence[int], drafts: Sequence[int], repeats: int, tokens: i
     """Seconds of greedy answers about passages with drafts and without, in turn."""
     model = load_pretrained(MODEL)
     assert model.tokenizer is not None
-    found = []
+    results = []
     for count in rows:
         prompts = [model.tokenizer.chat([{"role": "user", "content": text}]) for text in _questions(count)]
         engines = {number: Engine(model, rows=count, max_length=1024, drafts=number) for number in (0, *drafts)}
@@ -137,7 +137,7 @@ def measured(rows: Sequence[int], drafts: Sequence[int], repeats: int, tokens: i
             stats = engines[number].stats
             ratios = sorted(plain / drafted for plain, drafted in zip(seconds[0], seconds[number]))
             same = sum(a == b for a, b in zip(written[0], written[number]))
-            found.append(
+            results.append(
                 {
                     "rows": count,
                     "drafts": number,
@@ -150,7 +150,7 @@ def measured(rows: Sequence[int], drafts: Sequence[int], repeats: int, tokens: i
                     "same": same / count,
                 }
             )
-    return found
+    return results
 
 
 def _questions(count: int) -> list[str]:
@@ -159,7 +159,7 @@ def _questions(count: int) -> list[str]:
     groups = [passages[5 * i : 5 * i + 5] for i in range(count)]
     return [
         "Documents:\n\n"
-        + "\n\n".join(f"{one.title}\n{one.text}" for one in group)
+        + "\n\n".join(f"{passage.title}\n{passage.text}" for passage in group)
         + f"\n\nWhat do the documents say about {group[2].title}? Answer in a few sentences."
         for group in groups
     ]
@@ -180,7 +180,7 @@ def main() -> None:
         print("|---:|---:|" + "---:|" * len(CHIP_NAMES) * len(CHIP_ROWS))
         for drafts, rate in tokens.items():
             gains = (gain(chip, rows, drafts, rate) for chip in CHIP_NAMES for rows in CHIP_ROWS)
-            print(f"| {drafts} | {rate:.2f} |" + "".join(f" {one:.2f} |" for one in gains))
+            print(f"| {drafts} | {rate:.2f} |" + "".join(f" {factor:.2f} |" for factor in gains))
         return
     print("| rows | drafts | tokens per step | seconds without | with | times as fast (range) | same answers |")
     print("|---:|---:|---:|---:|---:|---:|---:|")

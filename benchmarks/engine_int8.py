@@ -1,4 +1,4 @@
-"""What int8 weights and an int8 cache do to the engine: the gap to the learner, bytes, and seconds on this machine.
+"""Effects of int8 weights and an int8 cache on the engine: the gap to the learner, bytes, and seconds on this machine.
 
     python -m benchmarks.engine_int8 [--model=atlas-warm-start] [--dtype=float32] [--questions=16] [--samples=4] [--json=FILE]
     python -m benchmarks.engine_int8 --model=SmolLM2-135M-Instruct [--rows=8] [--tokens=32]    # random weights of this shape
@@ -171,12 +171,12 @@ def main() -> None:
         "| weights | cache | mean gap | p99 | max | KL | capped | importance | weights MB | cache MB | beside MB | tokens/s |"
     )
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
-    found = []
+    results = []
     for weights, cache in KINDS:
-        found.append(measured(model, rows, length, weights, cache, rollout))
-        print(line(found[-1]), flush=True)
+        results.append(measured(model, rows, length, weights, cache, rollout))
+        print(line(results[-1]), flush=True)
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -44,17 +44,17 @@ def main() -> None:
         ("float32", "bfloat16"),
         ((1, 3, None, False, 128), (64, 20, None, False, 128), (64, 4, 300, True, 64), (1, 300, 50, True, 16)),
     ):
-        given = call(steps, entries, width=width, dtype=dtype, int8=int8)
-        error = relative_error(given, window)
+        inputs = call(steps, entries, width=width, dtype=dtype, int8=int8)
+        error = relative_error(inputs, window)
         report("error", dtype=dtype, steps=steps, entries=entries, window=window, int8=int8, width=width, error=error)
     decoding = {rows: call(1, rows, filled=FILLED) for rows in (8, 64)}
     chunks = {count: call(64, count, filled=FILLED) for count in (8, 256)}
-    for keys, (rows, given) in itertools.product((32, 64, 128), decoding.items()):
-        report("decode", rows=rows, keys=keys, microseconds=1e6 * seconds(given, (16, keys)))
-    for rows, given in decoding.items():
-        report("decode, plain XLA", rows=rows, microseconds=1e6 * plain_seconds(given))
-    for queries, keys, (count, given) in itertools.product((64, 128), (32, 64, 128), chunks.items()):
-        took = seconds(given, (queries, keys))
+    for keys, (rows, inputs) in itertools.product((32, 64, 128), decoding.items()):
+        report("decode", rows=rows, keys=keys, microseconds=1e6 * seconds(inputs, (16, keys)))
+    for rows, inputs in decoding.items():
+        report("decode, plain XLA", rows=rows, microseconds=1e6 * plain_seconds(inputs))
+    for queries, keys, (count, inputs) in itertools.product((64, 128), (32, 64, 128), chunks.items()):
+        took = seconds(inputs, (queries, keys))
         report("prefill", chunks=count, queries=queries, keys=keys, microseconds=1e6 * took)
 
 
@@ -75,31 +75,31 @@ def call(
     counts = np.sort(rng.integers(1, steps + 1, entries))[::-1]
     if filled is not None:
         starts, counts = np.full(entries, filled - steps), np.full(entries, steps)
-    places = [jnp.asarray(x, jnp.int32) for x in (rows, starts, counts)]
-    return q, tuple(map(quantize_tokens, layer)) if int8 else layer, *places
+    row_arrays = [jnp.asarray(x, jnp.int32) for x in (rows, starts, counts)]
+    return q, tuple(map(quantize_tokens, layer)) if int8 else layer, *row_arrays
 
 
-def relative_error(given: tuple[Any, ...], window: int | None) -> float:
+def relative_error(inputs: tuple[Any, ...], window: int | None) -> float:
     """Norm of the difference to plain XLA in float32, over the norm of that."""
-    q, layer, rows, starts, counts = given
+    q, layer, rows, starts, counts = inputs
     exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, (q, layer))
     with jax.default_matmul_precision("highest"):
-        got = jax.jit(lambda *x: fused_attention(*x, window=window))(*given)
+        got = jax.jit(lambda *x: fused_attention(*x, window=window))(*inputs)
         wanted = jax.jit(lambda *x: chunked_attention(*x, window=window))(*exact, rows, starts, counts)
     used = np.arange(q.shape[1]) < np.asarray(counts)[:, None]
     difference = (np.asarray(got, np.float32) - np.asarray(wanted))[used]
     return float(np.linalg.norm(difference) / np.linalg.norm(np.asarray(wanted)[used]))
 
 
-def seconds(given: tuple[Any, ...], blocks: tuple[int, int]) -> float:
-    """Of one call, with blocks of some number of queries and keys."""
-    q, *rest = given
+def seconds(inputs: tuple[Any, ...], blocks: tuple[int, int]) -> float:
+    """Seconds of one call with these blocks of queries and keys."""
+    q, *rest = inputs
     return _timed(lambda q: fused_attention(q, *rest, window=None, blocks=blocks), q)
 
 
-def plain_seconds(given: tuple[Any, ...]) -> float:
-    """Of the same attention in plain XLA, over the rows' keys and values in the layout of a decode call."""
-    q, layer, rows, *_ = given
+def plain_seconds(inputs: tuple[Any, ...]) -> float:
+    """Seconds of the same attention in plain XLA, over the rows' keys and values in the layout of a decode call."""
+    q, layer, rows, *_ = inputs
     keys, values = (leaf[rows, :FILLED].swapaxes(1, 2) for leaf in layer)
     seen = jnp.ones((q.shape[0], 1, FILLED), bool)
     return _timed(lambda q: blockwise_attention(q, [(keys, values, seen)]), q)

@@ -54,15 +54,15 @@ def _measure(datasets: Sequence[str], repeats: int) -> dict[str, Any]:
     result: dict[str, Any] = {"ratios": {"graph_vs_igraph": ranks["ratio"]}, "recall": {}, "page_rank": ranks}
     hipporag = os.environ.get("ROUTERL_HIPPORAG")
     for dataset in datasets:
-        found = retrieval(
+        measured = retrieval(
             data_directory(), cache_directory(), dataset, pathlib.Path(hipporag) if hipporag else None, repeats
         )
-        print(dataset, found, file=sys.stderr)
-        result["recall"][f"{dataset}, {found['passages']} passages"] = found.pop("recall")
-        result[dataset] = found
+        print(dataset, measured, file=sys.stderr)
+        result["recall"][f"{dataset}, {measured['passages']} passages"] = measured.pop("recall")
+        result[dataset] = measured
         for key in ("ratio", "ratio_given_vectors"):
-            if key in found:
-                result["ratios"][f"graph_{key.replace('ratio', 'vs_hipporag')}_{dataset}"] = found[key]
+            if key in measured:
+                result["ratios"][f"graph_{key.replace('ratio', 'vs_hipporag')}_{dataset}"] = measured[key]
     return result
 
 
@@ -91,8 +91,8 @@ def page_rank(nodes: int = 30_000, edges: int = 150_000, repeats: int = 5, asked
         ]
 
     ours_times, their_times = _in_turn(lambda: walk(reset), theirs, repeats)
-    found, expected = walk(reset)[:, :asked], np.asarray(theirs()).T
-    order = [np.argsort(-ranks, axis=0, kind="stable")[:TOP] for ranks in (found, expected)]
+    ours, expected = walk(reset)[:, :asked], np.asarray(theirs()).T
+    order = [np.argsort(-ranks, axis=0, kind="stable")[:TOP] for ranks in (ours, expected)]
     return {
         "nodes": nodes,
         "edges": edges,
@@ -102,7 +102,7 @@ def page_rank(nodes: int = 30_000, edges: int = 150_000, repeats: int = 5, asked
         "igraph_queries_per_second": asked / _median(their_times, 0),
         "ratio": _ratio(ours_times, their_times, 0, BATCH / asked),
         "ratio_of_cpu_seconds": _ratio(ours_times, their_times, 1, BATCH / asked),
-        "largest_difference": float(np.abs(found - expected).max()),
+        "largest_difference": float(np.abs(ours - expected).max()),
         "equal_top_10": float((order[0] == order[1]).all(0).mean()),
     }
 
@@ -132,8 +132,8 @@ def retrieval(
 ) -> dict[str, Any]:
     """Recall@5 of graph, dense and reference on the same triples and vectors, and queries per second end to end.
 
-    Both sides embed every query with the same encoder on the host, ours a batch, theirs one by one and for facts and passages
-    anew; `given_vectors`: both remember the vectors of queries that they have seen.
+    Both sides embed every query with the same encoder on the host: ours in batches, theirs one by one, and again for facts and
+    for passages. With `given_vectors`, both remember the vectors of earlier queries.
     """
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.graph.kb import GraphKB
@@ -149,7 +149,7 @@ def retrieval(
     released = kb.with_settings(phrase_weights="released").search(asked, 5)
     scores = encoder.embed(asked, prefix=kb.fact_prefix) @ store.embeddings.read(0, len(store)).T
     ids = [passage.id for passage in store.passages.read(0, len(store))]
-    dense = [[ids[place] for place in np.argsort(-row)[:5]] for row in scores]
+    dense = [[ids[index] for index in np.argsort(-row)[:5]] for row in scores]
     result: dict[str, Any] = {
         "questions": len(rows),
         "passages": len(store),
@@ -157,8 +157,8 @@ def retrieval(
         "facts": len(kb.graph.fact_ends),
         "edges": kb.graph.adjacency.nnz // 2,
         "recall": {
-            "graph": recall([[p.id for p in found] for found in graph], gold),
-            "graph_released_weights": recall([[p.id for p in found] for found in released], gold),
+            "graph": recall([[p.id for p in passages] for passages in graph], gold),
+            "graph_released_weights": recall([[p.id for p in passages] for passages in released], gold),
             "dense": recall(dense, gold),
         },
     }
@@ -169,7 +169,7 @@ def retrieval(
     with tempfile.TemporaryDirectory() as scratch:
         peer = HippoRag(hipporag, kb, pathlib.Path(scratch))
     theirs = [peer.retrieve(query, 5) for query in asked]
-    result["recall"]["hipporag"] = recall([[id for id, _ in found] for found in theirs], gold)
+    result["recall"]["hipporag"] = recall([[id for id, _ in passages] for passages in theirs], gold)
     result["same_edges"] = peer.edges() == result["edges"]
     result["weight_of_edges"] = [float(kb.graph.adjacency.sum() / 2), peer.weight()]
     same = [[id for id, _ in a] == [p.id for p in b] for a, b in zip(theirs, graph)]
@@ -177,15 +177,15 @@ def retrieval(
     result["equal_top_5"] = {"all": float(np.mean(same)), "without_ties": float(np.mean(np.asarray(same)[clear]))}
     result["queries_without_ties"] = int(clear.sum())
     scored = [(dict(t), graph[i]) for i, t in enumerate(theirs) if clear[i]]
-    differences = [abs(t[p.id] - p.score) for t, found in scored for p in found if p.id in t]
+    differences = [abs(t[p.id] - p.score) for t, passages in scored for p in passages if p.id in t]
     result["largest_difference_without_ties"] = max(differences, default=None)
     batch = (asked * BATCH)[:BATCH]
     few = batch[: BATCH // 8]
     remembering = GraphKB(store, encoder)
-    for key, search, anew in (("", kb.search, True), ("_given_vectors", remembering.search, False)):
+    for key, search, reembed in (("", kb.search, True), ("_given_vectors", remembering.search, False)):
         ours_times, their_times = _in_turn(
             lambda search=search: search(batch, 5),
-            lambda anew=anew: [peer.retrieve(query, 5, anew=anew) for query in few],
+            lambda reembed=reembed: [peer.retrieve(query, 5, reembed=reembed) for query in few],
             repeats,
         )
         result[f"queries_per_second{key}"] = BATCH / _median(ours_times, 0)
@@ -204,14 +204,14 @@ def _tied(kb: Any, queries: Sequence[str]) -> np.ndarray:
         rows, scores = zip(*facts)
         ends = kb.graph.fact_ends[list(rows)]
         weights = list(phrase_weights(ends, scores, kb.graph.passages_of, keep=2 * len(rows)).values())
-        place = kb.settings.link_phrases
-        tied.append(len(weights) > place and abs(weights[place] - weights[place - 1]) <= 1e-6 * weights[place - 1])
+        limit = kb.settings.link_phrases
+        tied.append(len(weights) > limit and abs(weights[limit] - weights[limit - 1]) <= 1e-6 * weights[limit - 1])
     return np.asarray(tied)
 
 
-def recall(found: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
+def recall(results: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]) -> float:
     """Mean share of the gold passages that are found."""
-    return float(np.mean([len(set(ids) & set(wanted)) / len(set(wanted)) for ids, wanted in zip(found, gold)]))
+    return float(np.mean([len(set(ids) & set(wanted)) / len(set(wanted)) for ids, wanted in zip(results, gold)]))
 
 
 def _in_turn(

@@ -24,8 +24,8 @@ def questions_and_passages(data: pathlib.Path, dataset: str) -> tuple[list[dict[
     rows = [row for _, row in read_rows(data / dataset / "questions_dev.jsonl.gz") if row.get("supporting")]
     corpus = list(read_corpus(data / dataset / "corpus.jsonl.gz"))
     if dataset == "musique":
-        given = PrecomputedTriples(data / dataset / "triples.jsonl.gz")
-        corpus = [passage for passage in corpus if given.of(passage)]
+        precomputed = PrecomputedTriples(data / dataset / "triples.jsonl.gz")
+        corpus = [passage for passage in corpus if precomputed.of(passage)]
         there = {passage.id for passage in corpus}
         rows = [row for row in rows if set(row["supporting"]) <= there]
     return rows, corpus

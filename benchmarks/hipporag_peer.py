@@ -76,12 +76,12 @@ class HippoRag:
         rag.prepare_retrieval_objects()
         self.rag = rag
 
-    def retrieve(self, query: str, k: int, *, anew: bool = True) -> list[tuple[str, float]]:
-        """(passage id, score) of the k best; `anew`: the query is embedded even if it was asked before."""
-        if anew:
+    def retrieve(self, query: str, k: int, *, reembed: bool = True) -> list[tuple[str, float]]:
+        """(passage id, score) of the k best; `reembed`: the query is embedded even if it was asked before."""
+        if reembed:
             self.rag.query_to_embedding = {"triple": {}, "passage": {}}
-        found = self.rag.retrieve([query], num_to_retrieve=k)[0]
-        return [(self.passages[text].id, float(score)) for text, score in zip(found.docs, found.doc_scores)]
+        solution = self.rag.retrieve([query], num_to_retrieve=k)[0]
+        return [(self.passages[text].id, float(score)) for text, score in zip(solution.docs, solution.doc_scores)]
 
     def edges(self) -> int:
         """Pairs of nodes that are joined."""
@@ -130,11 +130,11 @@ def _vectors(kb: GraphKB, part: str, texts: Sequence[str], encoder: Any) -> np.n
     directory = kb.store.directory / part
     lines = StoredPassages(directory, 2**30, "")
     matrix = StoredArray(directory / EMBEDDINGS, 2**30, "").read(0, len(lines))
-    known = {line.text.replace("\t", " "): row for line, row in zip(lines.read(0, len(lines)), matrix)}
-    missing = [text for text in dict.fromkeys(texts) if text not in known]
+    vectors = {line.text.replace("\t", " "): row for line, row in zip(lines.read(0, len(lines)), matrix)}
+    missing = [text for text in dict.fromkeys(texts) if text not in vectors]
     if missing:
-        known |= dict(zip(missing, encoder.embed(missing, prefix="")))
-    return np.stack([known[text] for text in texts])
+        vectors |= dict(zip(missing, encoder.embed(missing, prefix="")))
+    return np.stack([vectors[text] for text in texts])
 
 
 def _module(source: pathlib.Path) -> types.ModuleType:

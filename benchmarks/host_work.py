@@ -1,10 +1,10 @@
-"""What the host does for every turn at many rows: decode tokens to text, parse, search for nothing, encode, book.
+"""Measures the host's work for every turn at many rows: decode tokens, parse, call an empty search, encode, record.
 
     python -m benchmarks.host_work [--agents=1024] [--repeats=3] [--profile] [--json]
 
-The driver, the search agent with R1-Searcher's grammar and the engine run as in training, but no program does: every turn is a
-recorded text, and its tokens are there at once. So all the time is the host's. It is printed per turn, and beside an estimate
-of what the decode calls would take on an H100 (all weights and all live keys at the memory's bandwidth, a lower bound).
+The driver, the search agent with R1-Searcher's grammar and the engine run as in training, but no device program runs: every
+turn is a recorded text, whose tokens are available at once. So the host takes all the time. It is printed per turn, beside an
+estimate of the decode calls on an H100 (all weights and all live keys at the memory's bandwidth, a lower bound).
 
 Turns and documents are the words of a fixed text in the lengths of results/agentic_traces.json; the tokenizer is SmolLM2's.
 """
@@ -88,8 +88,8 @@ class Scripts:
                 thought = _text(rng, max(step.sampled - 20, 1))
                 query = f"{name} {sample} {number}"
                 last = number == len(each.steps) - 1
-                said = grammar.write_answer(thought, "monks") if last else grammar.write_search(thought, query, "wiki")
-                written.append(tokenizer.encode(said))
+                turn = grammar.write_answer(thought, "monks") if last else grammar.write_search(thought, query, "wiki")
+                written.append(tokenizer.encode(turn))
                 if not last:
                     each_text = max(step.observed // 5, 1)
                     self.passages[query] = [
@@ -108,7 +108,7 @@ def _text(rng: random.Random, words: int) -> str:
 
 
 class NoDevice:
-    """Takes the place of an engine's program calls: rows are fed at once, and turns are as scripted."""
+    """Replaces an engine's program calls: rows are fed at once, and turns are as scripted."""
 
     def __init__(self, engine: Engine, scripts: Scripts) -> None:
         self._engine, self._scripts = engine, scripts
@@ -129,7 +129,7 @@ class NoDevice:
     def decode(
         self, streams: Sequence[Stream], stops: Any, *, steps: int, seed: int, leave_at: int
     ) -> tuple[Placement[Stream], DecodeOutputs]:
-        """As DeviceCalls.decode. The arguments of the program are made all the same."""
+        """As DeviceCalls.decode. The arguments of the program are built, too."""
         made: dict[str, Any] = {}
 
         def program(**options: Any) -> Any:
@@ -168,7 +168,7 @@ class NoDevice:
         return layout, outputs
 
     def _rest(self, stream: Stream) -> list[int]:
-        """What the turn has still to write."""
+        """The tokens that the turn has still to write."""
         script = self._scripts.turns[stream.example_id, stream.identity[1]]
         return script[stream.turn][stream.turn_request.sampled :]
 
@@ -264,19 +264,20 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    found = measure(arguments.agents, arguments.repeats, arguments.profile)
+    result = measure(arguments.agents, arguments.repeats, arguments.profile)
     if arguments.json:
-        print(json.dumps(found))
+        print(json.dumps(result))
         return
-    low, high = found["range"]
-    shares = [found[key] for key in ("of_decode_on_h100", "driver_of_decode_on_h100")]
-    whole, driver = (", ".join(f"{share:.0%} ({size})" for size, share in one.items()) for one in shares)
+    low, high = result["range"]
+    shares = [result[key] for key in ("of_decode_on_h100", "driver_of_decode_on_h100")]
+    whole, driver = (", ".join(f"{share:.0%} ({size})" for size, share in by_size.items()) for by_size in shares)
     print(
         "| agents | turns | decode calls | host, s of CPU (range) | of it the tokenizer | ms a turn | ms a call | of decoding "
         "on an H100 | without the tokenizer |\n"
         "|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n"
-        f"| {found['agents']:,} | {found['turns']:,} | {found['calls']} | {found['seconds']:.2f} ({low:.2f}-{high:.2f}) | "
-        f"{found['tokenizer_seconds']:.2f} s | {found['ms_per_turn']:.2f} | {found['ms_per_call']:.0f} | {whole} | {driver} |"
+        f"| {result['agents']:,} | {result['turns']:,} | {result['calls']} | {result['seconds']:.2f} ({low:.2f}-{high:.2f}) | "
+        f"{result['tokenizer_seconds']:.2f} s | {result['ms_per_turn']:.2f} | {result['ms_per_call']:.0f} | {whole} | "
+        f"{driver} |"
     )
 
 

@@ -1,4 +1,4 @@
-r"""Reads a checkpoint of Qwen2.5-7B's shape onto 8 virtual CPU devices, and says what it took of memory and time.
+r"""Reads a checkpoint of Qwen2.5-7B's shape onto 8 virtual CPU devices, and prints the memory and the time that it took.
 
     python -m benchmarks.import_7b [--depth 28] [--layout fsdp] [--directory DIR] [--keep]
 
@@ -76,7 +76,7 @@ def probe(number: int, size: int) -> np.ndarray:
 
 
 def write(directory: pathlib.Path, depth: int) -> None:
-    """The checkpoint; files are not sparse, so that reading them is reading them."""
+    """Writes the checkpoint. Its files are not sparse, so that reading them reads the disk."""
     from routerl_jax.models.stored import TensorWriter
 
     (directory / "config.json").write_text(json.dumps(config(depth)))
@@ -89,7 +89,7 @@ def write(directory: pathlib.Path, depth: int) -> None:
             held = 0
         shards[-1][name] = (shape, BFLOAT16)
         held += size
-    places, number = {}, 0
+    weight_map, number = {}, 0
     for i, tensors in enumerate(shards):
         file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
         with TensorWriter(directory / file, tensors) as writer:
@@ -98,9 +98,9 @@ def write(directory: pathlib.Path, depth: int) -> None:
                 start = probe(number, tensor.size)
                 tensor.reshape(-1)[: start.size] = start
                 writer.write(tensor)
-                places[name] = file
+                weight_map[name] = file
                 number += 1
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 class Sampler(threading.Thread):
@@ -109,10 +109,10 @@ class Sampler(threading.Thread):
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.peaks = {"RssAnon": 0, "RssFile": 0}
-        self.done = threading.Event()
+        self.stopped = threading.Event()
 
     def run(self) -> None:
-        while not self.done.wait(0.02):
+        while not self.stopped.wait(0.02):
             for line in pathlib.Path("/proc/self/status").read_text().splitlines():
                 key, _, value = line.partition(":")
                 if key in self.peaks:
@@ -135,7 +135,7 @@ def import_here(directory: pathlib.Path, layout: str, depth: int) -> None:
     model = load_pretrained(str(directory), mesh, "bfloat16", layout=layout)
     leaves = jax.block_until_ready(jax.tree.leaves(nnx.state(model, nnx.Param)))
     seconds = time.perf_counter() - start
-    sampler.done.set()
+    sampler.stopped.set()
     blocks = {(id(leaf), str(shard.index)): shard.data.nbytes for leaf in leaves for shard in leaf.addressable_shards}
     print(
         json.dumps(
@@ -150,16 +150,16 @@ def import_here(directory: pathlib.Path, layout: str, depth: int) -> None:
     )
     numbers = {name: i for i, name in enumerate(shapes(depth))}
     last = f"model.layers.{depth - 1}.mlp.down_proj.weight"  # theirs [embed, mlp], ours [layers, mlp, embed]
-    for name, found in {
+    for name, values in {
         "model.embed_tokens.weight": first_block(model.embedding)[0, :64],
         "lm_head.weight": first_block(model.head)[:64, 0],
         last: first_block(model.blocks.down)[-1, :64, 0],
     }.items():
-        np.testing.assert_array_equal(found, probe(numbers[name], 64), err_msg=name)
+        np.testing.assert_array_equal(values, probe(numbers[name], 64), err_msg=name)
 
 
 def first_block(parameter: Any) -> np.ndarray:
-    """What the first device holds. (Indexing the whole array would put it together on every device.)"""
+    """The first device's block. (Indexing the whole array would gather it on every device.)"""
     return np.asarray(parameter[...].addressable_shards[0].data)
 
 
@@ -182,7 +182,7 @@ def main() -> None:
         if not (directory / "model.safetensors.index.json").is_file():
             write(directory, arguments.depth)
         options = ["--here", f"--directory={directory}", f"--layout={arguments.layout}", f"--depth={arguments.depth}"]
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "benchmarks.import_7b", *options],
             env=child_environment(),
             stdout=subprocess.PIPE,
@@ -192,7 +192,7 @@ def main() -> None:
     finally:
         if not arguments.keep:
             shutil.rmtree(directory)
-    report(json.loads(done.stdout), arguments.depth, arguments.layout)
+    report(json.loads(completed.stdout), arguments.depth, arguments.layout)
 
 
 def child_environment() -> dict[str, str]:
@@ -200,16 +200,16 @@ def child_environment() -> dict[str, str]:
     return {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES)}
 
 
-def report(found: dict[str, float], depth: int, layout: str) -> None:
+def report(measured: dict[str, float], depth: int, layout: str) -> None:
     """One row."""
-    gb = {key: value / 1e9 for key, value in found.items() if key != "seconds"}
+    gb = {key: value / 1e9 for key, value in measured.items() if key != "seconds"}
     largest = max(int(np.prod(shape)) for shape in shapes(depth).values()) * BFLOAT16.itemsize / 1e9
     print("| layers, layout | target | peak RSS | beyond target and start | largest tensor | RssAnon, RssFile | time |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     print(
         f"| {depth}, {layout} | {gb['target']:.2f} GB | {gb['peak']:.2f} GB "
         f"| {gb['peak'] - gb['before'] - gb['target']:.2f} GB | {largest:.2f} GB | {gb['RssAnon']:.2f}, {gb['RssFile']:.2f} GB "
-        f"| {found['seconds']:.0f} s, {found['target'] / 1e6 / found['seconds']:.0f} MB/s |"
+        f"| {measured['seconds']:.0f} s, {measured['target'] / 1e6 / measured['seconds']:.0f} MB/s |"
     )
 
 

@@ -56,7 +56,7 @@ def _measure(copies: int, repeats: int) -> dict[str, Any]:
         "torch_padded": _torch_padded(pages, queries),
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    found = {name: side() for name, side in sides.items()}  # warm
+    scores = {name: side() for name, side in sides.items()}  # warm
     for _ in range(repeats):
         for name, side in sides.items():
             start = time.perf_counter()
@@ -72,7 +72,7 @@ def _measure(copies: int, repeats: int) -> dict[str, Any]:
         "vectors": sum(map(len, pages)),
         "queries": QUERIES,
         "seconds": {name: statistics.median(times) for name, times in seconds.items()},
-        "largest_difference_from_torch": float(np.abs(found["routerl_jax"] - found["torch_loop"]).max()),
+        "largest_difference_from_torch": float(np.abs(scores["routerl_jax"] - scores["torch_loop"]).max()),
         "largest_difference_from_reference": _from_reference(real, directory / "maxsim_reference.json"),
     }
 

@@ -48,11 +48,13 @@ def main() -> None:
     parser.add_argument("--retrievers", default="bm25,dense_text", help="kinds of the knowledge base of texts")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        place = pathlib.Path(home)
-        corpus = listed(place / "pages.jsonl")
-        found = [of_retriever(corpus, place / name, name, arguments.text) for name in arguments.retrievers.split(",")]
-        result = {"retrievers": found, "pages": of_pages([row["image"] for _, row in read_rows(corpus)])}
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = pathlib.Path(scratch)
+        corpus = listed(directory / "pages.jsonl")
+        retrievers = [
+            of_retriever(corpus, directory / name, name, arguments.text) for name in arguments.retrievers.split(",")
+        ]
+        result = {"retrievers": retrievers, "pages": of_pages([row["image"] for _, row in read_rows(corpus)])}
     print(json.dumps(result) if arguments.json else _table(result))
 
 
@@ -76,7 +78,9 @@ def asked() -> list[dict[str, Any]]:
 
 def recalls(results: Sequence[Sequence[Passage]], gold: Iterable[Sequence[str]], k: int) -> float:
     """Mean share of the gold pages among the first k that were found."""
-    shares = [len({one.id for one in found[:k]} & set(ids)) / len(ids) for found, ids in zip(results, gold)]
+    shares = [
+        len({passage.id for passage in passages[:k]} & set(ids)) / len(ids) for passages, ids in zip(results, gold)
+    ]
     return float(np.mean(shares))
 
 
@@ -94,8 +98,8 @@ def of_retriever(corpus: pathlib.Path, directory: pathlib.Path, name: str, text:
         results += kb.search([row["question"]], 10)
         seconds.append(time.perf_counter() - started)
     gold = [row["supporting"] for row in questions]
-    known = {row["id"] for _, row in read_rows(corpus) if text != "layer" or row["text"].strip()}
-    can = [(found, ids) for found, ids in zip(results, gold) if set(ids) <= known]
+    with_text = {row["id"] for _, row in read_rows(corpus) if text != "layer" or row["text"].strip()}
+    answerable = [(passages, ids) for passages, ids in zip(results, gold) if set(ids) <= with_text]
     return {
         "retriever": name,
         "text": text,
@@ -105,8 +109,11 @@ def of_retriever(corpus: pathlib.Path, directory: pathlib.Path, name: str, text:
         "recall@1": recalls(results, gold, 1),
         "recall@10": recalls(results, gold, 10),
         "with_text": {
-            "questions": len(can),
-            **{f"recall@{k}": recalls([found for found, _ in can], [ids for _, ids in can], k) for k in (1, 10)},
+            "questions": len(answerable),
+            **{
+                f"recall@{k}": recalls([passages for passages, _ in answerable], [ids for _, ids in answerable], k)
+                for k in (1, 10)
+            },
         },
         "search_ms": 1000 * statistics.median(seconds),
     }
@@ -122,24 +129,28 @@ def of_pages(images: Sequence[str]) -> dict[str, Any]:
     processor = ImageProcessor(min_pixels=4 * SIDE**2, max_pixels=512 * SIDE**2, window=112)
     times: dict[str, list[float]] = {"crop_ms": [], "crop_to_patches_ms": [], "page_to_patches_ms": []}
     for image, size in list(zip(images, sizes))[:: max(len(images) // _CROPPED, 1)]:
-        high, wide = smart_resize(size[1], size[0], SIDE, processor.min_pixels, processor.max_pixels)
-        box = (wide / 3, high / 3, 2 * wide / 3, 2 * high / 3)
+        height, width = smart_resize(size[1], size[0], SIDE, processor.min_pixels, processor.max_pixels)
+        box = (width / 3, height / 3, 2 * width / 3, 2 * height / 3)
         marks = [time.perf_counter()]
-        cut = region(box, View(page=size, part=(0, 0, *size), frame=(wide, high)), RegionRule())
+        cut = region(box, View(page=size, part=(0, 0, *size), frame=(width, height)), RegionRule())
         content, _ = encoded_image(decode_image(image).crop(cut))
         marks.append(time.perf_counter())
         processor(content)
         marks.append(time.perf_counter())
         processor(image)
         marks.append(time.perf_counter())
-        for key, taken in zip(times, np.diff(marks)):
-            times[key].append(1000 * taken)
-    return {"pages": len(images), "tokens": tokens, **{key: statistics.median(taken) for key, taken in times.items()}}
+        for key, milliseconds in zip(times, np.diff(marks)):
+            times[key].append(1000 * milliseconds)
+    return {
+        "pages": len(images),
+        "tokens": tokens,
+        **{key: statistics.median(milliseconds) for key, milliseconds in times.items()},
+    }
 
 
 def _tokens(size: tuple[int, int], limit: int) -> int:
-    high, wide = smart_resize(size[1], size[0], SIDE, 4 * SIDE**2, limit * SIDE**2)
-    return high * wide // SIDE**2
+    height, width = smart_resize(size[1], size[0], SIDE, 4 * SIDE**2, limit * SIDE**2)
+    return height * width // SIDE**2
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -147,16 +158,16 @@ def _table(result: dict[str, Any]) -> str:
         "| found by | text | pages | build, s | questions | recall@1 | recall@10 | .. gold pages with text | search, ms |",
         "|---|---|---:|---:|---:|---:|---:|---|---:|",
     ]
-    for one in result["retrievers"]:
-        can = one["with_text"]
+    for row in result["retrievers"]:
+        with_text = row["with_text"]
         lines.append(
-            f"| {one['retriever']} | {one['text']} | {one['pages']} | {one['build_seconds']:.1f} | {one['questions']} | "
-            f"{one['recall@1']:.3f} | {one['recall@10']:.3f} | {can['questions']}: {can['recall@1']:.3f}, "
-            f"{can['recall@10']:.3f} | {one['search_ms']:.1f} |"
+            f"| {row['retriever']} | {row['text']} | {row['pages']} | {row['build_seconds']:.1f} | {row['questions']} | "
+            f"{row['recall@1']:.3f} | {row['recall@10']:.3f} | {with_text['questions']}: {with_text['recall@1']:.3f}, "
+            f"{with_text['recall@10']:.3f} | {row['search_ms']:.1f} |"
         )
     pages = result["pages"]
     lines += ["", "| most tokens a picture | tokens a page, mean | most |", "|---:|---:|---:|"]
-    lines += [f"| {limit} | {one['mean']:.0f} | {one['most']} |" for limit, one in pages["tokens"].items()]
+    lines += [f"| {limit} | {row['mean']:.0f} | {row['most']} |" for limit, row in pages["tokens"].items()]
     lines += [
         "",
         f"A closer look at a ninth of a page, median of {_CROPPED}: {pages['crop_ms']:.1f} ms to cut, "

@@ -7,9 +7,9 @@ distribution (median 24 tokens, sigma 1, at most 400), by question and attempt a
 the same lengths. Rollouts are those of a training run; between two steps the engine gets weights, but nothing is learnt, so no
 update is timed. The row `partial=0` is the loop that waits for all.
 
-Per setting, over all steps: the engine's steps (of up to 16 tokens a row) in a step of the run, which depend on no clock; the
-share of their rows that sampled; tokens prefilled or copied a step; seconds of a step's rollouts (median); the share of
-episodes with tokens of several versions; how old tokens are.
+The table has for each setting, over all steps: the engine's steps (of up to 16 tokens a row) in a step of the run, which depend
+on no clock; the share of their rows that sampled; tokens prefilled or copied in a step; seconds of a step's rollouts (median);
+the share of episodes with tokens of several versions; and the age of tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Writer(Agent):
 
 
 def measured(partial: int, steps: int, examples: int, samples: int, directory: pathlib.Path) -> dict[str, Any]:
-    """Generates the rollouts of some steps, and returns what they took."""
+    """Generates the rollouts of some steps, and returns their measurements."""
     questions = directory / "questions.jsonl"
     rows = [{"id": str(i), "question": "Where?", "golden_answers": ["!"]} for i in range(steps * examples)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -84,16 +84,16 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
         return advance()
 
     engine.step = counted
-    found: list[Rollouts] = []
+    rollouts_by_step: list[Rollouts] = []
     for step in range(steps):
         stage = stages.at(step)
         asked = under_way.draw(stage, step, whole=False)
-        found.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
+        rollouts_by_step.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
         engine.update(nnx.state(model, nnx.Param), step + 1)
-    ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in found]
+    ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in rollouts_by_step]
 
     def total(name: str) -> int:
-        return sum(getattr(rollouts.engine, name) for rollouts in found)
+        return sum(getattr(rollouts.engine, name) for rollouts in rollouts_by_step)
 
     return {
         "partial": partial,
@@ -101,8 +101,8 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
         "occupancy": total("decoded_tokens") / total("decode_slots"),
         "decoded": total("decoded_tokens") / steps,
         "prefilled": (total("prefilled_tokens") + total("forked_tokens")) / steps,
-        "seconds": statistics.median(rollouts.seconds["rollout"] for rollouts in found),
-        "several": statistics.fmean(rollouts.partial["rollout/partial/episodes"] for rollouts in found),
+        "seconds": statistics.median(rollouts.seconds["rollout"] for rollouts in rollouts_by_step),
+        "several": statistics.fmean(rollouts.partial["rollout/partial/episodes"] for rollouts in rollouts_by_step),
         "staleness": statistics.fmean(age["rollout/staleness/mean"] for age in ages),
         "oldest": max(age["rollout/staleness/max"] for age in ages),
     }

@@ -29,7 +29,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """Recall@5 per corpus and retriever; `quick`: MuSiQue alone, and dense only where its vectors are there already."""
     data, result = data_directory(), {}
     for name in DATASETS[-1:] if quick else DATASETS:
-        result[name] = _one(data / name, cache_directory(), dense=not quick)
+        result[name] = _measure_corpus(data / name, cache_directory(), dense=not quick)
         result[name]["bm25_reference"] = BM25_REFERENCE[name]
     return {"ratios": {}, "recall": result}
 
@@ -47,20 +47,20 @@ def data_directory() -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """Where knowledge bases of benchmarks stay."""
+    """The directory in which knowledge bases of benchmarks are kept."""
     default = pathlib.Path.home() / ".cache" / "routerl_jax" / "benchmarks"
     return pathlib.Path(os.environ.get("ROUTERL_BENCH_CACHE", default))
 
 
 def dense_kb(name: str) -> pathlib.Path:
     """MiniLM's knowledge base of a dataset's corpus, built at the first call (five minutes on two idle cores)."""
-    place = cache_directory() / f"kb_{name}"
-    if not (place / "kb.json").is_file():
-        build_kb(BuildConfig(corpus=str(data_directory() / name / "corpus.jsonl.gz")), place)
-    return place
+    directory = cache_directory() / f"kb_{name}"
+    if not (directory / "kb.json").is_file():
+        build_kb(BuildConfig(corpus=str(data_directory() / name / "corpus.jsonl.gz")), directory)
+    return directory
 
 
-def _one(data: pathlib.Path, cache: pathlib.Path, dense: bool) -> dict[str, float]:
+def _measure_corpus(data: pathlib.Path, cache: pathlib.Path, dense: bool) -> dict[str, float]:
     corpus = str(data / "corpus.jsonl.gz")
     rows = [row for _, row in read_rows(data / "questions_dev.jsonl.gz") if row["supporting"]]
     build_bm25(Bm25Config(corpus=corpus), cache / f"bm25_{data.name}", progress=False)
@@ -73,6 +73,6 @@ def _one(data: pathlib.Path, cache: pathlib.Path, dense: bool) -> dict[str, floa
 
 def recall_at(kb: KnowledgeBase, rows: list[dict[str, Any]], k: int) -> float:
     """Mean share of a question's gold passages among the first k."""
-    found = kb.search([row["question"] for row in rows], k)
+    results = kb.search([row["question"] for row in rows], k)
     gold = [set(row["supporting"]) for row in rows]
-    return float(np.mean([len({p.id for p in passages} & ids) / len(ids) for passages, ids in zip(found, gold)]))
+    return float(np.mean([len({p.id for p in passages} & ids) / len(ids) for passages, ids in zip(results, gold)]))

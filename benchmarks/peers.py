@@ -1,4 +1,4 @@
-"""What the benchmarks share: a policy of one size with equal weights on both sides, medians, the printed table."""
+"""Common parts of the benchmarks: a policy of one size with equal weights on both sides, medians, the printed table."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ def main() -> None:
     result: dict[str, Any] = {"ratios": {}, "recall": {}, "details": {}, "errors": {}}
     for name in chosen:
         try:
-            found = importlib.import_module(f"benchmarks.{PARTS[name]}").measure(arguments.quick)
+            measured = importlib.import_module(f"benchmarks.{PARTS[name]}").measure(arguments.quick)
         except Exception as error:
             traceback.print_exc()
             result["errors"][name] = f"{type(error).__name__}: {error}"
             continue
-        result["ratios"] |= found.get("ratios", {})
-        _join(result["recall"], found.get("recall", {}))
-        rest = {key: value for key, value in found.items() if key not in ("ratios", "recall")}
+        result["ratios"] |= measured.get("ratios", {})
+        _join(result["recall"], measured.get("recall", {}))
+        rest = {key: value for key, value in measured.items() if key not in ("ratios", "recall")}
         result["details"] |= {name: rest} if rest else {}
     print(json.dumps(result) if arguments.json else _table(result))
     sys.exit(bool(result["errors"]))

@@ -30,7 +30,7 @@ from routerl_jax.knowledge.store import Manifest
 from routerl_jax.rewards.retrieval import Retrieval, gold_passages_of
 from routerl_jax.rewards.scoring import bootstrap_intervals
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import kb_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_directory, open_knowledge_bases
 
 K = (1, 3, 5, 10)
 _READABLE = ("dense_text", "dense_table", "ocr")  # kinds whose sources BM25 can read
@@ -46,9 +46,9 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
     """
     benchmark = located(name, BENCHMARKS.get(name), data)
     source = open_dataset(benchmark.questions[0])
-    known = [(source[i], gold) for i in range(len(source)) if (gold := gold_passages_of(source[i]))]
-    known = known[: questions or None]
-    if not known:
+    questions_with_gold = [(source[i], gold) for i in range(len(source)) if (gold := gold_passages_of(source[i]))]
+    questions_with_gold = questions_with_gold[: questions or None]
+    if not questions_with_gold:
         raise ValueError("its questions name no gold passages")
     specs = {kb: spec for kb, spec in benchmark.knowledge.items() if spec.kind in _READABLE and spec.source}
     if not specs:
@@ -58,21 +58,21 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
         words = KnowledgeConfig(source=spec.source, kind="bm25") if spec.kind != "ocr" else spec
         tool: Any = open_knowledge_bases({kb: words}, progress=False)[kb]
         names = Names()
-        names.add(kb_place(kb, words))
-        held = [(example, own) for example, gold in known if (own := tuple(filter(names.hold, gold)))]
+        names.add(kb_directory(kb, words))
+        held = [(example, own) for example, gold in questions_with_gold if (own := tuple(filter(names.hold, gold)))]
         if not held:
             continue
-        found = tool.search([example.question for example, _ in held], K[-1])
-        passages = Manifest.read(kb_place(kb, words)).count
-        results[kb] = {"n": len(held), "passages": passages, **_scores([gold for _, gold in held], found)}
+        rankings = tool.search([example.question for example, _ in held], K[-1])
+        passages = Manifest.read(kb_directory(kb, words)).count
+        results[kb] = {"n": len(held), "passages": passages, **_scores([gold for _, gold in held], rankings)}
     return results
 
 
-def _scores(golds: Sequence[tuple[GoldHop, ...]], found: Sequence[Sequence[Passage]]) -> dict[str, list[float]]:
+def _scores(golds: Sequence[tuple[GoldHop, ...]], rankings: Sequence[Sequence[Passage]]) -> dict[str, list[float]]:
     rows = []
-    for gold, passages in zip(golds, found, strict=True):
-        shown = [Retrieval(searches=(tuple(passages[:k]),), gold=gold) for k in K]
-        rows.append([*(one.recall() for one in shown), shown[-1].ndcg()])
+    for gold, passages in zip(golds, rankings, strict=True):
+        by_k = [Retrieval(searches=(tuple(passages[:k]),), gold=gold) for k in K]
+        rows.append([*(retrieval.recall() for retrieval in by_k), by_k[-1].ndcg()])
     scores = np.asarray(rows)
     spans = bootstrap_intervals(scores)
     names = [*(f"recall@{k}" for k in K), f"ndcg@{K[-1]}"]
@@ -94,12 +94,18 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["| " + " | ".join(headings) + " |", "|---|---" + "|---:" * (len(headings) - 2) + "|"]
     for benchmark, bases in results.items():
         for kb, row in bases.items():
-            cells = [benchmark, kb, f"{row['passages']:,}", f"{row['n']:,}", *(_said(row[name]) for name in names)]
+            cells = [
+                benchmark,
+                kb,
+                f"{row['passages']:,}",
+                f"{row['n']:,}",
+                *(_interval_text(row[name]) for name in names),
+            ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _said(value: Sequence[float]) -> str:
+def _interval_text(value: Sequence[float]) -> str:
     mean, low, high = (100 * part for part in value)
     return f"{mean:.1f} ({low:.1f} to {high:.1f})"
 
@@ -110,15 +116,15 @@ def main() -> None:
     parser.add_argument("--data", default="", help="directory with the files of the benchmarks")
     parser.add_argument("--benchmarks", default=",".join(BENCHMARKS), help="default: all")
     parser.add_argument("--questions", type=int, default=0, help="the first so many with gold passages; 0: all")
-    given = parser.parse_args()
-    results: dict[str, Any] = json.loads(given.keep.read_text()) if given.keep.exists() else {}
-    for name in given.benchmarks.split(",") if given.data else ():
+    arguments = parser.parse_args()
+    results: dict[str, Any] = json.loads(arguments.keep.read_text()) if arguments.keep.exists() else {}
+    for name in arguments.benchmarks.split(",") if arguments.data else ():
         try:
-            results[name] = measured(name, given.data, given.questions)
+            results[name] = measured(name, arguments.data, arguments.questions)
         except ValueError as error:
             print(f"left out: {name}: {str(error).partition(';')[0]}")
             continue
-        write_atomic(given.keep, json.dumps(results, indent=1) + "\n")
+        write_atomic(arguments.keep, json.dumps(results, indent=1) + "\n")
     print(table(results))
 
 

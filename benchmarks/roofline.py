@@ -93,20 +93,20 @@ class Watched:
     def compare(self, size: str, name: str, chip: Chip) -> Comparison:
         """The comparison for the shapes that were called most, without the first call."""
         key = max(self.seconds, key=lambda key: len(self.seconds[key]))
-        found, measured = estimate(self.costs[key], chip), self.seconds[key][1:]
-        return _comparison(size, name, found, measured)
+        predicted, measured = estimate(self.costs[key], chip), self.seconds[key][1:]
+        return _comparison(size, name, predicted, measured)
 
 
-def _comparison(size: str, name: str, found: Estimate, measured: list[float]) -> Comparison:
+def _comparison(size: str, name: str, predicted: Estimate, measured: list[float]) -> Comparison:
     return Comparison(
         size=size,
         program=name,
-        predicted_s=found.seconds,
+        predicted_s=predicted.seconds,
         measured_s=statistics.median(measured),
         range_s=(min(measured), max(measured)),
-        bound=found.bound,
-        gflop=found.flops / 1e9,
-        mb=found.hbm_bytes / 1e6,
+        bound=predicted.bound,
+        gflop=predicted.flops / 1e9,
+        mb=predicted.hbm_bytes / 1e6,
     )
 
 
@@ -116,20 +116,28 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", help="file for the numbers")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as kept:  # what is compiled to be counted is run, too
-        jax.config.update("jax_compilation_cache_dir", kept)
+    with tempfile.TemporaryDirectory() as cache:  # what is compiled to be counted is run, too
+        jax.config.update("jax_compilation_cache_dir", cache)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         _all(arguments)
 
 
 def _all(arguments: argparse.Namespace) -> None:
-    found = []
+    comparisons = []
     for size in arguments.size or list(peers.SIZES):
-        found += [update(size, arguments.repeats), decode(size, arguments.repeats)]
-        print(table(found[-2:], header=len(found) == 2), flush=True)
+        comparisons += [update(size, arguments.repeats), decode(size, arguments.repeats)]
+        print(table(comparisons[-2:], header=len(comparisons) == 2), flush=True)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"of_limit": {f"{one.program}_{one.size}": 1 / one.ratio for one in found}}, file, indent=2)
+            json.dump(
+                {
+                    "of_limit": {
+                        f"{comparison.program}_{comparison.size}": 1 / comparison.ratio for comparison in comparisons
+                    }
+                },
+                file,
+                indent=2,
+            )
 
 
 def machine(rows: int, config: DecoderConfig, repeats: int) -> Chip:
@@ -193,17 +201,17 @@ def decode(size: str, repeats: int) -> Comparison:
     return watched.compare(size, f"decode, {SEGMENT} steps", machine(ROWS, model.config, repeats))
 
 
-def table(found: list[Comparison], *, header: bool = True) -> str:
+def table(comparisons: list[Comparison], *, header: bool = True) -> str:
     """Markdown."""
     lines = [
         "| size | program | predicted | measured (range) | ratio | binds | GFLOP | MB |",
         "|---|---|---:|---:|---:|---|---:|---:|",
     ]
-    for one in found:
-        low, high = one.range_s
+    for row in comparisons:
+        low, high = row.range_s
         lines.append(
-            f"| {one.size} | {one.program} | {1000 * one.predicted_s:.1f} ms | {1000 * one.measured_s:.1f} ms "
-            f"({1000 * low:.1f}-{1000 * high:.1f}) | {one.ratio:.2f} | {one.bound} | {one.gflop:.2f} | {one.mb:.1f} |"
+            f"| {row.size} | {row.program} | {1000 * row.predicted_s:.1f} ms | {1000 * row.measured_s:.1f} ms "
+            f"({1000 * low:.1f}-{1000 * high:.1f}) | {row.ratio:.2f} | {row.bound} | {row.gflop:.2f} | {row.mb:.1f} |"
         )
     return "\n".join(lines if header else lines[2:])
 

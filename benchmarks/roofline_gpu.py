@@ -58,12 +58,12 @@ def main() -> None:
     arguments = parser.parse_args()
     header = True
     for path in arguments.measured:
-        for one in compare([json.loads(line) for line in path.read_text().splitlines()]):
-            print(table([one], header=header), flush=True)
+        for comparison in compare([json.loads(line) for line in path.read_text().splitlines()]):
+            print(table([comparison], header=header), flush=True)
             header = False
             if arguments.json:
                 with arguments.json.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(one)) + "\n")
+                    file.write(json.dumps(dataclasses.asdict(comparison)) + "\n")
 
 
 def compare(lines: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
@@ -94,12 +94,12 @@ def compare(lines: Sequence[Mapping[str, Any]]) -> Iterator[Comparison]:
 
 def measured_limits(lines: Sequence[Mapping[str, Any]], chip: Chip) -> Chip:
     """The chip with the rates of a copy and of the fastest product that the file's run measured."""
-    found = {line["what"]: line for line in lines}
+    measurements = {line["what"]: line for line in lines}
     return dataclasses.replace(
         chip,
         name=f"{chip.name}, measured",
-        peak_flops=max(found["products"]["flops_per_s"].values()),
-        memory_bandwidth=found["memory"]["bytes_per_s"],
+        peak_flops=max(measurements["products"]["flops_per_s"].values()),
+        memory_bandwidth=measurements["memory"]["bytes_per_s"],
     )
 
 
@@ -143,16 +143,16 @@ def _count(run: schema.TrainConfig, name: str, **options: Any) -> Costs:
     return count(compile_for_tpu(program.lowered)[1], trips=program.trips, **options)
 
 
-def table(found: Sequence[Comparison], *, header: bool = True) -> str:
+def table(comparisons: Sequence[Comparison], *, header: bool = True) -> str:
     """Markdown."""
     lines = [
         "| card | size | | predicted, published peaks | predicted, measured limits | measured | predicted / measured | binds |",
         "|---|---|---|---:|---:|---:|---:|---|",
     ]
-    for one in found:
-        times = [f"{1000 * seconds:.4g} ms" for seconds in (one.published_s, one.limits_s, one.measured_s)]
-        ratios = f"{one.published_s / one.measured_s:.2f}, {one.limits_s / one.measured_s:.2f}"
-        lines.append(f"| {one.card} | {one.size} | {one.what} | {' | '.join(times)} | {ratios} | {one.bound} |")
+    for row in comparisons:
+        times = [f"{1000 * seconds:.4g} ms" for seconds in (row.published_s, row.limits_s, row.measured_s)]
+        ratios = f"{row.published_s / row.measured_s:.2f}, {row.limits_s / row.measured_s:.2f}"
+        lines.append(f"| {row.card} | {row.size} | {row.what} | {' | '.join(times)} | {ratios} | {row.bound} |")
     return "\n".join(lines if header else lines[2:])
 
 

@@ -1,4 +1,4 @@
-"""Training runs as processes of their own, each gone on with where it was left."""
+"""Training runs in separate processes. A run that was interrupted is resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NATIVE = "native"
 
 
 def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, flags: Sequence[str] = ()) -> None:
-    """`launch.train` to the end, from where an earlier call left it; nothing where the run is finished.
+    """Runs `launch.train` to the end, or resumes it. Does nothing if the run is finished.
 
     Args:
       config: as for --config, such as configs/quickstart.py.
@@ -41,7 +41,7 @@ def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, f
 
 
 def unfinished(workdir: pathlib.Path, controls: bool = True) -> str | None:
-    """What a run lacks of being finished, with its controls or without; None if nothing."""
+    """The reason why a run is not finished, with its controls or without; None if it is finished."""
     if not (workdir / "results.json").is_file():
         return "results.json is missing"
     results = read_json(workdir / "results.json", "remove it, and the run's last part is done again")

@@ -61,11 +61,11 @@ class Point:
     """A run with one setting changed. Times are seconds, memory GiB of a chip; None where the compiler finds no room.
 
     Attributes:
-      varied, value: the setting, and what it is here (of a model its parameters, of a slice its chips).
+      varied, value: the setting, and its value (of a model its parameters, of a slice its chips).
       update_s, decode_s: all updates of a step, and decoding all its tokens, at least.
       token_s: a token of every row.
-      update_bound, decode_bound: what takes longest.
-      update_gib, decode_gib: memory of the program and of what the run keeps meanwhile.
+      update_bound, decode_bound: the part that takes longest.
+      update_gib, decode_gib: memory of the program and of the run's other arrays.
     """
 
     varied: str
@@ -123,7 +123,7 @@ def read(path: pathlib.Path) -> list[Point]:
 
 
 def changed(config: TrainConfig, varied: str, value: Any, topology: str) -> tuple[TrainConfig, str]:
-    """The run with another value of one setting, and the slice. A micro-batch stays one row of each shard."""
+    """The run with another value of one setting, and its slice. A micro-batch stays one row of each shard."""
     if varied == "length":
         config = dataclasses.replace(
             config,
@@ -146,17 +146,17 @@ def changed(config: TrainConfig, varied: str, value: Any, topology: str) -> tupl
     return dataclasses.replace(config, learner=dataclasses.replace(config.learner, micro_tokens=micro)), topology
 
 
-def measure(config: TrainConfig, varied: str, value: Any, topology: str, known: Sequence[Point] = ()) -> Point:
-    """Compiles a point, unless it is the run as configured, and that is known as a point of another setting."""
+def measure(config: TrainConfig, varied: str, value: Any, topology: str, measured: Sequence[Point] = ()) -> Point:
+    """Compiles a point. The run as configured is compiled once: other settings copy its point from `measured`."""
     run, topology = changed(config, varied, value, topology)
     if varied == "model":
         number = float(Work(config=architecture_of(run.model.path)).stored)
     else:
         number = float(len(topology_devices(topology)) if varied == "chips" else value)
     if _SAME[varied] == str(value):
-        for one in known:
-            if _SAME[one.varied] == one.label and one.topology == topology:
-                return dataclasses.replace(one, varied=varied, label=str(value), value=number)
+        for point in measured:
+            if _SAME[point.varied] == point.label and point.topology == topology:
+                return dataclasses.replace(point, varied=varied, label=str(value), value=number)
     report = check(run, topology, ["update", "decode"])
     update, decode = report.programs["update"], report.programs["decode"]
     updates = decoding = None
@@ -196,7 +196,7 @@ def exponent(values: Sequence[float], results: Sequence[float | None]) -> float 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Least:
-    """What a step takes at least on v5e, from sizes alone: no padding, no recomputation, no network.
+    """The least time and memory of a step on v5e, from sizes alone: no padding, no recomputation, no network.
 
     Attributes:
       update_s: needed FLOPs at the chips' peak.
@@ -237,20 +237,30 @@ def least_table(config: TrainConfig) -> str:
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for varied, values in LEAST.items():
-        found, numbers = [], []
+        estimates, numbers = [], []
         for value in values:
             chips = value if varied == "chips" else 256
             run = changed(config, varied, value, TOPOLOGY)[0] if varied != "chips" else config
-            one = least(run, chips)
-            found.append(one)
+            estimate = least(run, chips)
+            estimates.append(estimate)
             stored = Work(config=architecture_of(run.model.path)).stored
             numbers.append(float(stored if varied == "model" else value))
-            times = [one.update_s + one.decode_s, one.update_s, one.decode_s, 1000 * one.token_s]
+            times = [
+                estimate.update_s + estimate.decode_s,
+                estimate.update_s,
+                estimate.decode_s,
+                1000 * estimate.token_s,
+            ]
             cells = " | ".join(f"{time:.3g}" for time in times)
-            lines.append(f"| {varied} {value} | {cells} | {_room(one.gib, HBM_GIB['TPU v5 lite'])} | {one.idle:.0%} |")
+            lines.append(
+                f"| {varied} {value} | {cells} | {_room(estimate.gib, HBM_GIB['TPU v5 lite'])} | {estimate.idle:.0%} |"
+            )
         columns = [
-            [one.update_s + one.decode_s for one in found],
-            *([getattr(one, name) for one in found] for name in ("update_s", "decode_s", "token_s", "gib")),
+            [estimate.update_s + estimate.decode_s for estimate in estimates],
+            *(
+                [getattr(estimate, name) for estimate in estimates]
+                for name in ("update_s", "decode_s", "token_s", "gib")
+            ),
         ]
         slopes = " | ".join(f"**{round(exponent(numbers, column) or 0, 2) + 0.0:.2f}**" for column in columns)
         lines.append(f"| exponent in {_UNIT[varied]} | {slopes} | |")
@@ -264,25 +274,30 @@ def table(points: Sequence[Point]) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for varied in VALUES:
-        some = sorted((point for point in points if point.varied == varied), key=lambda point: point.value)
-        for one in some:
-            share = [_percent(one.mfu), _percent(one.hbm_share)]
-            times = [_number(one.step_s), _number(one.update_s), _number(one.decode_s), _number(one.token_s, 1000)]
-            memory = [_room(gib, one.available_gib) for gib in (one.update_gib, one.decode_gib)]
-            bound = f"{one.update_bound or '?'}, {one.decode_bound or '?'}"
-            lines.append(f"| {varied} {one.label} | {' | '.join([*times, *share, *memory, bound])} |")
-        if len(some) > 1:
-            values = [point.value for point in some]
-            found = [
-                exponent(values, [getattr(point, name) for point in some])
+        group = sorted((point for point in points if point.varied == varied), key=lambda point: point.value)
+        for point in group:
+            share = [_percent(point.mfu), _percent(point.hbm_share)]
+            times = [
+                _number(point.step_s),
+                _number(point.update_s),
+                _number(point.decode_s),
+                _number(point.token_s, 1000),
+            ]
+            memory = [_room(gib, point.available_gib) for gib in (point.update_gib, point.decode_gib)]
+            bound = f"{point.update_bound or '?'}, {point.decode_bound or '?'}"
+            lines.append(f"| {varied} {point.label} | {' | '.join([*times, *share, *memory, bound])} |")
+        if len(group) > 1:
+            values = [point.value for point in group]
+            exponents = [
+                exponent(values, [getattr(point, name) for point in group])
                 for name in ("step_s", "update_s", "decode_s", "token_s")
             ]
-            found += [
+            exponents += [
                 None,
                 None,
-                *(exponent(values, [getattr(p, f"{n}_gib") for p in some]) for n in ("update", "decode")),
+                *(exponent(values, [getattr(p, f"{n}_gib") for p in group]) for n in ("update", "decode")),
             ]
-            cells = " | ".join("" if slope is None else f"**{round(slope, 2) + 0.0:.2f}**" for slope in found)
+            cells = " | ".join("" if slope is None else f"**{round(slope, 2) + 0.0:.2f}**" for slope in exponents)
             lines.append(f"| exponent in {_UNIT[varied]} | {cells} | |")
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from benchmarks.seeds import Run, kept
+from benchmarks.seeds import Run, read_runs
 from routerl_jax.evaluation.figures import color_of, new_figure, panels_of, save_figure
 
 PRICES = {"no_penalty": 0.0, "mmsearch_r1": 0.1, "high_penalty": 0.3}  # agents by what a search costs of a right answer
@@ -49,7 +49,7 @@ class Point:
 
     @property
     def gain(self) -> float:
-        """What the searches are worth: what they earn less what is earned without."""
+        """The gain of searches: the reward with them less the reward without."""
         return (1 - self.price) * self.opened - self.closed
 
     @property
@@ -64,7 +64,7 @@ def points(runs: Iterable[Run]) -> list[Point]:
     Raises:
       SystemExit: a run has no start, or none of the prices, or no types of questions.
     """
-    found = []
+    result = []
     for run in runs:
         prices = {agent: price for agent, price in PRICES.items() if agent in run.agents}
         needed = (_CLOSED, _OPEN, *(prices or PRICES))
@@ -73,8 +73,8 @@ def points(runs: Iterable[Run]) -> list[Point]:
         types = sorted({key.split(".")[2] for key in run.agents[_CLOSED] if key.startswith(_KEY)})
         if not types:
             raise SystemExit(f"run {run.name} tells no types of questions apart (metadata 'type')")
-        found += [_point(run, kind, agent, price) for kind in types for agent, price in prices.items()]
-    return found
+        result += [_point(run, kind, agent, price) for kind in types for agent, price in prices.items()]
+    return result
 
 
 def _point(run: Run, kind: str, agent: str, price: float) -> Point:
@@ -92,13 +92,13 @@ def _point(run: Run, kind: str, agent: str, price: float) -> Point:
     )
 
 
-def table(found: Sequence[Point]) -> str:
+def table(points: Sequence[Point]) -> str:
     """Markdown: means over runs by type and price, and in how many runs the prediction holds."""
     lines = [
         "| questions | n | P_c % | P_s % | price | a search pays in | searched for % | as foretold |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for (kind, price), group in _grouped(found).items():
+    for (kind, price), group in _grouped(points).items():
         means = [100 * np.mean([getattr(point, name) for point in group]) for name in ("closed", "opened", "searched")]
         closed, opened, searched = (f"{mean:.1f}" for mean in means)
         pays, held = (sum(getattr(point, name) for point in group) for name in ("pays", "foretold"))
@@ -106,25 +106,25 @@ def table(found: Sequence[Point]) -> str:
             f"| {kind} | {group[0].n} | {closed} | {opened} | {price:g} | {pays} of {len(group)} | {searched} | "
             f"{held} of {len(group)} |"
         )
-    held = sum(point.foretold for point in found)
-    return "\n".join([*lines, "", f"As foretold: {held} of {len(found)} points."])
+    held = sum(point.foretold for point in points)
+    return "\n".join([*lines, "", f"As foretold: {held} of {len(points)} points."])
 
 
-def _grouped(found: Sequence[Point]) -> Mapping[tuple[str, float], list[Point]]:
+def _grouped(points: Sequence[Point]) -> Mapping[tuple[str, float], list[Point]]:
     groups: dict[tuple[str, float], list[Point]] = {}
-    for point in found:
+    for point in points:
         groups.setdefault((point.type, point.price), []).append(point)
     return groups
 
 
-def picture(found: Sequence[Point], path: pathlib.Path) -> None:
+def picture(points: Sequence[Point], path: pathlib.Path) -> None:
     """A panel for each price: what a search gains by P_c and P_s, against how often the policy searches."""
-    prices, types = (sorted({getattr(point, name) for point in found}) for name in ("price", "type"))
+    prices, types = (sorted({getattr(point, name) for point in points}) for name in ("price", "type"))
     figure = new_figure((4.6 * len(prices), 4))
     axes = panels_of(figure, 1, len(prices))
     for axis, price in zip(axes, prices):
         for i, kind in enumerate(types):
-            chosen = [point for point in found if (point.price, point.type) == (price, kind)]
+            chosen = [point for point in points if (point.price, point.type) == (price, kind)]
             gains, searched = [point.gain for point in chosen], [point.searched for point in chosen]
             axis.plot(gains, searched, "os"[i // 6 % 2], color=color_of(i), label=kind, markersize=6, alpha=0.8)
         axis.axvline(0, color="0.5", linewidth=0.8)
@@ -137,15 +137,17 @@ def picture(found: Sequence[Point], path: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kept", type=pathlib.Path, help="file of benchmarks.seeds --keep")
+    parser.add_argument("runs", type=pathlib.Path, help="file of benchmarks.seeds --keep")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file")
-    given = parser.parse_args()
-    found = points(kept(given.kept))
-    if not found:
-        parser.error(f"{given.kept} holds no runs; write it by python -m benchmarks.seeds RUN.. --keep={given.kept}")
-    print(table(found))
-    if given.picture:
-        picture(found, given.picture)
+    arguments = parser.parse_args()
+    predictions = points(read_runs(arguments.runs))
+    if not predictions:
+        parser.error(
+            f"{arguments.runs} holds no runs; write it by python -m benchmarks.seeds RUN.. --keep={arguments.runs}"
+        )
+    print(table(predictions))
+    if arguments.picture:
+        picture(predictions, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ _SHARES = ("em", "routing_accuracy", "recall_at_first", "box_iou")  # of 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is kept of a finished run.
+    """The numbers of a finished run.
 
     Attributes:
       settings: digest of its configuration but for the seed; runs of one table have the same.
@@ -111,8 +111,8 @@ def main() -> None:
         "--no-controls", action="store_true", help="leave out the controls of the named runs, which need not have run"
     )
     parser.add_argument("--keep", type=pathlib.Path, help="JSON file of finished runs")
-    known = ",".join(key for key, *_ in _COLUMNS)
-    parser.add_argument("--columns", default=known, help=f"comma-separated, of {known}")
+    column_names = ",".join(key for key, *_ in _COLUMNS)
+    parser.add_argument("--columns", default=column_names, help=f"comma-separated, of {column_names}")
     parser.add_argument("--by", help="also a table by kind of question: a key of the questions' metadata")
     parser.add_argument("--of-groups", default="em,searched_rate", help="its columns of each kind, comma-separated")
     parser.add_argument("--picture", type=pathlib.Path, help="PNG file of the learning curves")
@@ -122,68 +122,75 @@ def main() -> None:
     parser.add_argument(
         "--against", nargs="+", type=pathlib.Path, help="other runs, seed by seed, that have the pairs' second agents"
     )
-    given = parser.parse_args()
-    if bool(given.run) != bool(given.config and given.workdir):
+    arguments = parser.parse_args()
+    if bool(arguments.run) != bool(arguments.config and arguments.workdir):
         parser.error("--run, --config and --workdir go together")
-    of_groups = ",".join(name for name in known.split(",") if name in _OF_GROUPS)
-    for flag, names, among in (("columns", given.columns, known), ("of-groups", given.of_groups, of_groups)):
+    of_groups = ",".join(name for name in column_names.split(",") if name in _OF_GROUPS)
+    for flag, names, among in (
+        ("columns", arguments.columns, column_names),
+        ("of-groups", arguments.of_groups, of_groups),
+    ):
         if unknown := set(names.split(",")) - set(among.split(",")):
             parser.error(f"--{flag}: {', '.join(sorted(unknown))} is none of {among}")
-    if given.at_once < 1:
-        parser.error(f"--at-once={given.at_once}: at least one")
-    columns = [column for name in given.columns.split(",") for column in _COLUMNS if column[0] == name]
-    against = given.against or given.workdirs
-    if len(against) != len(given.workdirs):
+    if arguments.at_once < 1:
+        parser.error(f"--at-once={arguments.at_once}: at least one")
+    columns = [column for name in arguments.columns.split(",") for column in _COLUMNS if column[0] == name]
+    against = arguments.against or arguments.workdirs
+    if len(against) != len(arguments.workdirs):
         parser.error(
-            f"--against needs as many runs as are compared with them: {len(given.workdirs)}, not {len(against)}"
+            f"--against needs as many runs as are compared with them: {len(arguments.workdirs)}, not {len(against)}"
         )
-    if given.pair and not given.workdirs:
+    if arguments.pair and not arguments.workdirs:
         parser.error("--pair compares the episodes of runs: name their directories")
-    named = [finished(workdir, controls=not given.no_controls) for workdir in given.workdirs]
-    there = {(run.seed, run.isa) for run in named}
-    runs = [run for run in kept(given.keep) if (run.seed, run.isa) not in there] + named
-    there |= {(run.seed, run.isa) for run in runs}
-    asked = [(seed, isa) for seed in range(given.run) for isa in given.isa.split(",") if (seed, isa) not in there]
-    with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
+    named = [finished(workdir, controls=not arguments.no_controls) for workdir in arguments.workdirs]
+    present = {(run.seed, run.isa) for run in named}
+    runs = [run for run in read_runs(arguments.keep) if (run.seed, run.isa) not in present] + named
+    present |= {(run.seed, run.isa) for run in runs}
+    missing = [
+        (seed, isa) for seed in range(arguments.run) for isa in arguments.isa.split(",") if (seed, isa) not in present
+    ]
+    with concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
         try:
-            for made in concurrent.futures.as_completed([pool.submit(_made, given, *one) for one in asked]):
-                runs.append(made.result())
-                _check(runs, given.keep)
-                if given.keep:
-                    _keep(runs, given.keep)
+            for finished_run in concurrent.futures.as_completed(
+                [pool.submit(_train_run, arguments, seed, isa) for seed, isa in missing]
+            ):
+                runs.append(finished_run.result())
+                _check(runs, arguments.keep)
+                if arguments.keep:
+                    _write_runs(runs, arguments.keep)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     if not runs:
         parser.error("name finished runs, or give --config, --run and --workdir")
-    _check(runs, given.keep)
-    if given.keep and named:
-        _keep(runs, given.keep)
+    _check(runs, arguments.keep)
+    if arguments.keep and named:
+        _write_runs(runs, arguments.keep)
     runs.sort(key=lambda run: (run.isa != NATIVE, run.isa, run.seed))
     print(tables(runs, columns))
-    if given.by:
-        print(by_group(runs, given.by, given.of_groups.split(",")))
-    if given.picture:
-        curves(runs, given.picture)
-    if given.against:
-        print(tables([finished(workdir) for workdir in given.against], columns))
-    if given.pair:
+    if arguments.by:
+        print(by_group(runs, arguments.by, arguments.of_groups.split(",")))
+    if arguments.picture:
+        curves(runs, arguments.picture)
+    if arguments.against:
+        print(tables([finished(workdir) for workdir in arguments.against], columns))
+    if arguments.pair:
         _pairs(
             [run.name for run in named],
-            given.workdirs,
+            arguments.workdirs,
             against,
-            [tuple(pair.partition(":")[::2]) for pair in given.pair],
+            [tuple(pair.partition(":")[::2]) for pair in arguments.pair],
         )
 
 
-def _made(given: argparse.Namespace, seed: int, isa: str) -> Run:
-    workdir = given.workdir / f"{seed}-{isa}"
-    train(given.config, workdir, seed=seed, isa=isa, flags=given.set)
+def _train_run(arguments: argparse.Namespace, seed: int, isa: str) -> Run:
+    workdir = arguments.workdir / f"{seed}-{isa}"
+    train(arguments.config, workdir, seed=seed, isa=isa, flags=arguments.set)
     return finished(workdir)
 
 
 def finished(workdir: pathlib.Path, controls: bool = True) -> Run:
-    """What is kept of the run in a directory; one that is called SEED-ISA is of that instruction set.
+    """The numbers of a finished run. A directory called SEED-ISA names the run's instruction set.
 
     Args:
       controls: take the run's controls, too, which must have run.
@@ -206,7 +213,7 @@ def finished(workdir: pathlib.Path, controls: bool = True) -> Run:
     return Run(
         seed=results["seed"],
         isa=_isa(workdir, results["seed"]),
-        settings=hashlib.sha256(json.dumps(_said(settings), sort_keys=True).encode()).hexdigest()[:12],
+        settings=hashlib.sha256(json.dumps(_without_defaults(settings), sort_keys=True).encode()).hexdigest()[:12],
         agents=_rounded(numbers),
         seconds=_rounded(results["seconds"]),
         tokens=int(sum(row.get("perf/decoded_tokens", 0) for row in rows)),
@@ -220,30 +227,34 @@ def _measured(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
     return any(f"rollout/{name}" in row for row in rows)
 
 
-def _said(value: Any) -> Any:
-    """A configuration without what is as the schema has it by default, so that a setting that is new to it changes nothing."""
+def _without_defaults(value: Any) -> Any:
+    """A configuration without settings at their defaults, so that a setting that is new to the schema changes nothing."""
     if dataclasses.is_dataclass(value):
-        found = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {field.name: _said(found[field.name]) for field in dataclasses.fields(value) if not _usual(field, found)}
-    return {key: _said(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {
+            field.name: _without_defaults(fields[field.name])
+            for field in dataclasses.fields(value)
+            if not _is_default(field, fields)
+        }
+    return {key: _without_defaults(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _usual(field: dataclasses.Field[Any], found: Mapping[str, Any]) -> bool:
-    made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-    return found[field.name] == made
+def _is_default(field: dataclasses.Field[Any], fields: Mapping[str, Any]) -> bool:
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    return fields[field.name] == default
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """An agent's metrics, and of each group of questions what `_OF_GROUPS` names, as by.KEY.VALUE.METRIC."""
-    found = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
     for key, groups in metrics.get("by", {}).items():
         for value, group in groups.items():
-            found |= {f"by.{key}.{value}.{name}": group[name] for name in _OF_GROUPS if name in group}
-    return found
+            numbers |= {f"by.{key}.{value}.{name}": group[name] for name in _OF_GROUPS if name in group}
+    return numbers
 
 
 def _isa(workdir: pathlib.Path, seed: int) -> str:
-    """Of the run in a directory: --run calls it SEED-ISA."""
+    """The instruction set of the run in a directory: --run calls it SEED-ISA."""
     begins, _, isa = workdir.resolve().name.partition("-")
     return isa if isa and begins == str(seed) else NATIVE
 
@@ -279,11 +290,11 @@ def by_group(runs: Sequence[Run], key: str, metrics: Sequence[str] = ("em", "sea
     """Markdown: metrics of every agent by group of questions: mean (least to most).
 
     Raises:
-      SystemExit: the runs tell no such groups apart.
+      SystemExit: the runs have no such groups.
     """
-    known = sorted({name.split(".")[1] for name in runs[0].agents[runs[0].trained] if name.startswith("by.")})
-    if key not in known:
-        raise SystemExit(f"--by={key}: the runs' questions are grouped by {', '.join(known) or 'nothing'}")
+    keys = sorted({name.split(".")[1] for name in runs[0].agents[runs[0].trained] if name.startswith("by.")})
+    if key not in keys:
+        raise SystemExit(f"--by={key}: the runs' questions are grouped by {', '.join(keys) or 'nothing'}")
     groups = sorted({name.split(".")[2] for name in runs[0].agents[runs[0].trained] if name.startswith(f"by.{key}.")})
     columns = [column for metric in metrics for column in _COLUMNS if column[0] == metric]
     shown = ", ".join(heading for _, heading, *_ in columns)
@@ -323,13 +334,15 @@ def curves(runs: Sequence[Run], path: pathlib.Path) -> None:
         "crops_per_question": "Closer looks per question",
         "box_iou": "Overlap (IoU) of the box with the right one",
     }
-    known = {
+    titles = {
         name: text for name, text in shown.items() if all(None not in run.curves.get(name, [None]) for run in runs)
     }
-    if "retrieval_cost" in known and all(_each_costs_the_same(run) for run in runs):
-        del known["retrieval_cost"]
-    figure, axes = plt.subplots(1, len(known), figsize=(4.3 * len(known), 3.6), constrained_layout=True, squeeze=False)
-    for axis, (name, text), color in zip(axes[0], known.items(), COLORS):
+    if "retrieval_cost" in titles and all(_each_costs_the_same(run) for run in runs):
+        del titles["retrieval_cost"]
+    figure, axes = plt.subplots(
+        1, len(titles), figsize=(4.3 * len(titles), 3.6), constrained_layout=True, squeeze=False
+    )
+    for axis, (name, text), color in zip(axes[0], titles.items(), COLORS):
         smooth = [_smooth(run.curves[name]) for run in runs]
         for values in smooth:
             axis.plot(range(1, len(values) + 1), values, color=color, alpha=0.25, linewidth=0.9)
@@ -359,26 +372,26 @@ def _smooth(values: Sequence[float], window: int = 5) -> np.ndarray:
     return (total[ends] - total[starts]) / (ends - starts)
 
 
-def kept(path: pathlib.Path | None) -> list[Run]:
-    """The runs in a file of --keep; none where there is none."""
+def read_runs(path: pathlib.Path | None) -> list[Run]:
+    """The runs in a file of --keep; none if the file does not exist."""
     if path is None or not path.is_file():
         return []
     return [Run(**row) for row in json.loads(path.read_text())]
 
 
-def _keep(runs: Sequence[Run], path: pathlib.Path) -> None:
+def _write_runs(runs: Sequence[Run], path: pathlib.Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [json.dumps(dataclasses.asdict(run)) for run in runs]
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n")  # a line a run
 
 
-def _check(runs: Sequence[Run], kept: pathlib.Path | None) -> None:
-    """Complains about runs of different settings in one table; a kept table must be of the same."""
-    other = next((run for run in runs if run.settings != runs[0].settings), None)
-    if other:
-        complaint = f"the runs of seeds {runs[0].name} and {other.name} differ in more than their seed"
-        if kept:
-            sys.exit(f"{complaint}; {kept} holds runs of earlier settings: remove it, and they are run anew")
+def _check(runs: Sequence[Run], path: pathlib.Path | None) -> None:
+    """Warns about runs of different settings in one table. In a file of --keep they are an error."""
+    differing = next((run for run in runs if run.settings != runs[0].settings), None)
+    if differing:
+        complaint = f"the runs of seeds {runs[0].name} and {differing.name} differ in more than their seed"
+        if path:
+            sys.exit(f"{complaint}; {path} holds runs of earlier settings: remove it, and they are run anew")
         print(f"warning: {complaint}", file=sys.stderr)
 
 
@@ -395,17 +408,17 @@ def _pairs(
 ) -> None:
     print("| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
     normalizer = _evaluation(workdirs[0])["normalizer"]
-    for one, other in pairs:
-        records = [(_records(run, one), _records(beside, other)) for run, beside in zip(workdirs, against)]
+    for agent, baseline in pairs:
+        records = [(_records(run, agent), _records(beside, baseline)) for run, beside in zip(workdirs, against)]
         rows = [(name, [pair]) for name, pair in zip(names, records)]
-        for seed, chosen in [*rows, *([("all", records)] if len(records) > 1 else [])]:
-            found = compare_seeds(chosen, normalizer)
-            em = _interval(found["em_difference"], found["em_difference_interval"])
-            low, high = found["cost_reduction_interval"]
-            searched = any(record_cost(record) for _, second in chosen for record in second)
-            cost = _interval(-found["cost_reduction"], [-high, -low]) if searched else "-"
-            p = "-" if len(chosen) > 1 else f"{found['mcnemar_p']:.2g}"
-            print(f"| {title(one)} - {title(other)} | {seed} | {em} | {p} | {cost} | {found['n']} |")
+        for seed, seed_records in [*rows, *([("all", records)] if len(records) > 1 else [])]:
+            comparison = compare_seeds(seed_records, normalizer)
+            em = _interval(comparison["em_difference"], comparison["em_difference_interval"])
+            low, high = comparison["cost_reduction_interval"]
+            searched = any(record_cost(record) for _, second in seed_records for record in second)
+            cost = _interval(-comparison["cost_reduction"], [-high, -low]) if searched else "-"
+            p = "-" if len(seed_records) > 1 else f"{comparison['mcnemar_p']:.2g}"
+            print(f"| {title(agent)} - {title(baseline)} | {seed} | {em} | {p} | {cost} | {comparison['n']} |")
 
 
 def _evaluation(workdir: pathlib.Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def measure(quick: bool) -> dict[str, Any]:
     return _summary(rows) | {"recall": {}, "rows": rows}
 
 
-def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setups", default=",".join(SETUPS))
     parser.add_argument("--clients", type=int, default=200)
@@ -86,7 +86,7 @@ def _arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--think", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args(argv)
     if arguments.quick:
         arguments.count, arguments.repeats = 100_000, 1
     return arguments
@@ -105,7 +105,7 @@ def prepare(setup: str, count: int) -> pathlib.Path:
 
 
 class FreeEncoder:
-    """Vectors from hashes: what is left is everything but the encoder."""
+    """Vectors from hashes, so that everything but the encoder is measured."""
 
     def __init__(self, dim: int) -> None:
         import numpy as np
@@ -139,10 +139,10 @@ def serve(side: str, setup: str, count: int, port: int) -> None:
     encoder: Any = FreeEncoder(_dim(directory)) if setup == "free" else shared_encoder("all-MiniLM-L6-v2")
     if side == "blocking" and setup != "free":
         encoder = OneRow(encoder)
-    found = load_kb(directory, encoder=encoder)
-    if not isinstance(found, DenseKB):
+    loaded = load_kb(directory, encoder=encoder)
+    if not isinstance(loaded, DenseKB):
         sys.exit(f"{directory}: not a dense knowledge base")
-    kb = DenseKB(found.store, encoder, found.index, cache_size=0)
+    kb = DenseKB(loaded.store, encoder, loaded.index, cache_size=0)
     warm_up(kb)
     if side == "ours":
         from routerl_jax.knowledge.serving.app import Served, create_app
@@ -171,9 +171,9 @@ def blocking_app(kb: Any) -> Any:
             "result": [
                 [
                     {"document": {"id": p.id, "contents": f'"{p.title}"\n{p.text}'}, "score": float(p.score)}
-                    for p in found
+                    for p in passages
                 ]
-                for found in results
+                for passages in results
             ]
         }
 
@@ -204,9 +204,9 @@ async def drive(arguments: argparse.Namespace, questions: Sequence[str]) -> dict
             try:
                 body = {"queries": [question], "topk": 3, "return_scores": True}
                 async with session.post(url, json=body) as reply:
-                    found = await reply.json()
-                    if reply.status != 200 or len(found["result"][0]) != 3:
-                        failures.append(f"HTTP {reply.status}: {str(found)[:200]}")
+                    content = await reply.json()
+                    if reply.status != 200 or len(content["result"][0]) != 3:
+                        failures.append(f"HTTP {reply.status}: {str(content)[:200]}")
             except Exception as error:
                 failures.append(f"{type(error).__name__}: {error}")
             answered.append(time.perf_counter())
@@ -233,7 +233,7 @@ def _setup(setup: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Both sides in turn, `repeats` times: one row per side and load."""
     prepare(setup, arguments.count)
     servers = {side: _Server(side, setup, arguments) for side in SIDES}
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    results_by_load: dict[tuple[str, str], list[dict[str, Any]]] = {}
     asked = 0
     try:
         for server in servers.values():
@@ -254,17 +254,17 @@ def _setup(setup: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
                     asked += requests
                     if load == "load" and side == "ours":
                         capacity = result["throughput"]
-                    said = ", ".join(
+                    numbers = ", ".join(
                         f"{key} {result[key]:.4g}" for key in ("throughput", "p50", "p99", "cpu", "failed")
                     )
-                    print(f"run {repeat}, {setup}, {side}, {load}: {said}", file=sys.stderr, flush=True)
+                    print(f"run {repeat}, {setup}, {side}, {load}: {numbers}", file=sys.stderr, flush=True)
                     if repeat:
-                        found.setdefault((side, load), []).append(result)
+                        results_by_load.setdefault((side, load), []).append(result)
     finally:
         for server in servers.values():
             server.stop()
     rows = []
-    for (side, load), results in found.items():
+    for (side, load), results in results_by_load.items():
         row: dict[str, Any] = {"setup": setup, "side": side, "load": load}
         for key in ("throughput", "p50", "p99", "cpu"):
             row[key] = statistics.median(result[key] for result in results)

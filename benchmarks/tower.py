@@ -66,7 +66,7 @@ def attentions(pages: int) -> tuple[functools.partial[Any], functools.partial[An
 
 
 def memory(pages: int) -> tuple[int, int, int]:
-    """MiB of the inputs, and of what the compiled tower takes beside them and the weights: forward, and with gradients."""
+    """MiB of the inputs, and of the compiled tower's temporaries: forward, and with gradients."""
     from routerl_jax.models.attention import Attention
     from routerl_jax.models.config import VisionConfig
     from routerl_jax.models.patches import VisionInputs
@@ -98,9 +98,9 @@ def memory(pages: int) -> tuple[int, int, int]:
     def gradients(weights: Any, inputs: Any) -> Any:
         return jax.grad(lambda weights: jnp.square(forward(weights, inputs)).sum())(weights)
 
-    size = sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in jax.tree.leaves(inputs))
+    size = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(inputs))
     compiled = (jax.jit(function).lower(weights, inputs).compile() for function in (forward, gradients))
-    return round(size / 2**20), *(round(one.memory_analysis().temp_size_in_bytes / 2**20) for one in compiled)  # type: ignore[return-value]
+    return round(size / 2**20), *(round(program.memory_analysis().temp_size_in_bytes / 2**20) for program in compiled)  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

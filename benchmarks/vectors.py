@@ -37,7 +37,7 @@ class Memory:
 
 
 class Mixture:
-    """Any number of unit vectors that lie as real ones do.
+    """Any number of unit vectors with the distribution of real ones.
 
     Each is a point between a real vector and one of its ten nearest, moved by noise of the real ones' covariance (half
     as long as the vector, so that copies of one real vector don't form a cluster of their own).
@@ -119,14 +119,14 @@ def _compare(matrix: np.ndarray, queries: np.ndarray, details: dict[str, Any]) -
         "faiss_ivf": lambda: faiss.search(queries, K)[1],
     }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    found: dict[str, np.ndarray] = {}
+    neighbours: dict[str, np.ndarray] = {}
     for _ in range(REPEATS):
         for name, run in sides.items():
             start = time.perf_counter()
-            found[name] = run()
+            neighbours[name] = run()
             seconds[name].append(time.perf_counter() - start)
     rates = {name: len(queries) / float(np.median(times)) for name, times in seconds.items()}
-    recalls = {name: _recall(found[name], truth) for name in ("scann", "faiss_ivf")}
+    recalls = {name: _recall(neighbours[name], truth) for name in ("scann", "faiss_ivf")}
     return {
         **details,
         "queries_per_second": rates,
@@ -158,5 +158,5 @@ def _faiss(matrix: np.ndarray, queries: np.ndarray, truth: np.ndarray) -> tuple[
     return index, nprobe
 
 
-def _recall(found: np.ndarray, truth: np.ndarray) -> float:
-    return float(np.mean([len(set(a.tolist()) & set(b.tolist())) / len(b) for a, b in zip(found, truth)]))
+def _recall(neighbours: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.mean([len(set(a.tolist()) & set(b.tolist())) / len(b) for a, b in zip(neighbours, truth)]))

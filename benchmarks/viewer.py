@@ -3,8 +3,8 @@
     python -m benchmarks.viewer [--episodes 100000] [--repeats 9] [--json FILE]
 
 Episodes are made up: two searches and an answer, each with a thought; 20,000 questions, 50,000 passages of some 600 letters, of
-which an episode retrieves six. The server has a process of its own. Its processor time is told beside the time that passes, as
-that is all that can be compared on a busy machine. Prints a Markdown table; `--json` keeps the numbers.
+which an episode retrieves six. The server has its own process. Its processor time is printed beside the elapsed time, because
+on a busy machine only processor time can be compared. Prints a Markdown table; `--json` keeps the numbers.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _passage(number: int, draw: random.Random, words: list[str]) -> Passage:
 
 
 def _varied(record: dict[str, Any], step: int, draw: random.Random, words: list[str]) -> dict[str, Any]:
-    """The same texts for another question, with a thought, rewards and a fate of its own."""
+    """The same texts for another question, with its own thought, rewards and outcome."""
     question, reward = draw.randrange(20_000), draw.random()
     last = record["turns"][-1]
     thought = " ".join(["because", *draw.choices(words, k=20)])
@@ -117,16 +117,16 @@ def _record(draw: random.Random, words: list[str], passages: list[Passage]) -> d
 
 def _search(draw: random.Random, words: list[str], passages: list[Passage]) -> Turn:
     query, tool = " ".join(draw.choices(words, k=6)), draw.choice(("text", "table", "graph"))
-    found = tuple(dataclasses.replace(passage) for passage in draw.choices(passages, k=3))
+    retrieved = tuple(dataclasses.replace(passage) for passage in draw.choices(passages, k=3))
     action = Action(kind="search", tool=tool, query=query, thought=" ".join(draw.choices(words, k=15)))
-    call = Call(tool=tool, query=query, passages=found, seconds=0.01, cost=1.0)
+    call = Call(tool=tool, query=query, passages=retrieved, seconds=0.01, cost=1.0)
     return Turn(
         text=query, stop_reason="stop", tokens=40, action=action, well_formed=True, calls=[call], observation=query
     )
 
 
 def measure(workdir: pathlib.Path, repeats: int) -> dict[str, Any]:
-    """Milliseconds of each filter, seconds of indexing, and what the server took of memory."""
+    """Milliseconds of each filter, seconds of indexing, and the server's memory."""
     command = [sys.executable, "-m", "launch.view", f"--workdir={workdir}", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -138,9 +138,9 @@ def measure(workdir: pathlib.Path, repeats: int) -> dict[str, Any]:
                 time.sleep(0.2)
             indexed = time.perf_counter() - started
             filters = {}
-            for name, given in FILTERS.items():
+            for name, params in FILTERS.items():
                 before = _processor(server.pid)
-                asked = [_ask(host, "/api/episodes", given) for _ in range(repeats)]
+                asked = [_ask(host, "/api/episodes", params) for _ in range(repeats)]
                 mean = (_processor(server.pid) - before) / repeats
                 times = sorted(time_ for time_, _ in asked)
                 filters[name] = {
@@ -171,11 +171,11 @@ def _processor(process: int) -> float:
     return _TICK * (int(fields[11]) + int(fields[12]))
 
 
-def _ask(host: str, path: str, given: dict[str, str]) -> tuple[float, Any]:
-    """Milliseconds until the whole reply is there, and what it says."""
+def _ask(host: str, path: str, params: dict[str, str]) -> tuple[float, Any]:
+    """Milliseconds until the whole reply has arrived, and its content."""
     started = time.perf_counter()
     connection = http.client.HTTPConnection(host, timeout=60)
-    connection.request("GET", f"{path}?{urllib.parse.urlencode(given)}")
+    connection.request("GET", f"{path}?{urllib.parse.urlencode(params)}")
     content = connection.getresponse().read()
     took = 1000 * (time.perf_counter() - started)
     connection.close()
@@ -183,11 +183,11 @@ def _ask(host: str, path: str, given: dict[str, str]) -> tuple[float, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """As benchmarks/README.md shows it."""
+    """The table of benchmarks/README.md."""
     lines = ["| filter | pass | processor, ms | ms, median | ms, worst |", "|---|---:|---:|---:|---:|"]
-    for name, one in result["filters"].items():
-        numbers = " | ".join(f"{one[key]:.0f}" for key in ("processor", "median", "worst"))
-        lines.append(f"| {name} | {one['pass']:,} | {numbers} |")
+    for name, times in result["filters"].items():
+        numbers = " | ".join(f"{times[key]:.0f}" for key in ("processor", "median", "worst"))
+        lines.append(f"| {name} | {times['pass']:,} | {numbers} |")
     lines += [
         f"| opening an episode | 1 | | {result['open']:.0f} | |",
         f"| reward at least 0.5, while the index is filled | | | | {result['while_indexing']:.0f} |",

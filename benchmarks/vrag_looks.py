@@ -1,8 +1,8 @@
-"""Draws what VRAG-RL's agent looks at on Atlas's pages, played by a scripted policy that knows where the answers stand.
+"""Draws what VRAG-RL's agent looks at on Atlas's pages, played by a scripted policy that knows the positions of the answers.
 
     python -m benchmarks.vrag_looks --output=docs/images
 
-Knowledge base, searches, frames, crops and records are the agent's own; what is scripted is what the policy writes. Two
+Knowledge base, searches, frames, crops and records are the agent's own. Only the policy's texts are scripted. Two
 minutes on two busy cores, half of them for drawing the pages, the first time.
 """
 
@@ -49,7 +49,7 @@ class Looking(SeeingScript):
         return self._turns[name][turn]
 
     def _planned(self, example: Example) -> list[str]:
-        """Of each gold page its search, and a look at what answers; of a page alone a look at that quarter before."""
+        """For each gold page a search, and a look at the answer. If there is one page, a look at that quarter comes first."""
         titles, boxes = example.metadata["supporting_titles"], example.metadata["boxes"].values()
         turns: list[str] = []
         for title, box in zip(titles, boxes):
@@ -89,13 +89,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", default="docs/images", help="a directory for the pictures")
     output = pathlib.Path(parser.parse_args().output)
-    chosen = {one.metadata["type"]: one for one in page_questions("test", 12)}
+    chosen = {question.metadata["type"]: question for question in page_questions("test", 12)}
     examples = [chosen[kind] for kind in _CALLED]
     settings: dict[str, Any] = {"retriever": "bm25", "pages": {"text": "layer"}}
     tools = open_knowledge_bases({"pages": KnowledgeConfig(kind="ocr", source="atlas/pages", settings=settings)})
     policy: Any = Looking(examples)
-    with tempfile.TemporaryDirectory() as home:
-        path = pathlib.Path(home) / "episodes.jsonl"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = pathlib.Path(scratch) / "episodes.jsonl"
         write_records(path, run(_AGENT, examples, policy, tools))
         for record, name in zip(read_records(path), _CALLED.values()):
             drawn = sheet(record, path.parent)

@@ -77,11 +77,11 @@ class Peer:
     def sequential(self, queries: list[str]) -> list[list[str]]:
         results = []
         for query in queries:
-            taken: list[str] = []
+            summaries: list[str] = []
             for url in self._hits(query):
-                if len(taken) < PAGES and (text := self._page(url)) is not None:
-                    taken.append(self._summary(query, text))
-            results.append(taken)
+                if len(summaries) < PAGES and (text := self._page(url)) is not None:
+                    summaries.append(self._summary(query, text))
+            results.append(summaries)
         return results
 
     def threads(self, queries: list[str]) -> list[list[str]]:
@@ -92,12 +92,12 @@ class Peer:
             return list(pool.map(lambda query: self._rounds(query, inner), queries))
 
     def _rounds(self, query: str, pool: concurrent.futures.Executor) -> list[str]:
-        hits, taken = self._hits(query), []
-        while hits and len(taken) < PAGES:
-            some, hits = hits[: PAGES - len(taken)], hits[PAGES - len(taken) :]
+        hits, summaries = self._hits(query), []
+        while hits and len(summaries) < PAGES:
+            some, hits = hits[: PAGES - len(summaries)], hits[PAGES - len(summaries) :]
             texts = [text for text in pool.map(self._page, some) if text is not None]
-            taken += pool.map(lambda text: self._summary(query, text), texts)
-        return taken
+            summaries += pool.map(lambda text: self._summary(query, text), texts)
+        return summaries
 
     @property
     def _session(self) -> Any:
@@ -137,7 +137,7 @@ def ours(url: str) -> Callable[[list[str]], list[list[str]]]:
     def run(queries: list[str]) -> list[list[str]]:
         kb = web_kb(dataclasses.replace(config, cache=CacheConfig(disk=False)))
         try:
-            return [[passage.text for passage in found] for found in kb.search(queries, k=PAGES)]
+            return [[passage.text for passage in passages] for passages in kb.search(queries, k=PAGES)]
         finally:
             kb.close()
 
@@ -168,18 +168,18 @@ def main() -> None:
             results = run(queries)
             rates[name].append(count / (time.perf_counter() - started))
             cpu[name].append((time.process_time() - used) / count)
-            assert [len(found) for found in results] == [PAGES] * count, (name, results)
+            assert [len(passages) for passages in results] == [PAGES] * count, (name, results)
     server.kill()
-    medians = {name: statistics.median(found) for name, found in rates.items()}
+    medians = {name: statistics.median(values) for name, values in rates.items()}
     ratios = {f"web_vs_{name}": medians["ours"] / medians[name] for name in ("threads", "sequential")}
     if arguments.json:
-        seconds = {name: statistics.median(found) for name, found in cpu.items()}
+        seconds = {name: statistics.median(values) for name, values in cpu.items()}
         report = {"ratios": ratios, "queries_per_second": medians, "cpu_seconds_per_query": seconds}
         print(json.dumps({**report, "queries": arguments.queries}))
         return
     print("| side | queries/s (range) | ours, times as many | CPU ms a query |\n|---|---:|---:|---:|")
-    for name, found in rates.items():
-        row = f"{medians[name]:.2f} ({min(found):.2f}-{max(found):.2f}) | {medians['ours'] / medians[name]:.1f}x"
+    for name, values in rates.items():
+        row = f"{medians[name]:.2f} ({min(values):.2f}-{max(values):.2f}) | {medians['ours'] / medians[name]:.1f}x"
         print(f"| {name} | {row} | {1000 * statistics.median(cpu[name]):.0f} |")
 
 

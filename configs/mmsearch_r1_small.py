@@ -43,7 +43,10 @@ SIGHT = {"name": 0.25, "about": 0.3, "unknown": 0.25, "fact": 0.1, "describe": 0
 
 
 def train_questions() -> list[Example]:
-    """Half of them can be answered without a search: else searching always is learnt before what is known is told apart."""
+    """Training questions. Half of them can be answered without a search.
+
+    With fewer, the policy would learn to search always before it learns which questions it can answer.
+    """
     asked = known_questions("train", 2 * QUESTIONS)
     free = [example for example in asked if example.metadata["kind"] == "search_free"]
     required = [example for example in asked[:QUESTIONS] if example.metadata["kind"] != "search_free"]
@@ -51,7 +54,7 @@ def train_questions() -> list[Example]:
 
 
 def search_required() -> list[Example]:
-    """Those that can't be answered without a search."""
+    """The training questions that can't be answered without a search."""
     return [example for example in train_questions() if example.metadata["kind"] != "search_free"]
 
 
@@ -69,23 +72,27 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     """Worked examples that search too often and too rarely, to learn from, and others that are held out."""
     rng = np.random.default_rng([12, config.seed])
     questions = known_questions("train", DEMONSTRATIONS, 2 * QUESTIONS)
-    plans = [planned(one, _plan(one, rng)) for one in questions]
-    return _demonstrations(config, [_told_otherwise(one, rng) for one in _searched(config, plans)], agent)
+    plans = [planned(question, _plan(question, rng)) for question in questions]
+    return _demonstrations(
+        config, [_told_otherwise(demonstration, rng) for demonstration in _searched(config, plans)], agent
+    )
 
 
 def _plan(example: Example, rng: np.random.Generator) -> Plan:
-    """Of questions that need a search, what they need in some; else one by chance.
+    """The searches that a question needs, for some of the questions that need a search; else a random plan.
 
-    So the start searches too much, and less where it knows, as large models do. Where plans don't depend on what is known at
-    all, what GRPO learns of one kind of question moves all kinds alike.
+    So the first policy searches too much, but less for questions that it can answer, as large models do. If plans did not
+    depend on that at all, an update on one kind of question would change its behaviour on all kinds.
     """
     kind = example.metadata["kind"]
     return NEEDED[kind] if kind != "search_free" and rng.random() < LEANING else PLANS[int(rng.integers(len(PLANS)))]
 
 
 def _told_otherwise(demonstration: Demonstration, rng: np.random.Generator) -> Demonstration:
-    """In half of the demonstrations what is found differs from Atlas, so that it is read and not remembered: another name of a
-    country that the policy doesn't know, another value of a fact that it does."""
+    """Changes the search results of half of the demonstrations, so that the policy reads them and does not answer from memory.
+
+    A country that the policy doesn't know gets another name; a fact that it knows gets another value.
+    """
     metadata, tools = demonstration.example.metadata, {step.tool for step in demonstration.steps}
     unknown = strength(metadata["country"]) == "none"
     if rng.random() < 0.5:
@@ -99,7 +106,7 @@ def _told_otherwise(demonstration: Demonstration, rng: np.random.Generator) -> D
 
 def taught(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Demonstrations]:
     """The plans of a teacher that knows what the policy knows, on the training questions."""
-    plans = [planned(one, NEEDED[one.metadata["kind"]]) for one in train_questions()]
+    plans = [planned(question, NEEDED[question.metadata["kind"]]) for question in train_questions()]
     return _demonstrations(config, _searched(config, plans), agent)
 
 
@@ -108,9 +115,9 @@ def _searched(config: schema.TrainConfig, plans: Sequence[Planned]) -> list[Demo
 
 
 def _demonstrations(
-    config: schema.TrainConfig, found: Sequence[Demonstration], agent: Agent
+    config: schema.TrainConfig, demonstrations: Sequence[Demonstration], agent: Agent
 ) -> tuple[Demonstrations, Demonstrations]:
-    worked = [Worked(one.example, agent.pieces(one)) for one in found]
+    worked = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in demonstrations]
     held_out = len(worked) // 20
     parts = worked[held_out:], worked[:held_out]
     training, judged = (

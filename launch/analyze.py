@@ -141,7 +141,7 @@ def _row(text: str) -> tuple[str, pathlib.Path]:
 
 
 def _print(sections: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints a row for each agent of each section: what it answered, and what that took."""
+    """Prints a row for each agent of each section: its answers and their cost."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -47,7 +47,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.training.config import TrainConfig
 
     return {"A run": TrainConfig}

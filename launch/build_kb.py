@@ -32,7 +32,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.knowledge.kinds import KB_BUILDERS
 
     classes: dict[type, list[str]] = {}  # some kinds have a configuration in common

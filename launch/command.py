@@ -70,7 +70,7 @@ def start(
                     if (path := FLAGS[name].value) == "":  # as from a variable of the shell that is not set
                         raise ValueError(f"--{name}= is empty: give a path")
                     if path:
-                        FLAGS[name].value = str(stack.enter_context(_at(f"--{name}", path)))
+                        FLAGS[name].value = str(stack.enter_context(_local_path(f"--{name}", path)))
                 main(argv)
         except BrokenPipeError:  # the reader of the output (such as `head`) closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +78,7 @@ def start(
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            sys.exit(f"launch.{program}: {_told(error)}")
+            sys.exit(f"launch.{program}: {_error_text(error)}")
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -86,9 +86,11 @@ def start(
 
 
 @contextlib.contextmanager
-def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
-    """The path at which a program works on what a flag names: the path itself (shells leave the ~ of --workdir=~/runs as it
-    is), or a copy of what is in a bucket, which is uploaded as it changes."""
+def _local_path(flag: str, address: str) -> Iterator[str | pathlib.Path]:
+    """The local path for a flag's value: the path itself, or a mirror of a bucket, which is uploaded as it changes.
+
+    Shells leave the ~ of --workdir=~/runs as it is, so it is expanded here.
+    """
     if not in_bucket(address):
         _refuse_url(flag, address)
         yield os.path.expanduser(address)
@@ -101,11 +103,11 @@ def _at(flag: str, address: str) -> Iterator[str | pathlib.Path]:
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            raise ValueError(named(_told(error))) from error
+            raise ValueError(named(_error_text(error))) from error
 
 
 class _Named:
-    """Standard output, with places in buckets instead of the directories that stand for them."""
+    """Standard output with URLs of buckets instead of the paths of their mirrors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -117,7 +119,7 @@ class _Named:
         return getattr(self._stream, name)
 
 
-def _told(error: ValueError | OSError) -> str:
+def _error_text(error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror} (ROUTERL_TRACEBACK=1 shows what was tried)"
     return str(error) or type(error).__name__
@@ -164,7 +166,7 @@ def read_config_as(schema: type[T]) -> T:
 
 
 def read_config_dict() -> ConfigDict:
-    """What --config and its overrides say, unchecked. Raises a ValueError that names the file if there is no such file."""
+    """The configuration of --config with its overrides, unchecked. Raises ValueError if there is no such file."""
     flag = cast(Any, FLAGS["config"])
     if not isinstance(flag.value, ConfigDict):  # ml_collections raises its IOError only when the value is used
         raise ValueError(f"--config={flag.config_filename}: there is no such file; configurations lie in configs/")
@@ -197,30 +199,30 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
         _print_help(schemas)
         sys.exit(0)
-    given = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
-    path = given.partition("=")[2]
+    config_argument = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
+    path = config_argument.partition("=")[2]
     try:
         return FLAGS(list(argv))
     except Exception as error:
         if os.environ.get("ROUTERL_TRACEBACK"):
             raise
         if (complaint := _complaint(error, path)) is not None:
-            sys.exit(f"{program}: {given}: {complaint}")
+            sys.exit(f"{program}: {config_argument}: {complaint}")
         if isinstance(error, flags.Error) and not (path and "flag --config=None: " in str(error)):
             # not parsed again by app.parse_flags_with_usage: overrides are defined by now
-            sys.exit(f"{program}: {_flags_told(error)} (--help lists the options)")
+            sys.exit(f"{program}: {_flag_error_text(error)} (--help lists the options)")
         if not (path and isinstance(error, AttributeError | KeyError | flags.Error)):
             raise
         config = cast(Any, FLAGS["config"]).parser.parse(path)
         if config is None:
-            sys.exit(f"{program}: {given}: its get_config() returns nothing")
+            sys.exit(f"{program}: {config_argument}: its get_config() returns nothing")
         message = _unknown_override(config, argv)
         if not message:
             raise
         sys.exit(f"{program}: {message}")
 
 
-def _flags_told(error: flags.Error) -> str:
+def _flag_error_text(error: flags.Error) -> str:
     """absl's message on one line, with "give --config" for a flag that is required and not there."""
     lines = []
     for line in str(error).splitlines():
@@ -233,8 +235,10 @@ def _flags_told(error: flags.Error) -> str:
 
 
 def with_installed_configs(argv: Sequence[str]) -> list[str]:
-    """The arguments, with the whole path of a `--config=configs/..` that is not below this directory, but beside `launch`: in
-    a checkout that is elsewhere, or where the wheel is installed."""
+    """The arguments, with an absolute path for a `--config=configs/..` that is not below this directory.
+
+    The file is then beside `launch`: in a checkout elsewhere, or in the installed wheel.
+    """
     arguments = list(argv)
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -284,7 +288,7 @@ def _unknown_override(config: ConfigDict, argv: Sequence[str]) -> str | None:
         section, path = config, "config"
         for key in name.split(".")[1:]:
             if not isinstance(section, ConfigDict) or key not in section:
-                known = section.keys() if isinstance(section, ConfigDict) else ()
-                return unknown_key(path, key, known)
+                keys = section.keys() if isinstance(section, ConfigDict) else ()
+                return unknown_key(path, key, keys)
             section, path = section[key], f"{path}.{key}"
     return None

@@ -48,7 +48,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.training.config import TrainConfig
 
     return {"A run": TrainConfig}
@@ -62,7 +62,7 @@ def main(_: Sequence[str]) -> None:
         from routerl_jax.training.layout_search import search
 
         ranked = search(config, FLAGS.topology)
-        print(as_json([dataclasses.asdict(one) for one in ranked]) if FLAGS.json else choices(ranked))
+        print(as_json([dataclasses.asdict(choice) for choice in ranked]) if FLAGS.json else choices(ranked))
         if ranked[0].step_s is None:
             sys.exit(1)
         return
@@ -79,9 +79,9 @@ def as_json(value: Any) -> str:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -124,18 +124,18 @@ def _sizes(mesh: Mapping[str, int]) -> str:
 
 
 def choices(results: Sequence[Choice]) -> str:
-    """Markdown: what was tried, the best first, and the settings of that."""
+    """Markdown: the layouts that were tried, the best first, and the settings of the best."""
     lines = [
         "| mesh (data x fsdp x tensor) | micro_tokens | rows | a step, at best | its updates | decoded tokens/s | GiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in results:
-        row = f"| {one.data} x {one.fsdp} x {one.tensor} | {one.micro_tokens:,} | {one.rows:,} "
-        if one.step_s is None:
-            lines.append(f"{row}| does not fit | | | {one.gib:.2f} |")
+    for choice in results:
+        row = f"| {choice.data} x {choice.fsdp} x {choice.tensor} | {choice.micro_tokens:,} | {choice.rows:,} "
+        if choice.step_s is None:
+            lines.append(f"{row}| does not fit | | | {choice.gib:.2f} |")
         else:
             lines.append(
-                f"{row}| {one.step_s:.2f} s | {one.update_s:.2f} s | {one.tokens_per_s:,.0f} | {one.gib:.2f} |"
+                f"{row}| {choice.step_s:.2f} s | {choice.update_s:.2f} s | {choice.tokens_per_s:,.0f} | {choice.gib:.2f} |"
             )
     return "\n".join([*lines, "", f"best: {results[0].flags()}" if results[0].step_s is not None else "nothing fits"])
 
@@ -175,8 +175,9 @@ def _collectives(program: ProgramReport) -> str:
         return ", ".join(f"{kind} x {count}" for kind, count in program.collectives.items()) or "none"
     return (
         ", ".join(
-            f"{kind} x {one.count:g} ({one.bytes / 1e6:.1f} MB, {1000 * one.seconds:.2f} ms, {1000 * one.hidden_s:.2f} hidden)"
-            for kind, one in program.roofline.traffic.items()
+            f"{kind} x {traffic.count:g} ({traffic.bytes / 1e6:.1f} MB, {1000 * traffic.seconds:.2f} ms, "
+            f"{1000 * traffic.hidden_s:.2f} hidden)"
+            for kind, traffic in program.roofline.traffic.items()
         )
         or "none"
     )

@@ -52,7 +52,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.curation.balance import BalanceConfig
     from routerl_jax.curation.expert_config import ExpertJobConfig
     from routerl_jax.curation.golden_config import ConstructConfig

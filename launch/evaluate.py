@@ -99,7 +99,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.comparison.config import ComparisonConfig
     from routerl_jax.training.config import TrainConfig
 
@@ -140,18 +140,18 @@ def _draw() -> None:
     check_writable("--workdir" if FLAGS.workdir else "--output", output)
     rows = read_config_as(ComparisonConfig).rows if FLAGS.config is not None else {}
     with naming("--report"):
-        found = drawn.draw_figures(
+        drawn_files = drawn.draw_figures(
             [FLAGS.report],
             directory,
             output,
             rows={key: pathlib.Path(value) for key, value in rows.items()},
             limit=drawn.QUESTIONS if FLAGS.limit is None else FLAGS.limit,
         )
-    print(f"{FLAGS.report}: {found[FLAGS.report]}")
+    print(f"{FLAGS.report}: {drawn_files[FLAGS.report]}")
 
 
 def _help() -> None:
-    """Prints what --agents, --benchmarks and --report can be."""
+    """Prints the possible values of --agents, --benchmarks and --report."""
     from routerl_jax.comparison import agents
     from routerl_jax.comparison.benchmarks import benchmark
     from routerl_jax.comparison.benchmarks.known import BENCHMARKS
@@ -224,7 +224,7 @@ _INSTEAD = {
 
 
 def _evaluate(stack: contextlib.ExitStack) -> None:
-    """One policy on one benchmark. `stack` closes what was opened, also after an error."""
+    """One policy on one benchmark. `stack` closes all that was opened, also after an error."""
     from flax import nnx
 
     from routerl_jax.core.config import naming
@@ -334,11 +334,13 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         "settings digest": _digest(
             [
                 *(config.recipe, config.evaluation.k, config.engine.max_length),
-                *(_said(config.agent), dataclasses.asdict(config)["knowledge"]),
+                *(_agent_fields(config.agent), dataclasses.asdict(config)["knowledge"]),
             ]
         ),
     }
-    _earlier(output / "results.json", request)  # refuses results of another benchmark before anything slow starts
+    _earlier_results(
+        output / "results.json", request
+    )  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
     names, table = _names(config), {}
@@ -356,7 +358,9 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
             judge=judge,
         )
         write_records(output / f"{name}.jsonl", episodes)
-    table = _earlier(output / "results.json", request) | table  # read again: another process may have added agents
+    table = (
+        _earlier_results(output / "results.json", request) | table
+    )  # read again: another process may have added agents
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
@@ -382,7 +386,7 @@ def _names(config: TrainConfig) -> Mapping[str, str]:
     return names if reinforced else {"trained": "policy", **names}
 
 
-def _said(agent: AgentConfig) -> dict[str, Any]:
+def _agent_fields(agent: AgentConfig) -> dict[str, Any]:
     """The agent section for the digest. Empty `settings` are left out, so that results from before the field existed fit."""
     return {key: value for key, value in dataclasses.asdict(agent).items() if value or key != "settings"}
 
@@ -391,7 +395,7 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _earlier(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier_results(path: pathlib.Path, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Results of an earlier call in this directory, by agent; they are kept. {} if there are none.
 
     Raises:

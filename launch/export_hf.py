@@ -90,8 +90,8 @@ def main(_: Sequence[str]) -> None:
         else ""
     )
     if FLAGS.json:
-        said = {"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}
-        print(json.dumps(said | ({"pushed": pushed} if pushed else {})))
+        summary = {"directory": str(output), "bytes": size, "model_type": model.architecture.model_type}
+        print(json.dumps(summary | ({"pushed": pushed} if pushed else {})))
         return
     print(f"wrote {output} ({size / 1e6:.1f} MB); load it with {_call(output, alone, sees)}")
     if pushed:

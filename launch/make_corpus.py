@@ -41,7 +41,7 @@ def main(_: Sequence[str]) -> None:
     passages = Bar(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
     write_corpus(output, passages)
     print(
-        f"{output}: {counts.passages:,} distinct passages of {counts.given:,} that came with {counts.rows:,} questions"
+        f"{output}: {counts.passages:,} distinct passages of {counts.occurrences:,} that came with {counts.rows:,} questions"
     )
 
 

@@ -49,7 +49,7 @@ def define_flags() -> None:
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.knowledge.serving.config import ServeConfig
 
     return {"A server": ServeConfig}
@@ -73,23 +73,23 @@ def read_serve_config() -> ServeConfig:
     """The configuration file, if one is given, with the flags that are given in place of its fields."""
     from routerl_jax.knowledge.serving.config import ServeConfig
 
-    config = read_config_as(ServeConfig) if _given("config") else ServeConfig()
+    config = read_config_as(ServeConfig) if _flag_is_set("config") else ServeConfig()
     changes: dict[str, Any] = {key: FLAGS[key].value for key in _OVERRIDES if FLAGS[key].value is not None}
     if FLAGS.kb:
-        pairs, given = dict(config.knowledge_bases), set()
+        pairs, names = dict(config.knowledge_bases), set()
         for pair in FLAGS.kb:
             name, equals, directory = pair.partition("=")
             if not (name and equals and directory):
                 raise ValueError(f"--kb={pair}: write --kb=NAME=DIRECTORY")
-            if name in given:
+            if name in names:
                 raise ValueError(f"--kb={pair}: there is another --kb={name}=..; give them different names or modes")
-            given.add(name)
+            names.add(name)
             pairs[name] = directory
         changes["knowledge_bases"] = pairs
     return dataclasses.replace(config, **changes)
 
 
-def _given(name: str) -> bool:
+def _flag_is_set(name: str) -> bool:
     return FLAGS[name].present > 0
 
 

@@ -62,10 +62,10 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.serving.config import ServePolicyConfig, open_policy
 
     names = [field.name for field in dataclasses.fields(ServePolicyConfig)]
-    given: dict[str, Any] = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
-    if "knowledge" in given:
-        given["knowledge"] = tuple(given["knowledge"])
-    config = ServePolicyConfig(**given)
+    fields: dict[str, Any] = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}
+    if "knowledge" in fields:
+        fields["knowledge"] = tuple(fields["knowledge"])
+    config = ServePolicyConfig(**fields)
     token = read_token(config.token_file)
     served = open_policy(config)
     app = create_app(served, token=token, hosts=bound_hosts(config.host))
@@ -81,11 +81,11 @@ def main(_: Sequence[str]) -> None:
 def _greeting(served: Served, config: ServePolicyConfig, url: str) -> str:
     name = config.model_name
     about = served.models[name].about
-    said = f"{about['max_model_len']:,} tokens, {'sees pictures' if about['pictures'] else 'text alone'}"
+    summary = f"{about['max_model_len']:,} tokens, {'sees pictures' if about['pictures'] else 'text alone'}"
     if "knowledge_bases" in about:
-        said += f", searches {', '.join(about['knowledge_bases'])}"
+        summary += f", searches {', '.join(about['knowledge_bases'])}"
     key = "the token" if config.token_file else "none"
-    return f"serving {name} at {url}/v1 ({said}); OpenAI(base_url='{url}/v1', api_key='{key}')"
+    return f"serving {name} at {url}/v1 ({summary}); OpenAI(base_url='{url}/v1', api_key='{key}')"
 
 
 if __name__ == "__main__":

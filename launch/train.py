@@ -22,7 +22,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
-from routerl_jax.core.buckets import in_bucket, place_of
+from routerl_jax.core.buckets import in_bucket, url_of
 
 FLAGS = flags.FLAGS
 
@@ -36,13 +36,13 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
     flags.register_multi_flags_validator(
         ["workdir", "show"],
-        lambda given: given["workdir"] is not None or given["show"],
+        lambda values: values["workdir"] is not None or values["show"],
         message="give --workdir, the directory of the run; or --show",
     )
 
 
 def schemas() -> dict[str, type]:
-    """What --config may hold, by what it is."""
+    """The classes of configurations that --config may name, by their description."""
     from routerl_jax.training.config import TrainConfig
 
     return {"A run": TrainConfig}
@@ -82,10 +82,10 @@ def main(_: Sequence[str]) -> None:
 
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:
-    """What an interrupted run prints: its newest checkpoint (warm start and controls included) and how to resume."""
+    """The message of an interrupted run: its newest checkpoint (warm start and controls included) and how to resume."""
     arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
     go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
-    if in_bucket(address := place_of(workdir)):
+    if in_bucket(address := url_of(workdir)):
         return f"interrupted; its checkpoints are in {address}. {go_on}"
     patterns = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")
     checkpoints = [path for pattern in patterns for path in workdir.glob(pattern) if path.name.isdecimal()]

@@ -40,8 +40,8 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    given = [name for name in ("workdir", "runs", "file") if FLAGS[name].value]
-    if len(given) != 1:
+    sources = [name for name in ("workdir", "runs", "file") if FLAGS[name].value]
+    if len(sources) != 1:
         raise ValueError("give one of --workdir, --runs and --file")
     terminal = FLAGS.terminal or bool(FLAGS.file)
     stray = next((name for name in (_OF_PAGE if terminal else _OF_TERMINAL) if FLAGS[name].present), None)

@@ -1,4 +1,4 @@
-"""The interface of agents, and what an agent works with: an `LLM` for conversations and `Tools` to search."""
+"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Agent(abc.ABC):
         """JSON schemas of the functions that its model's chat template shows; () for none."""
         return ()
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Agent:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Agent:
         """The agent with these functions, by knowledge base. An agent without functions stays as it is."""
         return self
 
@@ -132,7 +132,7 @@ class Agent(abc.ABC):
 
     @property
     def learns_from(self) -> LearnsFrom | None:
-        """What supervised training shows the agent: "demonstrations", whole worked questions (`opening` and `pieces`);
+        """The kind of supervised examples: "demonstrations", whole worked questions (`opening` and `pieces`);
         "golden_steps", single steps of them (`opening` and `step_pieces`); or None."""
         return None
 
@@ -197,12 +197,12 @@ class Rerouted(Agent):
 
     @property
     def search_budget(self) -> int | None:
-        """That of the agent."""
+        """The agent's own."""
         return self.agent.search_budget
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Those of the agent."""
+        """The agent's own."""
         return self.agent.special_tokens
 
 
@@ -263,11 +263,11 @@ class LLM:
 class UnknownTool(KeyError):
     """An agent asks for a tool by a name that no tool has."""
 
-    def __init__(self, name: str, known: Sequence[str]) -> None:
+    def __init__(self, name: str, names: Sequence[str]) -> None:
         super().__init__(name)
-        close = difflib.get_close_matches(str(name), known, n=1)
+        close = difflib.get_close_matches(str(name), names, n=1)
         hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-        self.message = f"there is no tool {name!r}; {hint}: {', '.join(known) or 'none'} (config.knowledge names them)"
+        self.message = f"there is no tool {name!r}; {hint}: {', '.join(names) or 'none'} (config.knowledge names them)"
 
     def __str__(self) -> str:
         return self.message
@@ -349,8 +349,8 @@ class Tool:
     async def _ask(self, request: Request) -> Call:
         return await self._rollout.wait_tool(self._rollout, request)
 
-    async def _pictured(self, call: Call, wanted: Sequence[str]) -> Call:
-        replies = await asyncio.gather(*(self._ask(Request(call.tool, id, 1, "pictures")) for id in wanted))
+    async def _pictured(self, call: Call, ids: Sequence[str]) -> Call:
+        replies = await asyncio.gather(*(self._ask(Request(call.tool, id, 1, "pictures")) for id in ids))
         seconds = call.seconds + sum(reply.seconds for reply in replies)
         if failed := [reply for reply in replies if reply.error is not None]:
             return dataclasses.replace(call, passages=(), error=failed[0].error, seconds=seconds)

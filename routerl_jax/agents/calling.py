@@ -1,4 +1,4 @@
-"""Agents whose policy may call tools as functions in its model's chat template: what they have in common."""
+"""The common part of agents whose policy may call tools as functions in its model's chat template."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from routerl_jax.data.rounds import RecordedRounds
 
 
 class Form(Protocol):
-    """How a policy writes its actions: a grammar, or what has these members of it (`Grammar` describes them)."""
+    """How a policy writes its actions: a grammar, or another object with these members (`Grammar` describes them)."""
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]: ...
     def of(self, tokenizer: Tokenizer) -> Any: ...
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
 
 
 class CallingAgent(Agent):
@@ -58,11 +58,11 @@ class CallingAgent(Agent):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """Those of the form."""
+        """The form's own."""
         return () if self._form is None else self._form.functions
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
-        return self if self._form is None else self._with(self._form.told(schemas))
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        return self if self._form is None else self._with(self._form.with_schemas(schemas))
 
     # --- what the policy writes ---
 
@@ -88,22 +88,22 @@ class CallingAgent(Agent):
 
     # --- what it is shown ---
 
-    def framed(self, said: Observation) -> Observation | Reply:
+    def framed(self, observation: Observation) -> Observation | Reply:
         """An observation as the policy gets it: as a tool's message if it calls functions."""
-        return Reply(said, "tool") if self.functions else said
+        return Reply(observation, "tool") if self.functions else observation
 
-    def size_of(self, chat: Conversation, said: Observation) -> int:
+    def size_of(self, chat: Conversation, observation: Observation) -> int:
         """Number of tokens that an observation takes."""
-        framed = self.framed(said)
+        framed = self.framed(observation)
         if isinstance(framed, Reply):
             return chat.reply_tokens(framed.observation, role=framed.role)
         return chat.tokens_of(framed)
 
-    def say(self, chat: Conversation, said: Observation, kept: int, passages: Sequence[str] = ()) -> bool:
-        """Shows an observation to the policy. Returns False, and shows nothing, if less than `kept` tokens would be left."""
-        if self.size_of(chat, said) > chat.room - kept:
+    def say(self, chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
+        """Shows an observation to the policy. Returns False and shows nothing if fewer than `reserve` tokens would be left."""
+        if self.size_of(chat, observation) > chat.room - reserve:
             return False
-        framed = self.framed(said)
+        framed = self.framed(observation)
         if isinstance(framed, Reply):
             chat.reply(framed.observation, passages, role=framed.role)
         else:
@@ -114,8 +114,11 @@ class CallingAgent(Agent):
         """Tokens kept for the reply to a turn whose proper reply has no room."""
         return chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0
 
-    def end_turn(self, chat: Conversation, said: Observation, kept: int) -> None:
-        """Replies to a turn before an answer is begun for the policy. If `said` leaves less than `kept` tokens, the reply is a
-        note that uses `note_tokens` of them. Without functions nothing is said, because the answer follows in the same text."""
-        if self.functions and not self.say(chat, said, kept):
+    def end_turn(self, chat: Conversation, observation: Observation, reserve: int) -> None:
+        """Replies to a turn before an answer is begun for the policy.
+
+        If `observation` would leave fewer than `reserve` tokens, the reply is a note that uses `note_tokens` of them. Without
+        functions nothing is shown, because the answer follows in the same text.
+        """
+        if self.functions and not self.say(chat, observation, reserve):
             chat.reply(TOO_LONG, role="tool")

@@ -96,21 +96,23 @@ async def search_calls(
       TypeError: a query's cost is no number.
     """
     cost, clock = _cost(tools, tool), _Clock(timeout)
-    known: dict[int, _Reply] = {}
+    replies_by_index: dict[int, _Reply] = {}
     async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
         [[query] for query in queries],
-        wanted=lambda _: clock.again(),
+        is_wanted=lambda _: clock.again(),
         lost=_Late,
     ):
         if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):
             raise outcome
-        known[i] = _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+        replies_by_index[i] = (
+            _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+        )
     reason = (
-        f"TimeoutError: the batch failed, and {len(queries) - len(known)} of its {len(queries)} queries could not be tried by "
-        f"themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
+        f"TimeoutError: the batch failed, and {len(queries) - len(replies_by_index)} of its {len(queries)} queries could not "
+        f"be tried by themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    replies = [known.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
+    replies = [replies_by_index.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
     failures = [reply.result.message for reply in replies if isinstance(reply.result, _Failure)]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
@@ -118,7 +120,7 @@ async def search_calls(
 
 
 def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
-    """What a query costs."""
+    """The price of a query."""
     cost = getattr(tools.get(tool), "cost", 1.0)
     if not isinstance(cost, numbers.Real):  # NumPy's numbers pass, too
         raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
@@ -134,12 +136,12 @@ class _Failure:
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
-_TOLD = 0.95  # share of the time limit that a tool is told, so that it can give up by itself and say why
+_TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
 _Result = tuple[Passage, ...] | _Failure
 
 
 class _Reply(NamedTuple):
-    """What a tool gave for one query."""
+    """A tool's result for one query."""
 
     result: _Result
     seconds: float
@@ -172,7 +174,7 @@ class _Clock:
         return time.perf_counter() < self._ends
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
         """Seconds for the next search."""
         return self.timeout if self._ends is None else self._ends - time.perf_counter()
 
@@ -187,7 +189,7 @@ async def _search(
     """
     if tool not in tools:
         return [_Reply(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
-    started, limit = time.perf_counter(), clock.left
+    started, limit = time.perf_counter(), clock.remaining
     reads = getattr(tools[tool], "reads", ())
     read = list(queries) if want == "pictures" else [as_read(query, reads) for query in queries]
 
@@ -195,9 +197,9 @@ async def _search(
         return (time.perf_counter() - started) / len(queries)
 
     def work() -> list[_Reply]:
-        with time_limit(_TOLD * limit):
+        with time_limit(_TIME_SHARE * limit):
             try:
-                reply, seconds = timed_search(_asked(tools[tool], want), read, k)
+                reply, seconds = timed_search(_request_function(tools[tool], want), read, k)
                 results = _checked(tool, reply, len(queries))
                 walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
                 return list(map(_Reply, results, seconds, walks))
@@ -216,7 +218,7 @@ async def _search(
     raise _Late(f"TimeoutError: no reply within {limit:g} s", part())
 
 
-def _asked(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
+def _request_function(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]:
     """The function that answers requests of a kind: the tool's search, its listing without pictures, or its pictures."""
     if want == "passages" or not getattr(tool, "has_pictures", False):
         return tool.search if want != "pictures" else lambda ids, k: [[] for _ in ids]
@@ -267,7 +269,7 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
         elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
             results.append(_Failure(f"tool {tool!r} gave a Passage with score={scores[0]!r}, which is no number"))
         else:
-            results.append(tuple(map(_whole, result)))
+            results.append(tuple(map(_sanitised, result)))
     return results
 
 
@@ -275,7 +277,7 @@ def _is_text(passage: Passage, name: str) -> bool:
     return isinstance(getattr(passage, name), str)
 
 
-def _whole(passage: Passage) -> Passage:
+def _sanitised(passage: Passage) -> Passage:
     """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
     cleaned = {name: replace_surrogates(text) for name, text in texts.items()}

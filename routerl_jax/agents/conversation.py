@@ -186,14 +186,14 @@ class Conversation:
         if written.stop_reason != "stop" or choices.opening not in text or any(string in text for string in stop):
             state.finish(index, written)
             return written
-        left = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
+        remaining = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
         longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
         decides = text.endswith(choices.opening) and choices.open(self._forced + text)
-        if left >= longest and decides and state.alone and self._rollout.spawn is not None:
+        if remaining >= longest and decides and state.alone and self._rollout.spawn is not None:
             for branch in state.others(written.tokens, self._stream):
                 self._rollout.spawn(self._rollout, branch)
             return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, index)
-        if left > 0:  # there is no decision to fork here: finish the turn
+        if remaining > 0:  # there is no decision to fork here: finish the turn
             rest = await self._sample(
                 stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
             )
@@ -333,17 +333,17 @@ class Conversation:
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
-    def _reply(self, said: Rendered, role: ReplyRole) -> list[int]:
-        return self._engine.tokenizer.reply(said.text, self._stream.ledger.tokens[-1], role)
+    def _reply(self, content: Rendered, role: ReplyRole) -> list[int]:
+        return self._engine.tokenizer.reply(content.text, self._stream.ledger.tokens[-1], role)
 
-    def _feed(self, ids: list[int], text: str, said: Rendered, passages: Sequence[str]) -> None:
-        self._engine.feed(self._stream, ids, said.images)
-        self._viewer.see(said.shown)
+    def _feed(self, ids: list[int], text: str, content: Rendered, passages: Sequence[str]) -> None:
+        self._engine.feed(self._stream, ids, content.images)
+        self._viewer.see(content.shown)
         if self._rollout.turns:
             turn = self._rollout.turns[-1]
             turn.observation += text
-            seen = {item.passage for item in said.shown}
-            turn.shown += [*said.shown, *(Shown(passage=name) for name in passages if name not in seen)]
+            seen = {item.passage for item in content.shown}
+            turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's next turn (never trained on), such as an opening answer tag."""

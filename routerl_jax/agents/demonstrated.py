@@ -43,9 +43,9 @@ def demonstrated(
     for piece, learnt in pieces:
         if learnt:
             if isinstance(piece, Marked):
-                piece = piece.said(viewer.reframed(piece.box, piece.frame, piece.rule))
+                piece = piece.render(viewer.reframed(piece.box, piece.frame, piece.rule))
             if isinstance(piece, Spoken):
-                ids = [*tokenizer.encode(piece.said(tokenizer)), tokenizer.turn_end]
+                ids = [*tokenizer.encode(piece.render(tokenizer)), tokenizer.turn_end]
             elif isinstance(piece, str):
                 ids = tokenizer.encode(piece)
             else:
@@ -53,23 +53,25 @@ def demonstrated(
             ledger.sample(ids, [0.0] * len(ids), version=0)
         else:
             assert not isinstance(piece, Marked | Spoken), "a turn is the policy's"
-            piece = piece.said(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
+            piece = piece.render(viewer.region(piece.box, piece.rule)) if isinstance(piece, Look) else piece
             observation = piece.observation if isinstance(piece, Reply) else piece
             content = (
                 observation if isinstance(observation, Rendered) else rendered(observation, tokenizer, images, tags)
             )
-            ledger.feed(**_fed(content, piece.role if isinstance(piece, Reply) else None, ledger, tokenizer, images))
+            ledger.feed(
+                **_feed_arguments(content, piece.role if isinstance(piece, Reply) else None, ledger, tokenizer, images)
+            )
             viewer.see(content.shown)
     return ledger.sequence()
 
 
-def _fed(
-    said: Rendered, role: ReplyRole | None, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
+def _feed_arguments(
+    content: Rendered, role: ReplyRole | None, ledger: Ledger, tokenizer: Tokenizer, images: ImageTokens | None
 ) -> Mapping[str, Any]:
     """The arguments of `Ledger.feed` for an observation. `role`: whose message it comes as; None: it is part of a turn."""
-    ids = tokenizer.reply(said.text, ledger.tokens[-1], role) if role else tokenizer.encode(said.text)
-    if not said.images:
+    ids = tokenizer.reply(content.text, ledger.tokens[-1], role) if role else tokenizer.encode(content.text)
+    if not content.images:
         return {"tokens": ids}
     if images is None:
         raise ValueError("an observation shows a picture, and the policy sees none: give a vision-language model")
-    return images.fed(ids, said.images, ledger.next_position)
+    return images.fed(ids, content.images, ledger.next_position)

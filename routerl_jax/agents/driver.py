@@ -101,12 +101,12 @@ class _Group:
     """The attempts at one example.
 
     Attributes:
-      left: attempts that have not ended; a forked one counts once per branch.
+      unfinished: attempts that have not ended; a forked one counts once per branch.
       ended: the episodes of the others.
     """
 
     example: Example
-    left: int
+    unfinished: int
     ended: list[Episode] = dataclasses.field(default_factory=list)
 
 
@@ -168,7 +168,7 @@ class Attempts:
     def under_way(self) -> dict[str, int]:
         """The ids of the examples whose groups no run has returned yet, oldest first, and the attempts of each that have not
         ended."""
-        return {group.example.id: group.left for group in self._groups}
+        return {group.example.id: group.unfinished for group in self._groups}
 
     def run(
         self,
@@ -206,16 +206,16 @@ class Attempts:
         oldest = self._groups[:awaited]
 
         def enough() -> bool:
-            if groups is None or any(group.left for group in oldest):
+            if groups is None or any(group.unfinished for group in oldest):
                 return False
-            return sum(not group.left for group in self._groups) >= groups
+            return sum(not group.unfinished for group in self._groups) >= groups
 
-        total = sum(group.left for group in self._groups)
+        total = sum(group.unfinished for group in self._groups)
         with Bar(total=total, desc=progress, unit="episode", disable=not progress) as bar:
             self._loop.run(self._run(enough, bar))
-        taken = [group for group in self._groups if not group.left][:groups]
-        self._groups = [group for group in self._groups if group not in taken]
-        episodes = [episode for group in taken for episode in sorted(group.ended, key=self._place)]
+        completed = [group for group in self._groups if not group.unfinished][:groups]
+        self._groups = [group for group in self._groups if group not in completed]
+        episodes = [episode for group in completed for episode in sorted(group.ended, key=self._sort_key)]
         self._warn(episodes)
         return episodes
 
@@ -249,22 +249,22 @@ class Attempts:
                 for parent, state in self._spawned:
                     group = next(group for rollout, group in self._active.values() if rollout is parent)
                     self._start(group, parent.sample, state)
-                    group.left += 1
+                    group.unfinished += 1
                     bar.total += 1
                 if self._spawned:
                     self._spawned.clear()
                     continue
-                done = [task for task in self._active if task.done()]
-                for task in done:
+                ended = [task for task in self._active if task.done()]
+                for task in ended:
                     rollout, group = self._active.pop(task)
                     rollout.close()
                     episode = self._result(task, rollout)
                     group.ended.append(episode)
-                    group.left -= 1
+                    group.unfinished -= 1
                     if self.finished is not None:
                         self.finished(episode)
                     bar.update()
-                if done and (self._queue or enough()):  # the next segment decodes with the freed rows
+                if ended and (self._queue or enough()):  # the next segment decodes with the freed rows
                     continue
                 await self._advance()
         except BaseException:
@@ -277,8 +277,8 @@ class Attempts:
             rollout.close()
         for task in self._in_flight:
             task.cancel()
-        for kept in (self._active, self._groups, self._queue, self._turns, self._calls, self._spawned):
-            kept.clear()
+        for container in (self._active, self._groups, self._queue, self._turns, self._calls, self._spawned):
+            container.clear()
 
     def _start(self, group: _Group, sample: int, state: BranchState) -> None:
         example = group.example
@@ -317,7 +317,7 @@ class Attempts:
             )
         return episode
 
-    def _place(self, episode: Episode) -> tuple[int, ...]:
+    def _sort_key(self, episode: Episode) -> tuple[int, ...]:
         """Sort key of a group's episodes: the sample, and its choice at every decision, in the order of the choices."""
         choices = self._choices
         names = [] if choices is None else list(choices.names)

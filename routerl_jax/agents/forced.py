@@ -30,12 +30,12 @@ class ForcedAnswer:
         """Tokens that the answer needs, without thoughts."""
         return self.tokens + chat.tokens_of(self.opening)
 
-    async def thoughts(self, chat: Conversation, kept: int) -> str:
-        """Lets the policy think, with `kept` tokens kept for what follows. Returns the text between thoughts and answer."""
+    async def thoughts(self, chat: Conversation, reserve: int) -> str:
+        """Lets the policy think, with `reserve` tokens kept for the answer. Returns the text between thoughts and answer."""
         if not self.think:
             return ""
         opening, closing = self.think
-        room = chat.room - kept - chat.tokens_of(f"{opening}{closing}\n")
+        room = chat.room - reserve - chat.tokens_of(f"{opening}{closing}\n")
         if room < 1:
             return ""
         chat.force(opening)

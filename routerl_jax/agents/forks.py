@@ -68,7 +68,7 @@ class BranchState:
         self.suffix = suffix
         self.branches = list(branches)
         self._past = collections.deque(past)
-        self._done: list[RecordedTurn | Call | None] = []
+        self._record: list[RecordedTurn | Call | None] = []
 
     @property
     def replaying(self) -> bool:
@@ -79,17 +79,17 @@ class BranchState:
         """The next recorded turn, call or decision."""
         event = self._past.popleft()
         if not isinstance(event, ForkChoice):
-            self._done.append(event)
+            self._record.append(event)
         return event
 
     def begin(self) -> int:
         """Reserves an entry in the record for a turn or call that has just been requested; returns its index."""
-        self._done.append(None)
-        return len(self._done) - 1
+        self._record.append(None)
+        return len(self._record) - 1
 
     def finish(self, index: int, event: RecordedTurn | Call) -> None:
         """Records the result of the turn or call with this index."""
-        self._done[index] = event
+        self._record[index] = event
 
     def may_fork(self, stop: Sequence[str]) -> bool:
         """Whether a turn with these stop strings may reach a decision that is forked."""
@@ -103,7 +103,7 @@ class BranchState:
           source: the conversation of the turn.
         """
         assert self.choices is not None
-        past = [event for event in self._done if event is not None]
+        past = [event for event in self._record if event is not None]
         depth = len(self.branches)
         self.forks -= 1
         return [
@@ -120,4 +120,4 @@ class BranchState:
     @property
     def alone(self) -> bool:
         """Whether no turn or call but the latest is unfinished, so that a replay reaches exactly this point."""
-        return all(event is not None for event in self._done[:-1])
+        return all(event is not None for event in self._record[:-1])

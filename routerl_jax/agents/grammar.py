@@ -41,11 +41,11 @@ class RouteChoices:
     open: Callable[[str], bool] = lambda text: True
 
     def __post_init__(self) -> None:
-        for one, other in itertools.permutations(self.names, 2):
-            if self.names[other].startswith(self.names[one]):
+        for short, long in itertools.permutations(self.names, 2):
+            if self.names[long].startswith(self.names[short]):
                 raise ValueError(
-                    f"the policy writes {self.names[one]!r} for {one!r} and {self.names[other]!r} for {other!r}: the first is "
-                    "the beginning of the second, and which of them it chooses can't be told there"
+                    f"the policy writes {self.names[short]!r} for {short!r} and {self.names[long]!r} for {long!r}: the first "
+                    "is the beginning of the second, and which of them it chooses can't be told there"
                 )
 
 
@@ -122,7 +122,7 @@ class Grammar(abc.ABC):
         """The protocol in this model's form. Raises ValueError if the model has none."""
         return self
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Grammar:
         """The protocol with these functions, by knowledge base. A protocol without functions stays as it is."""
         return self
 
@@ -130,11 +130,11 @@ class Grammar(abc.ABC):
 
     @abc.abstractmethod
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
-        """What is fed after a search: `passages` (the first ones of `call.passages`), as text or with their pictures (`Shown`),
-        or the call's error."""
+        """The observation after a search: `passages` (the first ones of `call.passages`) as text or with pictures (`Shown`), or
+        the call's error."""
 
     def closer(self, crop: Shown) -> Observation:
-        """What is fed after a closer look at a region (an action of kind `region`): the crop."""
+        """The observation after a closer look at a region (an action of kind `region`): the crop."""
         return ["\n", crop, "\n"]
 
     @abc.abstractmethod

@@ -30,17 +30,17 @@ class Progress:
     """How far an attempt is.
 
     Attributes:
-      done: its turns so far that nothing changes any more.
+      turns: the finished turns.
       writing: the text of the present turn as far as it is sampled; "" while a tool is asked.
       searching: the request that is waited for; None while the policy writes.
     """
 
-    done: tuple[Turn, ...]
+    turns: tuple[Turn, ...]
     writing: str = ""
     searching: Request | None = None
 
 
-Told = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 class LiveAgent:
@@ -61,21 +61,21 @@ class LiveAgent:
         self._searching: set[asyncio.Task[None]] = set()
 
     async def attempt(
-        self, example: Example, sample: int = 0, sampling: Sampling | None = None, told: Told | None = None
+        self, example: Example, sample: int = 0, sampling: Sampling | None = None, on_progress: OnProgress | None = None
     ) -> Episode:
         """One attempt at a question; for `EngineLoop.submit`. Its episode is that of `driver.run`. If it is cancelled, its rows
         are free.
 
         Args:
-          told: called on the engine's thread after each of its steps that the policy wrote in, and before each search.
+          on_progress: called on the engine's thread after each of its steps in which the policy wrote, and before each search.
 
         Raises:
           Exception: what the agent or the engine raised.
         """
         rollout = Rollout(
             *(example, sample, self._loop.engine, sampling or Sampling()),
-            wait_turn=functools.partial(self._turn, told),
-            wait_tool=functools.partial(self._search, told),
+            wait_turn=functools.partial(self._turn, on_progress),
+            wait_tool=functools.partial(self._search, on_progress),
             tags=self.agent.special_tokens,
         )
         try:
@@ -85,22 +85,24 @@ class LiveAgent:
         finally:
             rollout.close()
 
-    async def _turn(self, told: Told | None, rollout: Rollout, stream: Stream) -> Generated:
-        done, start, tokenizer = tuple(rollout.turns), len(stream.ledger), self._loop.engine.tokenizer
+    async def _turn(self, on_progress: OnProgress | None, rollout: Rollout, stream: Stream) -> Generated:
+        turns, start, tokenizer = tuple(rollout.turns), len(stream.ledger), self._loop.engine.tokenizer
 
         def grown(_: Generated | None) -> bool:
-            if told is not None:
+            if on_progress is not None:
                 text = tokenizer.decode(stream.ledger.tokens[start:])
-                told(Progress(done=done, writing=text.rstrip("\N{REPLACEMENT CHARACTER}")))  # part of a character
+                on_progress(
+                    Progress(turns=turns, writing=text.rstrip("\N{REPLACEMENT CHARACTER}"))
+                )  # part of a character
             return False
 
         generated = await self._loop.turn(stream, grown)
         assert generated is not None, "nothing ends a turn early"
         return generated
 
-    async def _search(self, told: Told | None, rollout: Rollout, request: Request) -> Call:
-        if told is not None:
-            told(Progress(done=tuple(rollout.turns[:-1]), searching=request))
+    async def _search(self, on_progress: OnProgress | None, rollout: Rollout, request: Request) -> Call:
+        if on_progress is not None:
+            on_progress(Progress(turns=tuple(rollout.turns[:-1]), searching=request))
         return await self.search(request)
 
     async def search(self, request: Request) -> Call:
@@ -115,12 +117,12 @@ class LiveAgent:
         await asyncio.sleep(0)  # agents whose turns ended in the same step may now send their requests
         waiting, self._waiting = self._waiting, []
         for tool in dict.fromkeys(request.tool for request, _ in waiting):
-            self._start(self._ask([one for one in waiting if one[0].tool == tool]))
+            self._start(self._ask([entry for entry in waiting if entry[0].tool == tool]))
 
     async def _ask(self, waiting: Sequence[_Waiting]) -> None:
         try:
             calls = await calls_of_all(self._tools, [request for request, _ in waiting], self._timeout)
-        except Exception as error:  # what is wrong with a tool itself is raised in the agents that wait for it
+        except Exception as error:  # a tool's own fault is raised in the agents that wait for it
             for _, future in waiting:
                 if not future.done():
                     future.set_exception(error)

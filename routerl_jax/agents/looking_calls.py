@@ -49,7 +49,7 @@ class LookingCalls(ToolCalls):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if tool := next((tool for tool, schema in self._all.items() if schema.name == LOOK), ""):
+        if tool := next((tool for tool, schema in self._all_schemas.items() if schema.name == LOOK), ""):
             raise ValueError(f"the knowledge base {tool!r} is the function {LOOK!r} to the model, as closer looks are")
 
     @property

@@ -44,10 +44,10 @@ class Spoken:
     """In a demonstration, a whole message of the policy. It gets the token that ends it in the model's chat template.
 
     Attributes:
-      said: the message in the form of a tokenizer's model.
+      render: writes the message in the form of a tokenizer's model.
     """
 
-    said: Callable[[Tokenizer], str]
+    render: Callable[[Tokenizer], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +58,12 @@ class Look:
     Attributes:
       box: the box as the policy writes it.
       rule: how boxes are read.
-      said: makes the observation from the crop.
+      render: makes the observation from the crop.
     """
 
     box: Sequence[float]
     rule: RegionRule
-    said: Callable[[Shown], Observation | Reply]
+    render: Callable[[Shown], Observation | Reply]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,13 @@ class Marked:
       box: the box as it was recorded.
       frame: (width, height) of the picture as the recorded writer saw it.
       rule: how the trained model's boxes are read.
-      said: makes the turn's text from a box.
+      render: makes the turn's text from a box.
     """
 
     box: Sequence[float]
     frame: Size
     rule: RegionRule
-    said: Callable[[Sequence[float]], str]
+    render: Callable[[Sequence[float]], str]
 
 
 def texts(piece: Observation | Reply | Rendered | Look | Marked | Spoken) -> list[str]:
@@ -95,9 +95,9 @@ def texts(piece: Observation | Reply | Rendered | Look | Marked | Spoken) -> lis
             "the agent speaks in a model's chat template, which a new vocabulary does not have: give config.model.path"
         )
     if isinstance(piece, Marked):
-        return [piece.said(piece.box)]
+        return [piece.render(piece.box)]
     if isinstance(piece, Look):
-        piece = piece.said(Shown())
+        piece = piece.render(Shown())
     content = piece.observation if isinstance(piece, Reply) else piece
     if isinstance(content, Rendered):
         return [content.text]
@@ -141,5 +141,5 @@ def rendered(
 
 
 def expanded_tokens(images: PictureReader | None, sources: Sequence[Any]) -> int:
-    """Tokens that pictures take beyond the one mark that stands for each."""
+    """Tokens that pictures take in addition to their marks, one for each picture."""
     return 0 if images is None else sum(images.process(source).tokens - 1 for source in sources)

@@ -48,5 +48,5 @@ async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[s
         rollout.close()
     if episode.turns or not episode.truncated:
         return ""
-    taken = max((len(sequence) for sequence in episode.sequences), default=0)
-    return f"the prompt of example {example.id!r} has {taken} tokens, and a turn does not fit beside it"
+    prompt_tokens = max((len(sequence) for sequence in episode.sequences), default=0)
+    return f"the prompt of example {example.id!r} has {prompt_tokens} tokens, and a turn does not fit beside it"

@@ -109,11 +109,11 @@ class SearchAgent(CallingAgent):
 
     @property
     def choices(self) -> RouteChoices | None:
-        """Those of the grammar."""
+        """The grammar's own."""
         return self.grammar.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
-        """Those of every agent if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
+        """The usual baselines if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
         no_search = NoSearch(**{**self._fields, "max_searches": 0})
         return {**(super().baselines(tools) or self.vanilla_rag(tools)), "no_search": no_search}
 
@@ -136,7 +136,7 @@ class SearchAgent(CallingAgent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Those of the grammar."""
+        """The grammar's own."""
         return self.grammar.special_tokens
 
     def opening(
@@ -150,8 +150,8 @@ class SearchAgent(CallingAgent):
         if functions := self.functions:
             self.of(tokenizer)  # refuses a model without such a form
             asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
-            told = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
-            return [*tokenizer.chat([*told, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
+            instructions = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
+            return [*tokenizer.chat([*instructions, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
@@ -166,7 +166,7 @@ class SearchAgent(CallingAgent):
         """The search turns of a demonstration with their observations, and its answer turn."""
         pieces: Pieces = []
         for step in demonstration.steps:
-            pieces += [(self._written(step), True), (self._answered(step), False)]
+            pieces += [(self._written(step), True), (self._observation_piece(step), False)]
         answer = self.grammar.write_answer(demonstration.thought, demonstration.answer)
         if demonstration.forced and (opening := self.last_opening):
             pieces.append((opening, False))
@@ -179,10 +179,10 @@ class SearchAgent(CallingAgent):
             return self.spoken(lambda agent: agent.grammar.write_look(step.thought, step.box))
         return self.spoken(lambda agent: agent.grammar.write_search(step.thought, step.query, step.tool))
 
-    def _answered(self, step: DemonstrationStep) -> Observation | Reply | Look:
-        """What follows such a turn."""
+    def _observation_piece(self, step: DemonstrationStep) -> Observation | Reply | Look:
+        """The observation that follows such a turn."""
         if step.box:
-            return Look(box=step.box, rule=self.regions, said=lambda crop: self.framed(self.grammar.closer(crop)))
+            return Look(box=step.box, rule=self.regions, render=lambda crop: self.framed(self.grammar.closer(crop)))
         call = Call(tool=step.tool, query=step.query, passages=step.passages)
         return self.framed(self.grammar.observation(call, step.passages))
 

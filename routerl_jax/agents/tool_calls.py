@@ -40,14 +40,14 @@ class ToolCalls(Grammar):
     form: str = ""
 
     def __post_init__(self) -> None:
-        names = [schema.name for schema in self._all.values()]
+        names = [schema.name for schema in self._all_schemas.values()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
                 f"two knowledge bases are both the function {twice[0]!r} to the model: {', '.join(self.tools)}"
             )
 
     @property
-    def _all(self) -> dict[str, ToolSchema]:
+    def _all_schemas(self) -> dict[str, ToolSchema]:
         return {tool: self.schemas.get(tool) or kb_schema(tool) for tool in self.tools}
 
     @property
@@ -58,14 +58,14 @@ class ToolCalls(Grammar):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        return tuple(schema.json for schema in self._all.values())
+        return tuple(schema.json for schema in self._all_schemas.values())
 
     def of(self, tokenizer: Tokenizer) -> ToolCalls:
         """The grammar in the form of this model's chat template. Raises ValueError if that has none (`form_of`)."""
         name = form_of(tokenizer).name
         return self if name == self.form else dataclasses.replace(self, form=name)
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> ToolCalls:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> ToolCalls:
         return dataclasses.replace(self, schemas=dict(schemas))
 
     # --- what the policy writes ---
@@ -105,13 +105,13 @@ class ToolCalls(Grammar):
     def _action(self, call: ReadCall, thought: str) -> Action:
         """The action of a call."""
         arguments = call.arguments
-        tools = {schema.name: (tool, schema) for tool, schema in self._all.items()}
+        tools = {schema.name: (tool, schema) for tool, schema in self._all_schemas.items()}
         if call.name not in tools:
             names = ", ".join(function["function"]["name"] for function in self.functions)
             error = f"there is no function {quoted(call.name)}; there are: {names}"
             return Action(kind="invalid", thought=thought, error=error)
         tool, schema = tools[call.name]
-        if error := _wrong(schema, arguments):
+        if error := _argument_fault(schema, arguments):
             return Action(kind="invalid", thought=thought, error=error)
         query = " ".join(replace_surrogates(arguments[schema.query]).split()) if schema.query else ""
         return Action(kind="search", tool=tool, query=query, thought=thought)
@@ -131,7 +131,7 @@ class ToolCalls(Grammar):
         return False
 
     def write_search(self, thought: str, query: str, tool: str) -> str:
-        schema = self._all[tool]
+        schema = self._all_schemas[tool]
         return self._form.write(thought, schema.name, {schema.query: query} if schema.query else {})
 
     def query_opening(self, tool: str) -> str:
@@ -140,8 +140,8 @@ class ToolCalls(Grammar):
         return written[: written.rindex('""') + 1]
 
     def write_answer(self, thought: str, answer: str) -> str:
-        said = f"{thought}\n" if thought else ""
-        return f"{said}{_ANSWER[0]}{answer}{_ANSWER[1]}"
+        prefix = f"{thought}\n" if thought else ""
+        return f"{prefix}{_ANSWER[0]}{answer}{_ANSWER[1]}"
 
     @property
     def answer_opening(self) -> str:
@@ -166,8 +166,8 @@ class ToolCalls(Grammar):
         )
 
 
-def _wrong(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call; "" if nothing is."""
+def _argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
+    """The fault of a call's arguments; "" if there is none."""
     if schema.query and schema.query not in arguments:
         return f"the argument {schema.query!r} of {schema.name} is missing"
     if unknown := sorted(set(arguments) - {schema.query}):

@@ -90,7 +90,7 @@ class Hermes(ToolForm):
         if not mark:
             return None
         if (count := text.count(opening)) > 1:
-            raise BadCall(_several(count))
+            raise BadCall(_several_calls(count))
         inside, mark, after = rest.partition(closing)
         if not mark:
             raise BadCall(f"the tool call is cut off: there is no {closing}")
@@ -102,8 +102,8 @@ class Hermes(ToolForm):
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
         opening, closing = self.marks[:2]
-        said = f"{thought}\n" if thought else ""
-        return f"{said}{opening}\n{self._written(name, arguments)}\n{closing}"
+        prefix = f"{thought}\n" if thought else ""
+        return f"{prefix}{opening}\n{self._written(name, arguments)}\n{closing}"
 
 
 class Llama(ToolForm):
@@ -129,7 +129,7 @@ class Llama(ToolForm):
             raise BadCall(_no_json(error)) from error
         after = text[end:]
         if more := len(self._begins.findall(after)):
-            raise BadCall(_several(1 + more))
+            raise BadCall(_several_calls(1 + more))
         return self._checked(value, text[: match.start()], after)
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:
@@ -181,17 +181,19 @@ def _probed(tokenizer: Tokenizer) -> ToolForm:
     if prompt == tokenizer.render(start):
         raise ValueError(f"this model's chat template shows no tools: {_MEND}")
     call = {"type": "function", "function": {"name": _PROBE.name, "arguments": _ARGUMENTS}}
-    made = {"role": "assistant", "content": "routerl-thought", "tool_calls": [call]}
-    whole = tokenizer.render([*start, made, {"role": "tool", "content": "routerl-found"}], tools)
+    call_message = {"role": "assistant", "content": "routerl-thought", "tool_calls": [call]}
+    whole = tokenizer.render([*start, call_message, {"role": "tool", "content": "routerl-found"}], tools)
     after = tokenizer.decode(tokenizer.reply("routerl-found", role="tool"))
-    wanted = {prompt + form.write("routerl-thought", _PROBE.name, _ARGUMENTS) + after: form for form in FORMS.values()}
-    if whole not in wanted:
+    forms_by_text = {
+        prompt + form.write("routerl-thought", _PROBE.name, _ARGUMENTS) + after: form for form in FORMS.values()
+    }
+    if whole not in forms_by_text:
         written = whole.removeprefix(prompt)[:120]
         raise ValueError(
             f"this model's chat template writes a tool call in a form that is not known here ({written!r}; known: "
             f"{', '.join(FORMS)}): {_MEND}"
         )
-    form = wanted[whole]
+    form = forms_by_text[whole]
     _check_stable(tokenizer, form, start, prompt)
     return form
 
@@ -199,9 +201,9 @@ def _probed(tokenizer: Tokenizer) -> ToolForm:
 def _check_stable(tokenizer: Tokenizer, form: ToolForm, start: list[dict[str, str]], prompt: str) -> None:
     """Checks that earlier turns, thoughts included, stay the same as a chat goes on."""
     tools, call = [_PROBE.json], form.write("", _PROBE.name, _ARGUMENTS)
-    said = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
+    turns = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
     ids, messages = tokenizer.encode(prompt), list(start)
-    for number, turn in enumerate(said):
+    for number, turn in enumerate(turns):
         reply = tokenizer.reply(f"found\n{number}", role="tool")
         if reply[0] not in tokenizer.eos_ids:
             raise ValueError(
@@ -223,10 +225,10 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "null")
 
 
-def _several(count: int) -> str:
+def _several_calls(count: int) -> str:
     return f"there are {count} tool calls in one turn; make one, and wait for its result"
 
 
 def _no_json(error: Exception) -> str:
-    said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return f"the tool call is no JSON ({said})"
+    reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return f"the tool call is no JSON ({reason})"

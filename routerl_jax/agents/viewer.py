@@ -101,13 +101,13 @@ class Viewer:
         Raises:
           RefusedRegion: no picture has been shown yet, or the box marks no region of it.
         """
-        seen = self._seen
+        seen = self._latest_view
         shown = Shown(passage=seen.page.passage, parent=seen.page.digest)
         try:
             picture = decode_image(seen.page.image)
         except ValueError as error:
             return dataclasses.replace(shown, error=str(error))
-        cut = region(box, self._boxed(picture.size, rule), rule)
+        cut = region(box, self._box_view(picture.size, rule), rule)
         content, _ = encoded_image(picture.crop(cut))
         return dataclasses.replace(shown, image=content, box=cut)
 
@@ -118,7 +118,7 @@ class Viewer:
           RefusedRegion: no picture has been shown yet.
           ValueError: the page can't be read any more.
         """
-        seen = self._seen
+        seen = self._latest_view
         page = decode_image(seen.page.image).size
         return View(page=page, part=seen.part or (0, 0, *page), frame=seen.frame)
 
@@ -132,18 +132,18 @@ class Viewer:
           RefusedRegion: the part has no area, or is not in the latest picture.
           ValueError: the page can't be read any more.
         """
-        view = self._boxed(self.view().page, rule)
+        view = self._box_view(self.view().page, rule)
         return framed(widened(pixels, view, 0 if rule.released else rule.least), view, rule.box_scale)
 
     @property
-    def _seen(self) -> _Seen:
+    def _latest_view(self) -> _Seen:
         if self._latest is None or self._images is None:
             raise RefusedRegion("no picture has been shown yet to look closer at")
         return self._latest
 
-    def _boxed(self, page: Size, rule: RegionRule) -> View:
+    def _box_view(self, page: Size, rule: RegionRule) -> View:
         """The view to which boxes refer under a rule. Under the released rule it is the whole page, in a frame of its own."""
-        seen = self._seen
+        seen = self._latest_view
         whole = (0, 0, *page)
         part = seen.part or whole
         if not rule.released:

@@ -1,1 +1,1 @@
-"""What the papers compare themselves with: agents of a screenful each, by name."""
+"""The methods that the papers compare themselves with: short agents, one file each, by name."""

@@ -45,7 +45,7 @@ class SearchResults:
         return [call.passages[rank] for rank in range(longest) for call in self.calls if rank < len(call.passages)]
 
     @property
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """The reason why there are no passages; "" if there are some."""
         notes = [note for call in self.calls if (note := unshown(call, call.passages))]
         return "" if self.passages or not notes else notes[0]
@@ -76,28 +76,28 @@ class Baseline(Agent):
         """Whether prompts are chats."""
         return self.instruct and llm.tokenizer.has_chat_template
 
-    def prompt(self, llm: LLM, asked: ChatPrompt) -> Prompt:
+    def prompt(self, llm: LLM, request: ChatPrompt) -> Prompt:
         """The prompt as messages or plain text, without `begun`."""
         if self.chats(llm):
-            return [Message(role="system", content=asked.task), Message(role="user", content=asked.text)]
-        task = f"{asked.task}\n\n" if self.instruct and asked.task else ""
-        return f"{task}{asked.text}\n{asked.cue}"
+            return [Message(role="system", content=request.task), Message(role="user", content=request.text)]
+        task = f"{request.task}\n\n" if self.instruct and request.task else ""
+        return f"{task}{request.text}\n{request.cue}"
 
-    def begin(self, example: Example, llm: LLM, asked: ChatPrompt) -> Conversation:
+    def begin(self, example: Example, llm: LLM, request: ChatPrompt) -> Conversation:
         """Opens a new chat with a prompt and the question's pictures."""
-        chat = llm.conversation(self.prompt(llm, asked), example.images)
-        if asked.begun:
-            chat.force(f" {asked.begun}" if asked.cue and not self.chats(llm) else asked.begun)
+        chat = llm.conversation(self.prompt(llm, request), example.images)
+        if request.begun:
+            chat.force(f" {request.begun}" if request.cue and not self.chats(llm) else request.begun)
         return chat
 
     async def ask(
-        self, example: Example, llm: LLM, asked: ChatPrompt, *, stop: Sequence[str] = (), max_tokens: int = 0
+        self, example: Example, llm: LLM, request: ChatPrompt, *, stop: Sequence[str] = (), max_tokens: int = 0
     ) -> tuple[Conversation, Turn, str]:
-        """Opens a new chat for a single turn. Returns the chat, the turn, and the turn's text (`said`)."""
-        chat = self.begin(example, llm, asked)
+        """Opens a new chat for a single turn. Returns the chat, the turn, and the turn's text (`reply_text`)."""
+        chat = self.begin(example, llm, request)
         turn = await self.generate(chat, stop, max_tokens)
         chat.close()
-        return chat, turn, said(turn, llm)
+        return chat, turn, reply_text(turn, llm)
 
     def ends(self, llm: LLM) -> tuple[str, ...]:
         """Stop strings of a chain of thought. After a plain-text prompt, a policy may go on with a new question."""
@@ -128,7 +128,7 @@ class Baseline(Agent):
             tuple([await tools[name].search(query, k or self.k) for name in self.tools or tuple(tools)])
         )
 
-    def searching(self, query: str, thought: str = "") -> Action:
+    def search_action(self, query: str, thought: str = "") -> Action:
         """The action of a turn that leads to a search. It names the knowledge base if there is only one."""
         return Action(kind="search", tool=self.tools[0] if len(self.tools) == 1 else "", query=query, thought=thought)
 
@@ -137,27 +137,29 @@ class Baseline(Agent):
         example: Example,
         llm: LLM,
         passages: Sequence[Passage],
-        asking: Callable[[str], ChatPrompt],
-        trouble: str = "",
+        request_of: Callable[[str], ChatPrompt],
+        failure: str = "",
         tokens: int = 0,
     ) -> ChatPrompt:
         """A prompt with as many documents, best first, as leave room for a turn (or for half of the room, if that is less).
 
         Args:
-          asking: makes the prompt from the documents' text.
-          trouble: text in place of documents if none was found.
+          request_of: makes the prompt from the documents' text.
+          failure: text in place of documents if none was found.
           tokens: length of the turn, by default `max_turn_tokens`.
         """
 
-        def asked(some: Sequence[Passage]) -> ChatPrompt:
-            return asking(documents(some, llm) if some else trouble or (TOO_LONG if passages else "Nothing was found."))
+        def request_with(subset: Sequence[Passage]) -> ChatPrompt:
+            return request_of(
+                documents(subset, llm) if subset else failure or (TOO_LONG if passages else "Nothing was found.")
+            )
 
-        def room(some: Sequence[Passage]) -> int:
-            prompt = asked(some)
+        def room(subset: Sequence[Passage]) -> int:
+            prompt = request_with(subset)
             return llm.room(self.prompt(llm, prompt), example.images) - len(llm.tokenizer.encode(prompt.begun))
 
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
-        return asked(fitting(passages, lambda some: room(some) >= least))
+        return request_with(fitting(passages, lambda subset: room(subset) >= least))
 
     # --- chats of several turns ---
 
@@ -176,10 +178,10 @@ class Baseline(Agent):
             chat.observe(text)
         return True
 
-    async def answer(self, example: Example, llm: LLM, asked: ChatPrompt) -> Episode:
+    async def answer(self, example: Example, llm: LLM, request: ChatPrompt) -> Episode:
         """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
         stop = () if self.chats(llm) else ("\n",)
-        chat, turn, text = await self.ask(example, llm, asked, stop=stop, max_tokens=self.answer_tokens)
+        chat, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         return chat.episode(answer=answered(turn, concluded(text) or short(text)))
 
     async def think(self, chat: Conversation, llm: LLM) -> Episode:
@@ -188,7 +190,7 @@ class Baseline(Agent):
         A chain in plain text ends where the policy goes on with a new question.
         """
         turn = await self.generate(chat, self.ends(llm), opening=f"\n{CONCLUSION}")
-        text = said(turn, llm).split("\nQuestion:")[0]
+        text = reply_text(turn, llm).split("\nQuestion:")[0]
         answer = concluded(text)
         if answer is None:
             return await self.conclude(chat, llm, turn)
@@ -217,7 +219,7 @@ class Baseline(Agent):
         else:
             chat.force(opening)
         last = await self.generate(chat, () if as_message else (closing,), self.answer_tokens)
-        text, mark = said(last, llm), opening.strip().splitlines()[-1]
+        text, mark = reply_text(last, llm), opening.strip().splitlines()[-1]
         if closing.strip() and (mark in text or not as_message):  # the policy may write the opening itself
             text = text.split(mark)[-1].split(closing)[0]
         return chat.episode(answer=answered(last, concluded(text) or short(text)))
@@ -232,7 +234,7 @@ def documents(passages: Sequence[Passage], llm: LLM) -> str:
     return llm.tokenizer.plain("\n".join(lines))
 
 
-def said(turn: Turn, llm: LLM) -> str:
+def reply_text(turn: Turn, llm: LLM) -> str:
     """The text of a turn, without its end mark and without a reasoning model's thoughts."""
     return without_thinking(turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text)
 

@@ -114,12 +114,12 @@ class CogPlanner(VanillaRAG):
         """The prompt that asks for the next search."""
         question = f"Question: {self.question(example, llm)}"
 
-        def asking(shown: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Found so far:\n{shown}\n\n{question}", cue=cue)
+        def request_of(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=task, text=f"Found so far:\n{documents}\n\n{question}", cue=cue)
 
         if not results.calls:
             return ChatPrompt(task=task, text=question, cue=cue)
-        return self.fitted(example, llm, results.passages, asking, results.trouble, 2 * self.answer_tokens)
+        return self.fitted(example, llm, results.passages, request_of, results.failure, 2 * self.answer_tokens)
 
     @property
     def search_budget(self) -> int:

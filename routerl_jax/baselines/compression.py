@@ -51,8 +51,10 @@ class SelectiveContext(VanillaRAG):
         units = [value for passage in scored for sentence in passage for _, value in sentence]
         least = float(np.quantile(units, self.drop)) if units else 0.0
         shorter = [
-            dataclasses.replace(passage, text=" ".join(text for item in kept for text, value in item if value >= least))
-            for passage, kept in zip(results.passages, scored, strict=True)
+            dataclasses.replace(
+                passage, text=" ".join(text for item in scored_sentences for text, value in item if value >= least)
+            )
+            for passage, scored_sentences in zip(results.passages, scored, strict=True)
         ]
         return await self.read(example, llm, together(results, [item for item in shorter if item.text.strip()]))
 
@@ -91,7 +93,9 @@ class LongLLMLingua(VanillaRAG):
         for passage in results.passages:
             text = llm.tokenizer.plain(f"{passage.title}\n{passage.text}")
             scores = await score(llm, text, questions)
-            ranked.append((sum(scores) / sum(len(llm.tokenizer.encode(one)) for one in questions), passage))
+            ranked.append(
+                (sum(scores) / sum(len(llm.tokenizer.encode(question_text)) for question_text in questions), passage)
+            )
         ranked.sort(key=lambda item: -item[0])
         shorter = []
         for index, (_, passage) in enumerate(ranked):
@@ -99,8 +103,8 @@ class LongLLMLingua(VanillaRAG):
             alone, conditioned = await score(llm, "\n", words), await score(llm, f"Question: {question}\n", words)
             count = round(len(words) * share(index, len(ranked), self.rate, self.spread))
             gains = np.subtract(conditioned, alone)
-            kept = sorted(np.argsort(-gains, kind="stable")[: max(1, count)].tolist())
-            shorter.append(dataclasses.replace(passage, text="".join(words[index] for index in kept).strip()))
+            best = sorted(np.argsort(-gains, kind="stable")[: max(1, count)].tolist())
+            shorter.append(dataclasses.replace(passage, text="".join(words[index] for index in best).strip()))
         return await self.read(example, llm, together(results, shorter))
 
 

@@ -78,7 +78,7 @@ class CRPlanner(Baseline):
                 searches += 1
                 steps += await self.searched(example, llm, tools, steps)
                 continue
-            chat, turn, thought = await self.taken(example, llm, steps, THOUGHTS, "Thoughts", self.max_turn_tokens)
+            chat, turn, thought = await self.select(example, llm, steps, THOUGHTS, "Thoughts", self.max_turn_tokens)
             if answer := concluded(thought):
                 return chat.episode(answer=answered(turn, answer))
             steps.append(f"Thought: {thought}")
@@ -99,24 +99,24 @@ class CRPlanner(Baseline):
     async def searched(self, example: Example, llm: LLM, tools: Tools, steps: Sequence[str]) -> list[str]:
         """Chooses a query and one of the documents that it finds. Returns both as steps."""
         tokens = self.answer_tokens * self.candidates
-        _, turn, query = await self.taken(example, llm, steps, QUERIES, "Queries", tokens)
-        turn.action = self.searching(query)
+        _, turn, query = await self.select(example, llm, steps, QUERIES, "Queries", tokens)
+        turn.action = self.search_action(query)
         step = f"Query: {llm.tokenizer.plain(query)}"
         results = await self.search(tools, query)
         if not results.passages:
-            return [step, f"Document: {results.trouble or 'Nothing was found.'}"]
-        shown = 0
+            return [step, f"Document: {results.failure or 'Nothing was found.'}"]
+        shown_count = 0
 
-        def asking(text: str) -> ChatPrompt:
-            nonlocal shown
-            shown = text.count("\n") + 1
+        def request_of(text: str) -> ChatPrompt:
+            nonlocal shown_count
+            shown_count = text.count("\n") + 1
             return self.over(example, llm, [*steps, step], DOCUMENT, f"Found:\n{text}", "Number:", self.answer_tokens)
 
-        request = self.fitted(example, llm, results.passages, asking, tokens=self.answer_tokens)
-        number = await self.choice(example, llm, request, min(shown, len(results.passages)))
+        request = self.fitted(example, llm, results.passages, request_of, tokens=self.answer_tokens)
+        number = await self.choice(example, llm, request, min(shown_count, len(results.passages)))
         return [step, f"Document: {documents([results.passages[number]], llm).removeprefix('[1] ')}"]
 
-    async def taken(
+    async def select(
         self, example: Example, llm: LLM, steps: Sequence[str], task: str, name: str, tokens: int
     ) -> tuple[Conversation, Turn, str]:
         """Has candidates proposed and takes one. Returns the chat and the turn of the proposals, and the candidate."""
@@ -134,11 +134,11 @@ class CRPlanner(Baseline):
         request = self.over(example, llm, steps, CHOOSE, proposals, "Number:", self.answer_tokens)
         return chat, turn, proposed[await self.choice(example, llm, request, len(proposed))]
 
-    async def choice(self, example: Example, llm: LLM, asked: ChatPrompt, count: int) -> int:
+    async def choice(self, example: Example, llm: LLM, request: ChatPrompt, count: int) -> int:
         """The index (from 0) of the critic's choice among `count` candidates."""
         if count <= 1:
             return 0
-        _, turn, text = await self.ask(example, llm, asked, stop=self.line(llm), max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask(example, llm, request, stop=self.line(llm), max_tokens=self.answer_tokens)
         number = re.search(r"\d+", text)
         if number is None or not 1 <= int(number[0]) <= count:
             answered(turn, None, f"there is no number from 1 to {count} in it")
@@ -151,23 +151,29 @@ class CRPlanner(Baseline):
         return () if self.chats(llm) else ("\n",)
 
     def over(
-        self, example: Example, llm: LLM, steps: Sequence[str], task: str, rest: str, cue: str, tokens: int
+        self, example: Example, llm: LLM, steps: Sequence[str], task: str, suffix: str, cue: str, tokens: int
     ) -> ChatPrompt:
-        """A prompt with the steps so far, and `rest` after them.
+        """A prompt with the steps so far, and `suffix` after them.
 
         It has as many of the latest steps as leave room for a turn (or for half of the room, if that is less).
         """
 
-        def asking(some: Sequence[str]) -> ChatPrompt:
-            parts = [f"Question: {self.question(example, llm)}", *(["\n".join(some)] if some else []), rest]
+        def request_of(latest_steps: Sequence[str]) -> ChatPrompt:
+            parts = [
+                f"Question: {self.question(example, llm)}",
+                *(["\n".join(latest_steps)] if latest_steps else []),
+                suffix,
+            ]
             return ChatPrompt(task=task, text="\n\n".join(filter(None, parts)), cue=cue)
 
-        def room(made: ChatPrompt) -> int:
-            return llm.room(self.prompt(llm, made), example.images)
+        def room(request: ChatPrompt) -> int:
+            return llm.room(self.prompt(llm, request), example.images)
 
-        least = min(tokens, room(asking(())) // 2)
+        least = min(tokens, room(request_of(())) // 2)
         latest = (steps[start:] for start in range(len(steps)))
-        return asking(next((some for some in latest if room(asking(some)) >= least), ()))
+        return request_of(
+            next((latest_steps for latest_steps in latest if room(request_of(latest_steps)) >= least), ())
+        )
 
     @property
     def search_budget(self) -> int:

@@ -58,9 +58,9 @@ class FewShot(SearchAgent):
         text = "".join(f"Question: {worked_text}\n{written}\n\n" for worked_text, written in worked_pairs)
         return tokenizer.encode_prompt(f"{task}{text}Question: {question}\n{self.prompt_suffix}")
 
-    def worked(self, one: WorkedExample) -> str:
+    def worked(self, shot: WorkedExample) -> str:
         """A worked question in the form of the protocol, without the line `Question: ..`."""
-        pieces = [piece for piece, _ in self.pieces(demonstration(one, self.searched or self.grammar.tools[0]))]
+        pieces = [piece for piece, _ in self.pieces(demonstration(shot, self.searched or self.grammar.tools[0]))]
         return self.prompt_suffix + "".join(piece for piece in pieces if isinstance(piece, str))
 
 
@@ -78,15 +78,15 @@ class FewShotProtocol(StepProtocol):
     shots: int = 8
     searched: str = ""
 
-    def opening(self, said: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
-        user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
+    def opening(self, prompt: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+        user = marks + tokenizer.plain(prompt.user, keep=self.special_tokens)
         worked = [
             (request.user, written)
-            for number, one in enumerate(WORKED[: self.shots])
-            for request, written in [self.worked(one, said.asked, number)]
+            for number, shot in enumerate(WORKED[: self.shots])
+            for request, written in [self.worked(shot, prompt.asked, number)]
         ]
         if instruct and tokenizer.has_chat_template:
-            chat = [Message(role="system", content=said.system)]
+            chat = [Message(role="system", content=prompt.system)]
             for request, written in worked:
                 chat += [
                     Message(role="user", content=request.rstrip("\n")),
@@ -95,24 +95,24 @@ class FewShotProtocol(StepProtocol):
             return tokenizer.chat([*chat, Message(role="user", content=user.rstrip("\n"))])
         if instruct:
             text = "".join(f"User: {request}Assistant: {written}\n\n" for request, written in worked)
-            return tokenizer.encode_prompt(f"{said.system}\n\n{text}User: {user}Assistant: ")
+            return tokenizer.encode_prompt(f"{prompt.system}\n\n{text}User: {user}Assistant: ")
         return tokenizer.encode_prompt("".join(f"{request}{written}\n\n" for request, written in worked) + user)
 
-    def worked(self, one: WorkedExample, kind: str, number: int) -> tuple[StepPrompt, str]:
+    def worked(self, shot: WorkedExample, kind: str, number: int) -> tuple[StepPrompt, str]:
         """A worked chat of a kind (route, answer, final): the request and what is written. `number` chooses its step."""
         tool = self.searched or self.tools[0]
-        facts = [(hop.question, hop.fact) for hop in one.hops]
+        facts = [(hop.question, hop.fact) for hop in shot.hops]
         if kind == "final":
-            return self.final(one.question, facts), self.write_answer(one.hops[-1].fact, one.answer)
+            return self.final(shot.question, facts), self.write_answer(shot.hops[-1].fact, shot.answer)
         if kind == "answer":
-            hop = one.hops[number % len(one.hops)]
+            hop = shot.hops[number % len(shot.hops)]
             page = document_of(tool, Passage(id=hop.title, title=hop.title, text=hop.text))
             return self.answer(hop.question, [page]), self.write_answer("The document says it.", hop.fact)
-        done = number % (len(one.hops) + 1)
-        request = self.route(one.question, facts[:done])
-        if done == len(one.hops):
+        answered = number % (len(shot.hops) + 1)
+        request = self.route(shot.question, facts[:answered])
+        if answered == len(shot.hops):
             return request, self.write_route("All that is needed is known.", NO_TOOL, NO_TOOL)
-        return request, self.write_route(_thought(one, done), one.hops[done].question, tool)
+        return request, self.write_route(_thought(shot, answered), shot.hops[answered].question, tool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,24 +128,25 @@ class FewShotMMSearch(MMSearchAgent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        chat = [message for one in WORKED[: self.shots] for message in self.worked(one)]
-        asked = image_marker * len(example.images) + tokenizer.plain(example.question)
-        chat.append(Message(role="user", content=protocol.first(asked, self.limits, self.instruct)))
+        chat = [message for shot in WORKED[: self.shots] for message in self.worked(shot)]
+        question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        chat.append(Message(role="user", content=protocol.first(question, self.limits, self.instruct)))
         if self.instruct and tokenizer.has_chat_template:
             return tokenizer.chat(chat)
         if self.instruct:
             return tokenizer.encode_prompt(f"{_script(chat)}Assistant: ")
         return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in chat[:-1]) + chat[-1].content)
 
-    def worked(self, one: WorkedExample) -> list[Message]:
+    def worked(self, shot: WorkedExample) -> list[Message]:
         """A worked question as messages, with as many searches as are allowed."""
         limits = self.limits
-        steps = demonstration(one, self.text_tool, min(limits.searches, limits.text_searches))
-        first = protocol.first(one.question, limits, self.instruct)
+        steps = demonstration(shot, self.text_tool, min(limits.searches, limits.text_searches))
+        first = protocol.first(shot.question, limits, self.instruct)
         chat = [Message(role="user", content=first)]
         for piece, written in self.pieces(steps):
-            said: Any = piece.observation if isinstance(piece, Reply) else piece
-            text = said if isinstance(said, str) else "".join(part for part in said if isinstance(part, str))
+            observation: Any = piece.observation if isinstance(piece, Reply) else piece
+            parts = [observation] if isinstance(observation, str) else observation
+            text = "".join(part for part in parts if isinstance(part, str))
             chat.append(Message(role="assistant" if written else "user", content=text))
         return chat
 
@@ -167,34 +168,36 @@ class FewShotVRAG(VRAGAgent):
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        asked = Message(role="user", content=f"Question: {question}")
-        chat = [message for one in WORKED_PAGES[: self.shots] for message in self.worked(one)]
+        request = Message(role="user", content=f"Question: {question}")
+        chat = [message for shot in WORKED_PAGES[: self.shots] for message in self.worked(shot)]
         if not self.instruct:
-            return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, asked]))
+            return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, request]))
         task = vrag.task(self.max_turns, self.looks, self.regions, self.shows)
         if tokenizer.has_chat_template:
-            return tokenizer.chat([Message(role="system", content=task), *chat, asked])
-        return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, asked])}Assistant: ")
+            return tokenizer.chat([Message(role="system", content=task), *chat, request])
+        return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, request])}Assistant: ")
 
-    def worked(self, one: WorkedPages) -> list[Message]:
+    def worked(self, shot: WorkedPages) -> list[Message]:
         """A worked question as messages; [] if the agent has not enough turns or searches for it."""
-        steps = one.steps if self.looks else _told_at_once(one.steps)
+        steps = shot.steps if self.looks else _without_looks(shot.steps)
         searches = sum(isinstance(step, PageSearch) for step in steps)
         if len(steps) + 1 > self.max_turns or searches > self.search_budget:
             return []
-        said: list[tuple[str, str]] = []
+        turns: list[tuple[str, str]] = []
         for step in steps:
             if isinstance(step, PageSearch):
-                said.append((vrag.search(step.thought, step.query), self._told("A page", step.shows)))
+                turns.append((vrag.search(step.thought, step.query), self._in_words("A page", step.shows)))
             else:
-                said.append((vrag.look(step.thought, self._box(step)), self._told("That part, enlarged", step.shows)))
-        chat = [Message(role="user", content=f"Question: {one.question}")]
-        for written, shown in said:
-            chat += [Message(role="assistant", content=written), Message(role="user", content=shown)]
-        return [*chat, Message(role="assistant", content=vrag.answer(one.thought, one.answer))]
+                turns.append(
+                    (vrag.look(step.thought, self._box(step)), self._in_words("That part, enlarged", step.shows))
+                )
+        chat = [Message(role="user", content=f"Question: {shot.question}")]
+        for written, observation in turns:
+            chat += [Message(role="assistant", content=written), Message(role="user", content=observation)]
+        return [*chat, Message(role="assistant", content=vrag.answer(shot.thought, shot.answer))]
 
-    def _told(self, item: str, shows: str) -> str:
-        """What a picture shows, in words; where pages are text, that text."""
+    def _in_words(self, item: str, shows: str) -> str:
+        """The content of a picture in words. If pages are shown as text, it is that text."""
         if self.shows == "text":
             return shows
         pixels = f", of {SIZE[0]} x {SIZE[1]} pixels" if item == "A page" and not self.regions.box_scale else ""
@@ -206,15 +209,15 @@ class FewShotVRAG(VRAGAgent):
         return [round(share * side) for share, side in zip(step.box, (wide, high, wide, high))]
 
 
-def _told_at_once(steps: Sequence[PageSearch | PageLook]) -> list[PageSearch | PageLook]:
-    """The searches alone; what a closer look would show is told with its page."""
-    told: list[PageSearch | PageLook] = []
+def _without_looks(steps: Sequence[PageSearch | PageLook]) -> list[PageSearch | PageLook]:
+    """The searches alone. What a closer look would show is added to its page."""
+    merged: list[PageSearch | PageLook] = []
     for step in steps:
         if isinstance(step, PageSearch):
-            told.append(step)
+            merged.append(step)
         else:
-            told[-1] = dataclasses.replace(told[-1], shows=f"{told[-1].shows} In detail: {step.shows}")
-    return told
+            merged[-1] = dataclasses.replace(merged[-1], shows=f"{merged[-1].shows} In detail: {step.shows}")
+    return merged
 
 
 def _script(chat: Sequence[Message]) -> str:
@@ -223,20 +226,20 @@ def _script(chat: Sequence[Message]) -> str:
     return "".join(f"{names[message.role]}: {message.content}\n" for message in chat)
 
 
-def demonstration(one: WorkedExample, tool: str, most: int = 0) -> Demonstration:
+def demonstration(shot: WorkedExample, tool: str, most: int = 0) -> Demonstration:
     """A worked question as a demonstration with a search for each of its steps, or for the last `most` of them."""
     steps = []
-    for number, hop in list(enumerate(one.hops))[-most:]:
-        page = Passage(id=f"{one.question}/{number}", title=hop.title, text=hop.text)
-        step = DemonstrationStep(thought=_thought(one, number), query=hop.question, tool=tool, passages=(page,))
+    for number, hop in list(enumerate(shot.hops))[-most:]:
+        page = Passage(id=f"{shot.question}/{number}", title=hop.title, text=hop.text)
+        step = DemonstrationStep(thought=_thought(shot, number), query=hop.question, tool=tool, passages=(page,))
         steps.append(step)
-    example = Example(id=one.question, question=one.question, answers=(one.answer,))
-    return Demonstration(example=example, steps=tuple(steps), thought=one.hops[-1].fact, answer=one.answer)
+    example = Example(id=shot.question, question=shot.question, answers=(shot.answer,))
+    return Demonstration(example=example, steps=tuple(steps), thought=shot.hops[-1].fact, answer=shot.answer)
 
 
-def _thought(one: WorkedExample, number: int) -> str:
+def _thought(shot: WorkedExample, number: int) -> str:
     """The thought before a step of a worked question."""
-    return "This must be looked up first." if number == 0 else f"{one.hops[number - 1].fact} One fact is missing."
+    return "This must be looked up first." if number == 0 else f"{shot.hops[number - 1].fact} One fact is missing."
 
 
 @baseline("few_shot", paper="", about="a recipe's agent after eight worked chats (settings: recipe)", searches="chosen")
@@ -250,12 +253,12 @@ def few_shot(tools: Sequence[str], recipe: str = "search", shots: int = 8, searc
     Raises:
       ValueError: the recipe's agent has no form of worked questions here.
     """
-    made = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1")
-    agent: Any = made.agent
+    built = RECIPES.get(recipe)(AgentConfig(instruct=True, max_turn_tokens=512), {}, tuple(tools), "search_r1")
+    agent: Any = built.agent
     fields = {field.name: getattr(agent, field.name) for field in dataclasses.fields(agent)}
     if isinstance(agent, StepwiseAgent):
-        given = agent.protocol
-        named = FewShotProtocol(tools=given.tools, holds=given.holds, shots=shots, searched=searched)
+        base = agent.protocol
+        named = FewShotProtocol(tools=base.tools, holds=base.holds, shots=shots, searched=searched)
         return dataclasses.replace(agent, protocol=named)
     if isinstance(agent, MMSearchAgent):
         return FewShotMMSearch(**fields, shots=shots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, answered, reply_text
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, examples
@@ -39,14 +39,14 @@ class HippoRAGReader(Baseline):
         results, question = await self.search(tools, example.question), self.question(example, llm)
         task = TASK + examples([worked(number) for number in range(min(self.shots, len(WORKED)))])
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return ChatPrompt(task=task, text=text, begun="Thought:")
 
-        request = self.fitted(example, llm, results.passages, asking, results.trouble)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure)
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
-        text = said(turn, llm).split("\nQuestion:")[0]
+        text = reply_text(turn, llm).split("\nQuestion:")[0]
         if answer := tidied(last_line(text, "Answer:") or ""):
             return chat.episode(answer=answered(turn, answer))
         return await self.conclude(chat, llm, turn, opening="\nAnswer:")

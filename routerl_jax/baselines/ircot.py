@@ -52,17 +52,19 @@ class IRCoT(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        known: dict[tuple[str, str], Passage] = {}
+        collected: dict[tuple[str, str], Passage] = {}
         sentences: list[str] = []
-        query, searched, trouble = example.question, "", ""
+        query, searched, failure = example.question, "", ""
         for step in range(1, self.max_steps + 1):
             if query != searched:
                 results = await self.search(tools, query)
-                searched, trouble = query, results.trouble
-                fresh = {(item.id, item.text): item for item in results.passages if (item.id, item.text) not in known}
-                known |= dict(list(fresh.items())[: self.max_documents - len(known)])
+                searched, failure = query, results.failure
+                fresh = {
+                    (item.id, item.text): item for item in results.passages if (item.id, item.text) not in collected
+                }
+                collected |= dict(list(fresh.items())[: self.max_documents - len(collected)])
             tokens = self.sentence_tokens
-            request = self.asking(example, llm, list(known.values()), trouble, " ".join(sentences), tokens=tokens)
+            request = self.request(example, llm, list(collected.values()), failure, " ".join(sentences), tokens=tokens)
             chat, turn, text = await self.ask(example, llm, request, stop=SENTENCE_ENDS, max_tokens=tokens)
             sentence = first_sentence(text)
             if sentence:
@@ -71,23 +73,23 @@ class IRCoT(Baseline):
                 break
             facts = [item for item in sentences if not is_reasoning(item)]
             query = facts[-1] if facts else example.question
-            turn.action, turn.well_formed = self.searching(query, thought=sentence), True
+            turn.action, turn.well_formed = self.search_action(query, thought=sentence), True
         if self.reader == "none":
             answer = concluded(sentences[-1]) or short(sentences[-1]) if sentences else None
             return chat.episode(answer=answered(turn, answer))
-        request = self.asking(
-            example, llm, list(known.values()), trouble, task=READ if self.reader == "direct" else TASK
+        request = self.request(
+            example, llm, list(collected.values()), failure, task=READ if self.reader == "direct" else TASK
         )
         if self.reader == "cot":
             return await self.think(self.begin(example, llm, request), llm)
         return await self.answer(example, llm, request)
 
-    def asking(
+    def request(
         self,
         example: Example,
         llm: LLM,
-        known: list[Passage],
-        trouble: str,
+        passages: list[Passage],
+        failure: str,
         begun: str = "",
         task: str = TASK,
         tokens: int = 0,
@@ -96,11 +98,11 @@ class IRCoT(Baseline):
         question = self.question(example, llm)
         task = task if task == READ else f"{task}{chains(self.shots)}"
 
-        def asked(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return ChatPrompt(task=task, text=text, cue="Answer:", begun=begun)
 
-        return self.fitted(example, llm, known, asked, trouble, tokens)
+        return self.fitted(example, llm, passages, request_of, failure, tokens)
 
     @property
     def search_budget(self) -> int:

@@ -40,19 +40,19 @@ class IterRetGen(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         query, question = example.question, self.question(example, llm)
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             text = f"Documents:\n{documents}\n\nQuestion: {question}"
             return ChatPrompt(task=f"{TASK}{chains(self.shots)}", text=text, cue="Answer:")
 
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)
-            request = self.fitted(example, llm, results.passages, asking, results.trouble)
+            request = self.fitted(example, llm, results.passages, request_of, results.failure)
             _, turn, text = await self.ask(example, llm, request, stop=self.ends(llm))
             chain = " ".join(text.split("\nQuestion:")[0].split())
             query = f"{chain} {example.question}".strip()
-            turn.action, turn.well_formed = self.searching(query, thought=chain), bool(chain)
+            turn.action, turn.well_formed = self.search_action(query, thought=chain), bool(chain)
         results = await self.search(tools, query)
-        request = self.fitted(example, llm, results.passages, asking, results.trouble)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure)
         return await self.think(self.begin(example, llm, request), llm)
 
     @property

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL, one_line
-from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, reply_text
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.universal_rag import chosen, described
@@ -56,7 +56,7 @@ class OmniSearch(Baseline):
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
-            text = said(turn, llm).split("\nQuestion:")[0]
+            text = reply_text(turn, llm).split("\nQuestion:")[0]
             if answer := tidied(last_line(text, "Final answer:") or ""):
                 return chat.episode(answer=answered(turn, answer))
             turn.action = action = parse(text, names)
@@ -70,7 +70,7 @@ class OmniSearch(Baseline):
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
                 results = SearchResults((await tools[action.tool].search(query, self.k),))
-                observation = results.trouble or " ".join(
+                observation = results.failure or " ".join(
                     f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
                 )
             mark = " " if text.endswith("Found:") else "\nFound: "

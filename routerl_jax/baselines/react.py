@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import one_line
-from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, reply_text
 from routerl_jax.baselines.forms import tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, WorkedExample, examples
@@ -56,22 +56,22 @@ class ReAct(Baseline):
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"), opening=LAST)
-            kind, argument = parse(said(turn, llm))
+            kind, argument = parse(reply_text(turn, llm))
             if kind == "finish":
                 return chat.episode(answer=answered(turn, tidied(argument) or None, "finish[] has nothing in it"))
             if kind == "search":
-                turn.action, turn.well_formed = self.searching(argument), True
+                turn.action, turn.well_formed = self.search_action(argument), True
                 results = await self.search(tools, argument)
                 sentences, looked = sentences_of(results), {}
                 observation = found_text(results)
             elif kind == "lookup":
                 turn.well_formed = True
                 matches = [sentence for sentence in sentences if argument.lower() in sentence.lower()]
-                shown = looked.get(argument, 0)
-                looked[argument] = shown + 1
-                has_match = shown < len(matches)
+                index = looked.get(argument, 0)
+                looked[argument] = index + 1
+                has_match = index < len(matches)
                 observation = (
-                    f"({shown + 1} of {len(matches)}) {matches[shown]}" if has_match else "There is no more of it."
+                    f"({index + 1} of {len(matches)}) {matches[index]}" if has_match else "There is no more of it."
                 )
             else:
                 answered(turn, None, INVALID)
@@ -109,14 +109,14 @@ def sentences_of(results: SearchResults) -> list[str]:
 def found_text(results: SearchResults) -> str:
     """The observation after a search."""
     if not results.passages:
-        return results.trouble or "Nothing was found."
+        return results.failure or "Nothing was found."
     return " ".join(f"({number}) {passage.title}: {passage.text}" for number, passage in enumerate(results.passages, 1))
 
 
-def worked(one: WorkedExample) -> str:
+def worked(shot: WorkedExample) -> str:
     """A worked question in ReAct's form."""
-    steps = [f"Question: {one.question}"]
-    for hop in one.hops:
+    steps = [f"Question: {shot.question}"]
+    for hop in shot.hops:
         steps += [f"Thought: {hop.question}", f"Action: search[{hop.question.rstrip('?')}]"]
         steps.append(f"Observation: (1) {hop.title}: {hop.text}")
-    return "\n".join([*steps, f"Thought: {one.hops[-1].fact}", f"Action: finish[{one.answer}]"])
+    return "\n".join([*steps, f"Thought: {shot.hops[-1].fact}", f"Action: finish[{shot.answer}]"])

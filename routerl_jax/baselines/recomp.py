@@ -38,10 +38,10 @@ class RECOMP(VanillaRAG):
         summary = ""
         if results.passages:
 
-            def asking(documents: str) -> ChatPrompt:
+            def request_of(documents: str) -> ChatPrompt:
                 return ChatPrompt(task=TASK, text=f"Documents:\n{documents}\n\n{question}", cue="Summary:")
 
-            request = self.fitted(example, llm, results.passages, asking, tokens=self.summary_tokens)
+            request = self.fitted(example, llm, results.passages, request_of, tokens=self.summary_tokens)
             stop = () if self.chats(llm) else ("\n",)
             _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.summary_tokens)
             turn.asked, turn.well_formed = "summary", True

@@ -37,7 +37,7 @@ class Entry:
 
     @property
     def needs(self) -> str:
-        """What the baseline needs, in words."""
+        """The baseline's requirements, in words."""
         tools = {"nothing": "none", "each": "a knowledge base", "chosen": "knowledge bases"}[self.searches]
         return f"{tools}, an engine" if self.scores else tools
 

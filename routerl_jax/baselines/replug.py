@@ -42,7 +42,7 @@ class REPLUG(VanillaRAG):
         results = await self.search(tools, example.question)
         if not results.passages:
             return await self.read(example, llm, results)
-        chats = [self.one(example, llm, passage) for passage in results.passages]
+        chats = [self.request(example, llm, passage) for passage in results.passages]
         stop = () if self.chats(llm) else ("\n",)
         turns: list[Turn] = []
         for request in chats:
@@ -64,14 +64,14 @@ class REPLUG(VanillaRAG):
                 chat.close()
         return chat.episode(answer=answers[mixed(scores, [passage.score for passage in results.passages])])
 
-    def one(self, example: Example, llm: LLM, passage: Passage) -> ChatPrompt:
+    def request(self, example: Example, llm: LLM, passage: Passage) -> ChatPrompt:
         """The prompt with one document."""
         question = self.question(example, llm)
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
-        return self.fitted(example, llm, [passage], asking, tokens=self.answer_tokens)
+        return self.fitted(example, llm, [passage], request_of, tokens=self.answer_tokens)
 
 
 def mixed(scores: np.ndarray, weights: Sequence[float]) -> int:

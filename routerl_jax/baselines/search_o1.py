@@ -78,7 +78,7 @@ class SearchO1(Baseline):
             if not query or not turn.text.rstrip().endswith(END_QUERY):
                 break
             query = " ".join(query.split())
-            turn.action, turn.well_formed = self.searching(query), True
+            turn.action, turn.well_formed = self.search_action(query), True
             if query in queries or len(queries) >= self.max_searches:
                 result = REPEATED if query in queries else SPENT
                 turn.action = dataclasses.replace(turn.action, kind="invalid", error=result)
@@ -100,14 +100,14 @@ class SearchO1(Baseline):
         """Searches and reads. Returns the text that goes into the reasoning."""
         results = await self.search(tools, query)
         if not results.passages:
-            return f"{NOTHING} {results.trouble}" if any(call.error for call in results.calls) else NOTHING
+            return f"{NOTHING} {results.failure}" if any(call.error for call in results.calls) else NOTHING
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             before = llm.tokenizer.plain(shortened(reasoning))
             text = f"Reasoning so far:\n{before}\n\nQuery: {llm.tokenizer.plain(query)}\n\nDocuments:\n{documents}"
             return ChatPrompt(task=READ, text=text, cue=INFORMATION)
 
-        request = self.fitted(example, llm, results.passages, asking, tokens=self.reading_tokens)
+        request = self.fitted(example, llm, results.passages, request_of, tokens=self.reading_tokens)
         _, turn, text = await self.ask(example, llm, request, max_tokens=self.reading_tokens)
         turn.asked = "read"
         if self.chats(llm):
@@ -129,13 +129,13 @@ class SearchO1(Baseline):
 def shortened(reasoning: str) -> str:
     """The reasoning as the reading chat sees it, with numbered lines."""
     lines = [line for line in reasoning.split("\n") if line.strip()]
-    kept = []
+    selected = []
     for number, line in enumerate(lines, 1):
         if len(lines) <= 5 or number == 1 or number > len(lines) - 4 or any(tag in line for tag in TAGS):
-            kept.append(f"Step {number}: {line}")
-        elif kept[-1] != "...":
-            kept.append("...")
-    return "\n".join(kept)
+            selected.append(f"Step {number}: {line}")
+        elif selected[-1] != "...":
+            selected.append("...")
+    return "\n".join(selected)
 
 
 def boxed(text: str) -> str | None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from routerl_jax.agents.agent import LLM, Tools
-from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, said
+from routerl_jax.baselines.baseline import Baseline, ChatPrompt, SearchResults, answered, reply_text
 from routerl_jax.baselines.forms import last_line, tidied
 from routerl_jax.baselines.registry import baseline
 from routerl_jax.baselines.worked import WORKED, WorkedExample, examples
@@ -55,21 +55,21 @@ class SelfAsk(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results = await self.search(tools, example.question) if self.above else SearchResults()
-        chat, written, turn = self.begin(example, llm, self.asking(example, llm, results, "")), "", None
+        chat, written, turn = self.begin(example, llm, self.request(example, llm, results, "")), "", None
         for follow_up in range(self.max_follow_ups + 1):
             turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
-            text = said(turn, llm).split("\nQuestion:")[0]
+            text = reply_text(turn, llm).split("\nQuestion:")[0]
             if answer := tidied(last_line(text, FINAL) or ""):
                 return chat.episode(answer=answered(turn, answer))
             query = last_line(text.removesuffix(INTERMEDIATE), FOLLOW_UP)
             if not query or follow_up == self.max_follow_ups:
                 break
-            turn.action, turn.well_formed = self.searching(query), text.endswith(INTERMEDIATE)
+            turn.action, turn.well_formed = self.search_action(query), text.endswith(INTERMEDIATE)
             results = await self.search(tools, query)
             if self.above:
                 written += text.removesuffix(INTERMEDIATE).rstrip() + f"\n{INTERMEDIATE}"
                 chat.close()
-                chat = self.begin(example, llm, self.asking(example, llm, results, written))
+                chat = self.begin(example, llm, self.request(example, llm, results, written))
             elif (observation := self.intermediate(text, results)) and not self.tell(chat, llm, turn, observation):
                 break
         assert turn is not None
@@ -83,17 +83,17 @@ class SelfAsk(Baseline):
         passages = " ".join(" ".join(passage.text.split()) for passage in results.passages)
         return f"{mark} {passages}\n" if passages else mark
 
-    def asking(self, example: Example, llm: LLM, results: SearchResults, written: str) -> ChatPrompt:
+    def request(self, example: Example, llm: LLM, results: SearchResults, written: str) -> ChatPrompt:
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
         question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
-        task = TASK + examples([worked(one) for one in WORKED[: self.shots]])
+        task = TASK + examples([worked(shot) for shot in WORKED[: self.shots]])
         if not self.above:
             return ChatPrompt(task=task, text=question, begun=begun)
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
 
-        return self.fitted(example, llm, results.passages, asking, results.trouble)
+        return self.fitted(example, llm, results.passages, request_of, results.failure)
 
     @property
     def search_budget(self) -> int:
@@ -101,7 +101,7 @@ class SelfAsk(Baseline):
         return (self.max_follow_ups + self.above) * max(1, len(self.tools))
 
 
-def worked(one: WorkedExample) -> str:
+def worked(shot: WorkedExample) -> str:
     """A worked question in Self-Ask's form."""
-    steps = "".join(f"{FOLLOW_UP} {hop.question}\n{INTERMEDIATE} {hop.answer}\n" for hop in one.hops)
-    return f"Question: {one.question}\n{NEEDED} Yes.\n{steps}{FINAL} {one.answer}"
+    steps = "".join(f"{FOLLOW_UP} {hop.question}\n{INTERMEDIATE} {hop.answer}\n" for hop in shot.hops)
+    return f"Question: {shot.question}\n{NEEDED} Yes.\n{steps}{FINAL} {shot.answer}"

@@ -45,5 +45,5 @@ class SKR(VanillaRAG):
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
             return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
         else:
-            turn.action, turn.well_formed = self.searching(example.question), True
+            turn.action, turn.well_formed = self.search_action(example.question), True
         return await super().run(example, llm, tools)

@@ -77,14 +77,14 @@ class SuRe(Baseline):
         return chat.episode(answer=answered(turn, answer))
 
     def reading(
-        self, example: Example, llm: LLM, results: SearchResults, task: str, asked: str, cue: str
+        self, example: Example, llm: LLM, results: SearchResults, task: str, question: str, cue: str
     ) -> ChatPrompt:
         """A prompt with documents, for the given task."""
 
-        def asking(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{asked}", cue=cue)
+        def request_of(documents: str) -> ChatPrompt:
+            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", cue=cue)
 
-        return self.fitted(example, llm, results.passages, asking, results.trouble)
+        return self.fitted(example, llm, results.passages, request_of, results.failure)
 
     @property
     def search_budget(self) -> int:

@@ -32,10 +32,10 @@ class VanillaRAG(Baseline):
         """Answers from documents in a new chat."""
         question = self.question(example, llm)
 
-        def asking(documents: str) -> ChatPrompt:
+        def request_of(documents: str) -> ChatPrompt:
             return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
 
-        request = self.fitted(example, llm, results.passages, asking, results.trouble, self.answer_tokens)
+        request = self.fitted(example, llm, results.passages, request_of, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
     @property

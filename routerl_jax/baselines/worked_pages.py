@@ -1,6 +1,6 @@
 """Worked questions about pages of documents, in searches, closer looks and answers. They are ours, and about made-up documents.
 
-What the pictures of pages show is told in words: pictures in eight worked chats would take more room than the question has.
+The content of pages is described in words, because pictures in eight worked chats would need more tokens than the question.
 """
 
 from __future__ import annotations

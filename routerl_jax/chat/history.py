@@ -1,4 +1,4 @@
-"""What was said before a question, in words that stand before it."""
+"""Puts earlier exchanges of a conversation before a question, as text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Exchange(NamedTuple):
 def with_history(question: str, earlier: Sequence[Exchange], tokens: Callable[[str], int], most: int) -> str:
     """The question with the latest exchanges before it, as a text; the question alone if there are none.
 
-    An agent is asked one question at a time. So that "and its capital?" can be understood, the text says what was asked and
-    answered before.
+    An agent is asked one question at a time. The text repeats earlier questions and answers, so that
+    "and its capital?" can be understood.
 
     Args:
       tokens: number of tokens of a text.
@@ -25,10 +25,10 @@ def with_history(question: str, earlier: Sequence[Exchange], tokens: Callable[[s
     """
     shown: list[str] = []
     for exchange in reversed(earlier):
-        said = f"Q: {exchange.question}\nA: {exchange.answer}\n"
-        if tokens("".join([said, *shown])) > most:
+        text = f"Q: {exchange.question}\nA: {exchange.answer}\n"
+        if tokens("".join([text, *shown])) > most:
             break
-        shown.insert(0, said)
+        shown.insert(0, text)
     if not shown:
         return question
     return f"Earlier in this conversation:\n{''.join(shown)}\nThe question now: {question}"

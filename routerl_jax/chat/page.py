@@ -1,6 +1,6 @@
 """A conversation on a local page: its application, and uvicorn under it.
 
-The page keeps what was said, and sends it with every question. The server remembers nothing but the pictures of the last
+The page keeps the conversation, and sends it with every question. The server remembers nothing but the pictures of the last
 replies. Whatever a passage or an answer says is text there (viewer/static).
 """
 
@@ -33,7 +33,7 @@ from routerl_jax.remote.asgi import (
 from routerl_jax.serving.answerer import sources
 from routerl_jax.serving.app import while_connected
 from routerl_jax.viewer.app import STATIC, SecurityHeaders
-from routerl_jax.viewer.details import picture_of, told
+from routerl_jax.viewer.details import page_data, picture_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -85,11 +85,11 @@ class _Page:
     def about(self) -> dict[str, Any]:
         """Who is talked with."""
         chat = self.chat
-        known = [{"name": kb.name, "kind": kb.kind, "passages": kb.passages} for kb in chat.knowledge_bases]
-        return {"name": chat.name, "pictures": chat.sees, "earlier": chat.earlier, "knowledge_bases": known}
+        knowledge_bases = [{"name": kb.name, "kind": kb.kind, "passages": kb.passages} for kb in chat.knowledge_bases]
+        return {"name": chat.name, "pictures": chat.sees, "earlier": chat.earlier, "knowledge_bases": knowledge_bases}
 
     async def reply(self, asked: _Asked) -> AsyncIterator[dict[str, Any]]:
-        """What the page draws, again and again until the reply is whole (`going` is false) or failed (`error`).
+        """States of the reply for the page to draw, until the reply is complete (`going` is false) or failed (`error`).
 
         Where steps come faster than they are sent, only the latest is.
         """
@@ -101,32 +101,34 @@ class _Page:
                 loop.call_soon_threadsafe(moments.put_nowait, moment)
 
         name = self.files.name
-        begun = {"question": asked.question, "images": [name(image) for image in asked.images], "prompt": ""}
+        header = {"question": asked.question, "images": [name(image) for image in asked.images], "prompt": ""}
         future = self.chat.ask(asked.question, asked.images, asked.earlier, put)
         future.add_done_callback(lambda _: put(None))
         try:
             while (moment := await moments.get()) is not None:
                 if moments.empty():
-                    turns = [turn_record(turn, name) for turn in moment.done]
-                    yield self._told(key, {**begun, "turns": turns, "prediction": None}, going=True, **_now(moment))
+                    turns = [turn_record(turn, name) for turn in moment.turns]
+                    yield self._reply_state(
+                        key, {**header, "turns": turns, "prediction": None}, going=True, **_present_step(moment)
+                    )
             error = future.exception()
             if error is not None:
                 yield {"error": f"{type(error).__name__}: {error}"}
                 return
             episode = future.result()
             record = episode_record(episode, self.files, question=asked.question)
-            yield self._told(key, record, going=False, sources=sources(episode))
+            yield self._reply_state(key, record, going=False, sources=sources(episode))
         finally:
             future.cancel()
 
-    def _told(self, key: str, record: dict[str, Any], **more: Any) -> dict[str, Any]:
+    def _reply_state(self, key: str, record: dict[str, Any], **more: Any) -> dict[str, Any]:
         self.replies[key] = record
         while len(self.replies) > _KEPT:
             self.replies.popitem(last=False)
-        return {"key": key, **told(record)[0], **more}
+        return {"key": key, **page_data(record)[0], **more}
 
 
-def _now(moment: Progress) -> dict[str, Any]:
+def _present_step(moment: Progress) -> dict[str, Any]:
     request = moment.searching
     if request is None:
         return {"writing": moment.writing}

@@ -1,4 +1,4 @@
-"""What `launch.chat` talks with: a policy, the agent of a run and its knowledge bases."""
+"""The session behind `launch.chat`: a policy, the agent of a run and its knowledge bases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence, Sized
 from typing import NamedTuple
 
-from routerl_jax.agents.live import Told
+from routerl_jax.agents.live import OnProgress
 from routerl_jax.agents.request import Request
 from routerl_jax.chat.history import Exchange, with_history
 from routerl_jax.core.types import Call, Episode, Example
@@ -39,7 +39,7 @@ class Chat:
     """A searcher that is talked with.
 
     Attributes:
-      name: what the policy is called.
+      name: the policy's name.
       kinds: the kind of every knowledge base, by name.
       pictures: directory for the pictures that it was shown (evaluation.records.PictureFiles).
       sampling: of its turns.
@@ -63,7 +63,7 @@ class Chat:
 
     @property
     def knowledge_bases(self) -> list[KnowledgeBaseInfo]:
-        """What is searched."""
+        """The knowledge bases that the agent searches."""
         return [
             KnowledgeBaseInfo(name, self.kinds.get(name, ""), len(tool) if isinstance(tool, Sized) else None)
             for name, tool in self.searcher.tools.items()
@@ -74,27 +74,27 @@ class Chat:
         question: str,
         images: Sequence[ImageSource] = (),
         earlier: Sequence[Exchange] = (),
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> concurrent.futures.Future[Episode]:
         """Begins a reply. To cancel the future is to stop it.
 
         Args:
           images: pictures that the question is about.
-          earlier: what was said before; the last `Chat.earlier` of it are shown, as far as a quarter of the context holds them.
-          told: see `LiveAgent.attempt`; called on the engine's thread.
+          earlier: earlier exchanges; the last `Chat.earlier` of them are shown, as far as a quarter of the context holds them.
+          on_progress: see `LiveAgent.attempt`; called on the engine's thread.
         """
         engine = self.searcher.engine
         shown = earlier[-self.earlier :] if self.earlier else ()
         text = with_history(question, shown, lambda text: len(engine.tokenizer.encode(text)), engine.max_length // 4)
         example = Example(id=f"chat {self.seed}, {next(self._count)}", question=text, answers=(), images=tuple(images))
-        return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, told))
+        return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, on_progress))
 
     def search(self, name: str, words: str, k: int = 3) -> concurrent.futures.Future[Call]:
         """Searches a knowledge base, without the policy."""
         return self.searcher.loop.submit(self.searcher.live.search(Request(name, words, k)))
 
     def close(self) -> None:
-        """Ends the engine's thread, after what has begun."""
+        """Ends the engine's thread, after the work that has begun."""
         self.searcher.loop.close()
 
 

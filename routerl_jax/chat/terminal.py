@@ -26,7 +26,7 @@ from routerl_jax.models.images import decode_image
 from routerl_jax.serving.answerer import sources
 
 T = TypeVar("T")
-_LINES = 8  # of what the policy is writing
+_LINES = 8  # lines that are shown of the text under way
 _COMMANDS = {
     "/image PATH": "the next questions are about this picture; again for one more, without PATH for none",
     "/kb": "the knowledge bases; /kb NAME WORDS searches one",
@@ -79,8 +79,8 @@ class Terminal:
 
     def _greet(self) -> None:
         chat = self._chat
-        said = "sees pictures" if chat.sees else "text alone"
-        self._say(f"{chat.name} ({said}) searches {', '.join(chat.searcher.tools)}. /help lists commands.")
+        modality = "sees pictures" if chat.sees else "text alone"
+        self._say(f"{chat.name} ({modality}) searches {', '.join(chat.searcher.tools)}. /help lists commands.")
         remembered = (
             f"the last {chat.earlier} questions stand before a new one"
             if chat.earlier
@@ -133,7 +133,7 @@ class Terminal:
             raise ValueError(f"there is no knowledge base {name!r}; there are {', '.join(tools)}")
         if not words.strip():
             raise ValueError(f"/kb {name} WORDS: say what to search for")
-        with _stopping(self._chat.search(name, words.strip())) as future:
+        with _cancelled_on_exit(self._chat.search(name, words.strip())) as future:
             call = future.result()
         self._console.print(
             findings({"tool": name, "error": call.error, "passages": [vars(passage) for passage in call.passages]})
@@ -147,13 +147,16 @@ class Terminal:
         asked = self._chat.ask(question, self._images, self._earlier, moments.put)
         asked.add_done_callback(lambda _: moments.put(None))
         shown = 0
-        with _stopping(asked) as future, Live(console=self._console, transient=True, auto_refresh=False) as live:
+        with (
+            _cancelled_on_exit(asked) as future,
+            Live(console=self._console, transient=True, auto_refresh=False) as live,
+        ):
             while (moment := moments.get()) is not None:
-                for turn in moment.done[shown:]:
+                for turn in moment.turns[shown:]:
                     self._print(turn_parts(turn_record(turn, self._files.name)))
-                shown = len(moment.done)
+                shown = len(moment.turns)
                 if self._console.is_terminal:
-                    live.update(_present(moment), refresh=True)
+                    live.update(_present_step(moment), refresh=True)
             live.update("", refresh=True)
         self._end(question, _episode(future), shown)
 
@@ -182,8 +185,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def _stopping(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futures.Future[T]]:
-    """Cancels what is under way when it is left before its end, as by Ctrl-C."""
+def _cancelled_on_exit(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futures.Future[T]]:
+    """Cancels the attempt if the block is left before its end, as by Ctrl-C."""
     try:
         yield future
     finally:
@@ -191,15 +194,15 @@ def _stopping(future: concurrent.futures.Future[T]) -> Iterator[concurrent.futur
 
 
 def _episode(future: concurrent.futures.Future[Episode]) -> Episode:
-    """Raises ValueError with what the attempt raised."""
+    """Raises ValueError with the message of the attempt's exception."""
     error = future.exception()
     if error is not None and not isinstance(error, ValueError):
         raise ValueError(f"the reply failed: {type(error).__name__}: {error}") from error
     return future.result()
 
 
-def _present(moment: Progress) -> Text:
-    """What happens now: a search, or the last lines that were written."""
+def _present_step(moment: Progress) -> Text:
+    """A text about the present step: a search, or the last lines that were written."""
     request = moment.searching
     if request is not None:
         return searching(request.tool, query_text(request.query) or "(the picture)")

@@ -95,10 +95,10 @@ def agent_rows(name: str, tools: Sequence[str], config: ComparisonConfig, benchm
         return [_recipe(name, base, routing, tools, config)]
     if name in BASELINES or (":" in name and "/" not in name):
         return _baselines(name, "", tools, config)
-    if known := max((known for known in BASELINES if name.startswith(f"{known}_")), key=len, default=""):
-        if (kb := name.removeprefix(f"{known}_")) not in (*tools, "all"):
+    if baseline := max((baseline for baseline in BASELINES if name.startswith(f"{baseline}_")), key=len, default=""):
+        if (kb := name.removeprefix(f"{baseline}_")) not in (*tools, "all"):
             raise Inapplicable(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
-        return _baselines(known, name, tools, config)
+        return _baselines(baseline, name, tools, config)
     raise _unknown(name)
 
 
@@ -120,10 +120,10 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
         agents = {row: agents[row]}
     rows = []
     for key, agent in agents.items():
-        agent = in_common(agent, config, settings)
+        agent = with_common_settings(agent, config, settings)
         if "instruct" not in settings and "instruct" in _fields(agent):
             agent = override(agent, {"instruct": config.instruct}, "config")
-        about = {"baseline": name, "settings": settings, **_plain(agent)}
+        about = {"baseline": name, "settings": settings, **_settings_of(agent)}
         rows.append(AgentRow(name=key, agent=agent, run="", about=about, tools=tuple(tools)))
     return rows
 
@@ -137,9 +137,11 @@ def _recipe(name: str, recipe: str, routing: str, tools: Sequence[str], config: 
     except ValueError as error:
         raise Inapplicable(f"agent {name!r}: {error}") from error
     agent = override(agent, section.settings, f"{path}.settings") if section.settings else agent
-    agent = in_common(agent, config, settings)
-    about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_plain(agent)}
-    return AgentRow(name=name, agent=_routed(agent, name, routing, tools), run="", about=about, tools=tuple(tools))
+    agent = with_common_settings(agent, config, settings)
+    about = {"recipe": recipe, "routing": routing, "tools": list(tools), "settings": settings, **_settings_of(agent)}
+    return AgentRow(
+        name=name, agent=_with_routing(agent, name, routing, tools), run="", about=about, tools=tuple(tools)
+    )
 
 
 def _run(
@@ -151,24 +153,24 @@ def _run(
             f"agent {name!r} was trained with the knowledge bases {', '.join(run.knowledge)}, and benchmark {benchmark!r} has "
             f"{', '.join(tools)}: it lacks {', '.join(lacking)}"
         )
-    agent = in_common(build_recipe(run).agent, config, {})
+    agent = with_common_settings(build_recipe(run).agent, config, {})
     bases = list(run.knowledge)
     about = {"recipe": run.recipe, "routing": routing, "tools": bases, "settings": dataclasses.asdict(run.agent)}
-    routed = _routed(agent, name, routing, bases)
-    about |= _plain(agent)
+    routed = _with_routing(agent, name, routing, bases)
+    about |= _settings_of(agent)
     return AgentRow(name=name.rstrip("/"), agent=routed, run=directory, about=about, tools=tuple(bases))
 
 
-def in_common(agent: Agent, config: ComparisonConfig, own: Mapping[str, Any]) -> Agent:
-    """The agent with the common settings of a comparison. Its `own` settings take precedence.
+def with_common_settings(agent: Agent, config: ComparisonConfig, own_settings: Mapping[str, Any]) -> Agent:
+    """The agent with the common settings of a comparison. Its own settings take precedence.
 
     Raises:
       ValueError: the number of documents of this agent can't be set.
     """
-    agent = agent if "k" in own else agent.with_passages(config.k)
-    if not {agent.searches_field, "max_searches"} & own.keys():  # a recipe's section calls it max_searches
+    agent = agent if "k" in own_settings else agent.with_passages(config.k)
+    if not {agent.searches_field, "max_searches"} & own_settings.keys():  # a recipe's section calls it max_searches
         agent = agent.with_searches(config.searches)
-    if config.turn_tokens and "max_turn_tokens" in _fields(agent) - own.keys():
+    if config.turn_tokens and "max_turn_tokens" in _fields(agent) - own_settings.keys():
         agent = override(agent, {"max_turn_tokens": config.turn_tokens}, "config")
     return agent
 
@@ -177,7 +179,7 @@ def _fields(agent: Agent) -> set[str]:
     return {field.name for field in dataclasses.fields(agent)} if dataclasses.is_dataclass(agent) else set()
 
 
-def _plain(agent: Agent) -> dict[str, Any]:
+def _settings_of(agent: Agent) -> dict[str, Any]:
     """The class of an agent, and its fields that are numbers, texts or lists."""
     values = {name: getattr(agent, name) for name in sorted(_fields(agent))}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -189,15 +191,17 @@ def check_settings(config: ComparisonConfig) -> None:
     """Raises ValueError if config.settings names an agent that does not exist."""
     for name in config.settings:
         if name not in BASELINES and name not in RECIPES and ":" not in name:
-            raise ValueError(f"config.settings.{name}: no agent is called so; {_near(name, (*BASELINES, *RECIPES))}")
+            raise ValueError(
+                f"config.settings.{name}: no agent is called so; {_suggestion(name, (*BASELINES, *RECIPES))}"
+            )
 
 
-def _routed(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
+def _with_routing(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
     if not routing:
         return agent
     routings = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
     if routing not in routings:
-        raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_near(routing, routings)}")
+        raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_suggestion(routing, routings)}")
     return routings[routing]
 
 
@@ -206,13 +210,13 @@ def _unknown(name: str) -> ValueError:
         return ValueError(
             f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
         )
-    known = (*BASELINES, *RECIPES)
-    return ValueError(f"unknown agent {name!r}; {_near(name, known)}. --agents=help tells of them")
+    names = (*BASELINES, *RECIPES)
+    return ValueError(f"unknown agent {name!r}; {_suggestion(name, names)}. --agents=help tells of them")
 
 
-def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=3)
-    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(known)}"
+def _suggestion(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
 
 
 def file_name(name: str) -> str:

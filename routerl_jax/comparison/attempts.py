@@ -13,7 +13,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
 from routerl_jax.generation.policy import Policy
@@ -47,8 +47,8 @@ def attempt_all(
     """
     journal = Journal(path)
     try:
-        done = {record["id"] for record in journal.read() if not _passing(record)}
-        remaining = [example for example in examples if example.id not in done]
+        finished_ids = {record["id"] for record in journal.read() if not _passing(record)}
+        remaining = [example for example in examples if example.id not in finished_ids]
         pictures, last = PictureFiles(path.parent), time.perf_counter()
 
         def finished(episode: Episode) -> None:
@@ -77,8 +77,8 @@ def attempt_all(
 def attempted(path: pathlib.Path, examples: Sequence[Example]) -> int:
     """Number of the examples with an episode in `path`. Another process may be adding to the file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    known = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
-    return sum(example.id in known for example in examples)
+    ids = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
+    return sum(example.id in ids for example in examples)
 
 
 def finished_attempts(
@@ -124,7 +124,7 @@ def finished_attempts(
 
 def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
     """The episode of a record, with the benchmark's example, because records keep little of the metadata."""
-    episode = episode_of(record, Place(path, "line", index + 1))
+    episode = episode_of(record, RowLocation(path, "line", index + 1))
     episode.example = example
     return episode
 

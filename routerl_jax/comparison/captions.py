@@ -51,19 +51,21 @@ def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: s
     finally:
         model.close()
     errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]
-    if failed := [(one.id, error) for (one, _), error in zip(pictures, errors) if error]:
+    if failed := [(example.id, error) for (example, _), error in zip(pictures, errors) if error]:
         raise ValueError(
             f"{len(failed)} of {len(pictures)} pictures have no caption; that of question {failed[0][0]!r}: {failed[0][1]}. "
             "The others are kept: start the same command again"
         )
     captions = iter([" ".join(reply.text.split()) for reply in replies])
     return [
-        dataclasses.replace(one, question=_told([next(captions) for _ in one.images], one.question), images=())
-        for one in examples
+        dataclasses.replace(
+            example, question=_captioned_question([next(captions) for _ in example.images], example.question), images=()
+        )
+        for example in examples
     ]
 
 
-def _told(captions: Sequence[str], question: str) -> str:
+def _captioned_question(captions: Sequence[str], question: str) -> str:
     several = len(captions) > 1
     lines = [f"Picture{f' {i}' if several else ''}: {caption}" for i, caption in enumerate(captions, 1)]
     return "\n".join([*lines, question])

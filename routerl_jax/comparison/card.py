@@ -19,7 +19,7 @@ from routerl_jax.knowledge.store import MANIFEST, Manifest
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import cache_place, kb_place
+from routerl_jax.training.knowledge import kb_cache_directory, kb_directory
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "scipy", "tokenizers", "transformers", "scann")
 
@@ -47,7 +47,7 @@ def knowledge_settings(name: str, spec: KnowledgeConfig) -> dict[str, str]:
     if spec.directory or spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid"):
         return settings
     return settings | {
-        "built": cache_place(name, spec).name
+        "built": kb_cache_directory(name, spec).name
     }  # the directory's name is a digest of content and settings
 
 
@@ -56,7 +56,7 @@ def knowledge_card(name: str, spec: KnowledgeConfig) -> dict[str, Any]:
     facts: dict[str, Any] = {"kind": spec.kind, "source": spec.source}
     if spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid"):
         return facts
-    directory = kb_place(name, spec)
+    directory = kb_directory(name, spec)
     if not (directory / MANIFEST).is_file():
         return facts
     manifest = Manifest.read(directory)

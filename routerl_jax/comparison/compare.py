@@ -1,4 +1,4 @@
-"""Runs agents on benchmarks and writes a report. Started again, it goes on where it was."""
+"""Runs agents on benchmarks and writes a report. Started again, it continues where it stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PreparedBenchmark:
       benchmark: the benchmark with files instead of patterns.
       rows: the agents that are run on it.
       left_out: agents that can't be run on it, with the reason.
-      file: number of questions in its file, and of rows that are none, by what they lack.
+      file: number of questions in its file, and numbers of other rows by the field that they lack.
     """
 
     name: str
@@ -82,9 +82,9 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
       ValueError: an agent or a benchmark is unknown, or lacks something that it needs; or `output` was made with other
         settings, or another process uses it.
     """
-    beside, fields = _beside(config.compare_with), prepared(config)
+    beside, fields = _other_comparisons(config.compare_with), prepared(config)
     with directory_lock(output):
-        results = _compared(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
+        results = _run_all(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
         _write(results, output)
     return results
 
@@ -93,7 +93,7 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     """Writes the report of what `output` has, and asks no policy and no judge. A comparison may be running there.
 
     The report has the agents with an episode of every question of a benchmark. It says how many questions the others have, and
-    leaves their places blank. Verdicts count if they were given before.
+    leaves their cells blank. Verdicts count if they were given before.
 
     Returns:
       The content of results.json, as `compare`, with the other agents in the card (`unfinished`).
@@ -101,7 +101,7 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     Raises:
       ValueError: no agent has finished a benchmark, or as `compare`.
     """
-    beside = _beside(config.compare_with)
+    beside = _other_comparisons(config.compare_with)
     finished: list[PreparedBenchmark] = []
     unfinished: dict[str, dict[str, int]] = {}
     for field in _with_captions(prepared(config), config, False):
@@ -114,13 +114,13 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     if not finished:
         raise ValueError(f"no agent has an episode of every question in {output}; leave --finished out to run them")
     _check_settings(finished, config, output)
-    known = {}
+    policy_cards = {}
     for run in dict.fromkeys(row.run for field in finished for row in field.rows):
         saved = read_json(output / "policies" / f"{_policy(run)}.json", _REMEDY)
-        known[_policy(run)] = policies.names(run, config) | saved
+        policy_cards[_policy(run)] = policies.names(run, config) | saved
     results = {
         "benchmarks": {field.name: _results(field, config, output, None, rewrite=False) for field in finished},
-        "card": _card(finished, config, known, unfinished),
+        "card": _card(finished, config, policy_cards, unfinished),
         "beside": beside,
     }
     _write(results, output)
@@ -141,19 +141,19 @@ def _with_captions(
         return [_captioned(field, config, progress) for field in fields]
 
 
-def _compared(
+def _run_all(
     fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
 ) -> dict[str, Any]:
     _check_settings(fields, config, output)
     judge = _judge(config)
-    known: dict[str, dict[str, Any]] = {}
+    policy_cards: dict[str, dict[str, Any]] = {}
     tools: dict[str, Mapping[str, SearchTool]] = {}
     with contextlib.closing(judge) if judge else contextlib.nullcontext():
         for run in dict.fromkeys(row.run for field in fields for row in field.rows):
             name = _policy(run)
-            known[name] = _attempted(run, name, fields, config, output, tools, progress)
+            policy_cards[name] = _run_policy(run, name, fields, config, output, tools, progress)
         benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
-    return {"benchmarks": benchmarks, "card": _card(fields, config, known)}
+    return {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards)}
 
 
 def _policy(run: str) -> str:
@@ -161,7 +161,7 @@ def _policy(run: str) -> str:
     return f"run-{file_name(run)}" if run else "policy"
 
 
-def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
+def _other_comparisons(directories: tuple[str, ...]) -> dict[str, Any]:
     """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError if a directory has no comparison."""
     comparisons = {}
     for directory in directories:
@@ -177,7 +177,7 @@ def _beside(directories: tuple[str, ...]) -> dict[str, Any]:
     return comparisons
 
 
-def _attempted(
+def _run_policy(
     run: str,
     called: str,
     fields: list[PreparedBenchmark],
@@ -217,7 +217,7 @@ def _attempted(
 def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
     """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
     check_settings(config)
-    agents, missing = config.asked, absent(config)
+    agents, missing = config.all_agents, absent(config)
     if len(missing) == len(config.benchmarks):
         raise ValueError("no benchmark has its files here. " + next(iter(missing.values())))
     fields = []
@@ -226,7 +226,7 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
             logging.warning("left out: %s", missing[name])
             continue
         benchmark = _located(name, config)
-        knowledge = {kb: _changed(spec, config) for kb, spec in benchmark.knowledge.items()}
+        knowledge = {kb: _with_changes(spec, config) for kb, spec in benchmark.knowledge.items()}
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
             source = open_examples(benchmark.questions[0], (), "test")
@@ -265,7 +265,7 @@ def _located(name: str, config: ComparisonConfig) -> Benchmark:
 
 
 def absent(config: ComparisonConfig) -> dict[str, str]:
-    """The benchmarks that are left out because their files are not there (config.skip_absent), with what is to be had where."""
+    """The benchmarks that are left out because their files are missing (config.skip_absent), and where to get the files."""
     missing: dict[str, str] = {}
     for name in config.benchmarks if config.skip_absent else ():
         try:
@@ -276,12 +276,12 @@ def absent(config: ComparisonConfig) -> dict[str, str]:
 
 
 def _agent_rows(
-    asked: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
+    agents: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
 ) -> tuple[list[AgentRow], dict[str, str]]:
     """The rows of a benchmark, and the agents that are left out, with the reason. Raises ValueError if no row is left."""
     rows: list[AgentRow] = []
     left_out: dict[str, str] = {}
-    for agent in asked:
+    for agent in agents:
         try:
             rows += agent_rows(agent, tools, config, benchmark)
         except Inapplicable as error:
@@ -304,7 +304,7 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
     return benchmark
 
 
-def _changed(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
+def _with_changes(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
     """The section of a knowledge base, with the changes that the configuration makes to it."""
     replaceable = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
     changes = {key: value for key in replaceable.get(spec.kind, ()) if (value := getattr(config, key))}
@@ -373,14 +373,14 @@ def _results(
 def _card(
     fields: list[PreparedBenchmark],
     config: ComparisonConfig,
-    known: Mapping[str, Any],
+    policy_cards: Mapping[str, Any],
     unfinished: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[str, Any]:
     """Everything that the numbers depend on.
 
     Args:
-      unfinished: of a report of what is there: number of questions with an episode, by benchmark and by agent that is not
-        finished. The card is then without devices: the episodes may be from others, and these may be in use.
+      unfinished: for a report of a comparison that has not ended: number of questions with an episode, by benchmark and by
+        unfinished agent. The card then has no devices, because the episodes may come from other machines.
     """
     return {
         "benchmarks": {
@@ -398,7 +398,7 @@ def _card(
         "k": config.k,
         "searches": config.searches,
         "instruct": config.instruct,
-        "policies": dict(known),
+        "policies": dict(policy_cards),
         "decoding": {"temperature": config.temperature, "seed": config.seed, "turn tokens": config.turn_tokens},
         "metrics": list(config.metrics),
         "normalizer": config.normalizer,

@@ -79,7 +79,7 @@ class ComparisonConfig:
     judge_checks: Count = 0
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def all_agents(self) -> tuple[str, ...]:
         """All agents, including those of `rows`. Raises ValueError if a row is in none of the papers' tables."""
         if not self.rows:
             return self.agents
@@ -87,9 +87,9 @@ class ComparisonConfig:
         keys = [key for table in tables for key in table.keys]
         for key in self.rows:
             if key not in keys:
-                known = ", ".join(dict.fromkeys(keys)) or "none (config.papers, --report)"
+                known_keys = ", ".join(dict.fromkeys(keys)) or "none (config.papers, --report)"
                 raise ValueError(
-                    f"config.rows: no table of a paper has a row {key!r} that is to be named; there are {known}"
+                    f"config.rows: no table of a paper has a row {key!r} that is to be named; there are {known_keys}"
                 )
         return tuple(dict.fromkeys([*self.agents, *(agent for table in tables for agent in table.added(self.rows))]))
 
@@ -107,13 +107,17 @@ class ComparisonConfig:
         if not table.agents and not self.rows:
             keys = ", ".join(f"'{key}': DIRECTORY" for key in table.keys)
             raise ValueError(f'{table.title} is of trained runs: name yours, --config.rows="{{{keys}}}", all or some')
-        benchmarks = tuple(one for one in table.benchmarks if one in BENCHMARKS or one in self.own)
+        benchmarks = tuple(
+            benchmark for benchmark in table.benchmarks if benchmark in BENCHMARKS or benchmark in self.own
+        )
         if not benchmarks:
             raise ValueError(
                 f"{table.title} is on {', '.join(table.benchmarks)}, and no benchmark is called so yet: describe them in "
                 "config.own (docs/evaluation.md)"
             )
-        metrics = tuple(one for one in table.metrics if one in ANSWER or (one == JUDGE and self.judge.model))
+        metrics = tuple(
+            metric for metric in table.metrics if metric in ANSWER or (metric == JUDGE and self.judge.model)
+        )
         return dataclasses.replace(
             self,
             agents=table.agents,
@@ -135,8 +139,8 @@ class ComparisonConfig:
             names = getattr(self, section)
             if not names and not (section == "agents" and self.rows):
                 raise ValueError(f"config.{section} is empty: name at least one")
-            if again := next((name for name in names if names.count(name) > 1), None):
-                raise ValueError(f"config.{section} names {again!r} twice")
+            if duplicate := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"config.{section} names {duplicate!r} twice")
         if self.retriever_settings and not self.retriever:
             raise ValueError("config.retriever_settings say nothing without config.retriever: name the kind")
         for metric in self.metrics:

@@ -82,6 +82,8 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
         for axis in (searches, tokens):
             axis.set_ylim(bottom=-0.04 * max(axis.get_ylim()[1], 1))  # so that marks at 0 are not cut off
     marks = {label: mark for axis in axes for mark, label in zip(*axis.get_legend_handles_labels())}
-    shown = [agent for agent in agents if agent in marks]
-    figure.legend([marks[a] for a in shown], shown, loc="outside right upper", frameon=False, fontsize=8, ncols=columns)
+    labelled = [agent for agent in agents if agent in marks]
+    figure.legend(
+        [marks[a] for a in labelled], labelled, loc="outside right upper", frameon=False, fontsize=8, ncols=columns
+    )
     save_figure(figure, path)

@@ -11,7 +11,7 @@ from routerl_jax.data.gold_paths import GoldHop, bare_title
 from routerl_jax.knowledge.store import MANIFEST, Store
 from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import kb_place
+from routerl_jax.training.knowledge import kb_directory
 
 _MOST = 2_000_000  # most passages that are read for this
 _CHUNK = 20_000
@@ -61,6 +61,6 @@ def without_gold(examples: Sequence[Example], knowledge: Mapping[str, KnowledgeC
     for name, spec in knowledge.items():
         if spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid", "pages"):
             return None
-        if not names.add(kb_place(name, spec)):
+        if not names.add(kb_directory(name, spec)):
             return None
     return sum(not all(map(names.hold, hops)) for hops in gold)

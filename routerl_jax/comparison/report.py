@@ -84,17 +84,19 @@ def print_metrics(results: Mapping[str, Any]) -> None:
     console = open_console()
     for metric in results["card"]["metrics"]:
         table = metric_table(results["benchmarks"], metric, _unfinished_agents(results["card"]))
-        printed = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
+        rich_table = RichTable(title=f"{_title(metric)}, percent", header_style="bold", box=box.SIMPLE_HEAD)
         for i, column_heading in enumerate(table.headings):
-            printed.add_column(column_heading, justify="left" if i == 0 else "right")
+            rich_table.add_column(column_heading, justify="left" if i == 0 else "right")
         for i, row in enumerate(table.rows):
-            printed.add_row(*(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row)))
-        console.print(printed)
+            rich_table.add_row(
+                *(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row))
+            )
+        console.print(rich_table)
     for benchmark, agents in results["card"]["left out"].items():
         console.print(Text(f"left out of {benchmark}: {', '.join(agents)} (the report says why)"))
     if unfinished := results["card"]["unfinished"]:
-        said = ", ".join(f"{_counted(len(counts), 'agent')} on {name}" for name, counts in unfinished.items())
-        console.print(Text(f"not finished: {said} (the report says how far they are)"))
+        text = ", ".join(f"{_counted(len(counts), 'agent')} on {name}" for name, counts in unfinished.items())
+        console.print(Text(f"not finished: {text} (the report says how far they are)"))
 
 
 def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
@@ -133,7 +135,7 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
         Paragraph("Percent of questions, by EM, with and without a search."),
         _shares(benchmarks, "breakdown", _BREAKDOWN),
     ]
-    blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _trouble(benchmarks, card)
+    blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _failures(benchmarks, card)
     return [*blocks, *_card(results)]
 
 
@@ -209,7 +211,7 @@ def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
         low, high = (100 * end for end in test["interval"])
         difference = f"{100 * test['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
         cells.append(
-            [test["first"], test["second"], difference, _chance(test["p"]), _chance(test["holm"]), str(test["n"])]
+            [test["first"], test["second"], difference, _p_value(test["p"]), _p_value(test["holm"]), str(test["n"])]
         )
         bold |= {(i, 4)} if test["holm"] < _LEVEL else set()
     return Table(["agent", "against", "difference", "p", "p, corrected", "n"], cells, frozenset(bold), texts=2)
@@ -277,7 +279,7 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-def _chance(value: float) -> str:
+def _p_value(value: float) -> str:
     return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
@@ -329,19 +331,19 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
         [
             name,
             agent,
-            said,
-            str(found["n"]),
-            *(_percent(found[key]) for key in ("kept", "wrong_to_right", "right_to_wrong")),
+            variant,
+            str(verdicts["n"]),
+            *(_percent(verdicts[key]) for key in ("kept", "wrong_to_right", "right_to_wrong")),
         ]
         for name, result in benchmarks.items()
         for agent, row in result["rows"].items()
-        for check, said in _CHECKS
-        if (found := row.get("judge_checks", {}).get(check))
+        for check, variant in _CHECKS
+        if (verdicts := row.get("judge_checks", {}).get(check))
     ]
     if lines:
         headings = ["benchmark", "agent", "asked again with", "n", "same verdict", "wrong to right", "right to wrong"]
-        asked = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
-        blocks += [Paragraph(asked), Table(headings, lines, texts=3)]
+        note = "The judge was asked again about answers that say the same in another form, to see its bias. Percent of these."
+        blocks += [Paragraph(note), Table(headings, lines, texts=3)]
     return blocks
 
 
@@ -353,15 +355,15 @@ def _left_out(card: Mapping[str, Any]) -> list[Block]:
     return [Heading("Left out"), Table(["benchmark", "agent", "why"], lines, texts=3)] if lines else []
 
 
-def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
+def _failures(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
     """Failures, with numbers of questions. Every failure that counts as a wrong answer is reported here, and so are the rows of
     files that were left out."""
     lines = []
     for name, values in benchmarks.items():
         file = card["benchmarks"][name]["in the file"]
         if values.get("without_gold"):
-            what = "questions with a gold passage that no knowledge base holds"
-            lines.append([name, "", what, str(values["without_gold"])])
+            problem = "questions with a gold passage that no knowledge base holds"
+            lines.append([name, "", problem, str(values["without_gold"])])
         lines += [[name, "", f"rows without {lack}, left out", str(file[lack])] for lack in file if lack != "questions"]
         for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
@@ -372,8 +374,10 @@ def _trouble(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Blo
             numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
             lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
     if not any(agent for _, agent, _, _ in lines):
-        fine = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
-        return [*fine, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else fine
+        no_failures = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
+        return (
+            [*no_failures, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else no_failures
+        )
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
     return [
         Heading("What went wrong"),
@@ -394,7 +398,7 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
             name,
             agent,
             row["prompts"],
-            _said({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
+            _in_words({key: value for key, value in row["agent"].items() if value not in ("", {}, [])}),
         ]
         for name, values in results["benchmarks"].items()
         for agent, row in values["rows"].items()
@@ -415,12 +419,12 @@ def _card(results: Mapping[str, Any]) -> list[Block]:
 
 
 def _facts(facts: Mapping[str, Any]) -> Table:
-    return Table(["", ""], [[key, _said(value)] for key, value in facts.items()], texts=2)
+    return Table(["", ""], [[key, _in_words(value)] for key, value in facts.items()], texts=2)
 
 
-def _said(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {_said(item)}" for key, item in value.items() if item not in ("", None, {}, []))
+        return ", ".join(f"{key}: {_in_words(item)}" for key, item in value.items() if item not in ("", None, {}, []))
     if isinstance(value, list):
-        return ", ".join(map(_said, value))
+        return ", ".join(map(_in_words, value))
     return value if isinstance(value, str) else json.dumps(value)

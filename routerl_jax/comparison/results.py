@@ -65,10 +65,12 @@ def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: 
         of_metric = []
         for first, second in pairs:
             ours, theirs = rows[first][metric], rows[second][metric]
-            both = ~(np.isnan(ours) | np.isnan(theirs))
-            if both.any():
-                compared = compare_scores(ours[both], theirs[both])
-                of_metric.append({"metric": metric, "first": first, "second": second, "n": int(both.sum()), **compared})
+            scored = ~(np.isnan(ours) | np.isnan(theirs))
+            if scored.any():
+                compared = compare_scores(ours[scored], theirs[scored])
+                of_metric.append(
+                    {"metric": metric, "first": first, "second": second, "n": int(scored.sum()), **compared}
+                )
         corrected = holm([test["p"] for test in of_metric])
         tests += [{**test, "holm": value} for test, value in zip(of_metric, corrected)]
     return tests

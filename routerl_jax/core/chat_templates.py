@@ -57,7 +57,7 @@ TEMPLATES = {"hermes": HERMES}
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
-    """The tokenizer with another chat template, which `Tokenizer.save` writes. The one given stays as it is.
+    """A copy of the tokenizer with another chat template, which `Tokenizer.save` writes.
 
     Args:
       template: a name in TEMPLATES, or the path of a Jinja file.

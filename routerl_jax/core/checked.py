@@ -1,4 +1,4 @@
-"""Settings with a declared range: the type of a field says which numbers, or texts, are allowed.
+"""Settings with a declared range: the type of a field says which numbers or texts are allowed.
 
     @dataclasses.dataclass(frozen=True, kw_only=True)
     @checked
@@ -6,8 +6,8 @@
         lr: NonNegative = 1e-6
         b2: BelowOne = 0.95
 
-`OptimizerConfig(b2=1.5)` raises `OutOfRange`. So does any number that is not finite, in fields without a range too, and a text
-that is none of those of its `Literal`.
+`OptimizerConfig(b2=1.5)` raises `OutOfRange`. So does a number that is not finite, in any field, and a text that its `Literal`
+does not list.
 `core.config` puts the section before the field: `config.learner.optimizer.b2=1.5 must be in [0, 1)`.
 """
 
@@ -76,20 +76,20 @@ class OutOfRange(ValueError):
 def checked(cls: type[T]) -> type[T]:
     """Class decorator, below `dataclasses.dataclass`: settings are checked before the class's `__post_init__`, if it has or
     inherits one."""
-    own = getattr(cls, "__post_init__", None)
+    inherited = getattr(cls, "__post_init__", None)
 
     def __post_init__(self: Any) -> None:
         check(self)
-        if own:
-            own(self)
+        if inherited:
+            inherited(self)
 
     setattr(cls, "__post_init__", __post_init__)  # noqa: B010 (pyright knows no such attribute of a type)
     return cls
 
 
 def check(settings: Any) -> None:
-    """Raises OutOfRange for the first number of a dataclass that is not finite or not in the range of its type, or text that is
-    none of those of its type."""
+    """Raises OutOfRange for the first value of a dataclass that its type does not allow: a number that is not finite or out of
+    range, or a text that is not listed."""
     for name, hint in _hints(type(settings)).items():
         for key, value, declared in _values(name, getattr(settings, name), hint):
             if complaint := _complaint(value, declared):
@@ -117,7 +117,7 @@ def _values(key: str, value: Any, hint: Any) -> Iterator[tuple[str, float | str,
 
 
 def _complaint(value: float | str, hint: Any) -> str:
-    """What a value must be; "" if it is that."""
+    """The rule that a value breaks, such as "be in [0, 1)"; "" if it breaks none."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if union else (hint,)  # X | None: X
     if isinstance(value, str):

@@ -158,13 +158,13 @@ def _convert_dataclass(cls: type, value: Any, path: str) -> Any:
         ) from error
 
 
-def first_difference(before: Any, now: Any, key: str) -> tuple[str, Any, Any]:
+def first_difference(old: Any, new: Any, key: str) -> tuple[str, Any, Any]:
     """The first setting that differs, sections included: its key and both values. A missing value is None."""
-    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
-        return key, before, now
-    names = {**now, **before}
-    name = next(name for name in names if (name in before) != (name in now) or before[name] != now[name])
-    return first_difference(before.get(name), now.get(name), f"{key}.{name}")
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return key, old, new
+    names = {**new, **old}
+    name = next(name for name in names if (name in old) != (name in new) or old[name] != new[name])
+    return first_difference(old.get(name), new.get(name), f"{key}.{name}")
 
 
 @contextlib.contextmanager
@@ -178,9 +178,9 @@ def naming(path: str) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def unknown_key(path: str, key: str, known: typing.Iterable[str]) -> str:
+def unknown_key(path: str, key: str, valid_keys: typing.Iterable[str]) -> str:
     """The message for a key that the schema does not have."""
-    known = sorted(known)
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {path}.{close[0]}?" if close else f"known keys: {', '.join(known)}"
+    valid_keys = sorted(valid_keys)
+    close = difflib.get_close_matches(key, valid_keys, n=1)
+    hint = f"did you mean {path}.{close[0]}?" if close else f"known keys: {', '.join(valid_keys)}"
     return f"unknown config key {path}.{key}; {hint}"

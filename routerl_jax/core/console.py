@@ -19,17 +19,17 @@ def open_console() -> Console:
     A log or a pipe has no width. rich would assume 80 columns and fold wide tables, so it gets 200 here. The environment's
     COLUMNS says otherwise.
     """
-    made = Console(highlight=False)
-    if not made.is_terminal and not made.is_jupyter and "COLUMNS" not in os.environ:
-        made.width = _WIDTH
-    return made
+    console = Console(highlight=False)
+    if not console.is_terminal and not console.is_jupyter and "COLUMNS" not in os.environ:
+        console.width = _WIDTH
+    return console
 
 
 def print_listing(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Prints a table of what there is, such as for --agents=help."""
-    printed = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
     for heading in headings:
-        printed.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold")
     for row in rows:
-        printed.add_row(*map(Text, row))
-    open_console().print(printed)
+        table.add_row(*map(Text, row))
+    open_console().print(table)

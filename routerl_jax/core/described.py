@@ -30,12 +30,12 @@ class Field:
     """One field of a dataclass.
 
     Attributes:
-      name: as it is set.
+      name: name of the field.
       type: its values in words, such as "int >= 1".
-      default: the value without a setting; MISSING where it must be set.
-      description: what it means; "" if the source does not say.
+      default: its default value; MISSING if it must be set.
+      description: its meaning; "" if the source does not say.
       section: the dataclass of its value, or of a mapping's values; None for other types.
-      named: it is a mapping of names to sections.
+      named: whether it is a mapping of names to sections.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Section:
     """A part of a configuration.
 
     Attributes:
-      path: where it is set, such as "config.learner"; NAME stands for any name in a mapping of sections.
+      path: its key, such as "config.learner"; NAME means any name in a mapping of sections.
       schema: its dataclass.
-      description: that of the field that holds it.
-      fields: those with values; sections are listed on their own.
+      description: the description of the field that holds it.
+      fields: its fields with values. Its sections are listed on their own.
       like: path of an earlier section of the same dataclass. `fields` are then only those with another default, and its own
         sections are not listed again.
     """
@@ -87,25 +87,25 @@ def sections(schema: type, path: str = "config", seen: Seen | None = None) -> li
     Args:
       schema: the configuration's dataclass.
       path: its key.
-      seen: {} before the first of several configurations of which later ones refer to earlier ones.
+      seen: an empty dict, shared by several configurations if later ones are to refer to sections of earlier ones.
     """
     return list(_sections(schema, path, "", MISSING, {} if seen is None else seen))
 
 
 def _sections(schema: type, path: str, description: str, default: Any, seen: Seen) -> Iterator[Section]:
-    """`default` is an instance whose values are the defaults; MISSING: those of the class."""
+    """`default` is an instance whose values are the defaults; MISSING: the defaults of the class."""
     fields = fields_of(schema)
     if default is not MISSING:
         fields = [dataclasses.replace(field, default=getattr(default, field.name)) for field in fields]
-    told = [field for field in fields if field.section is None or field.named]
+    listed = [field for field in fields if field.section is None or field.named]
     if schema in seen:
         like, defaults = seen[schema]
-        other = [field for field in told if field.default != defaults[field.name]]
-        yield Section(path=path, schema=schema, description=description, fields=other, like=like)
+        changed = [field for field in listed if field.default != defaults[field.name]]
+        yield Section(path=path, schema=schema, description=description, fields=changed, like=like)
         fields = [field for field in fields if not field.named and field.default != defaults[field.name]]
     else:
         seen[schema] = path, {field.name: field.default for field in fields}
-        yield Section(path=path, schema=schema, description=description, fields=told)
+        yield Section(path=path, schema=schema, description=description, fields=listed)
     for field in sorted(fields, key=lambda field: field.named):
         if field.section:
             key = f"{path}.{field.name}{'.NAME' if field.named else ''}"
@@ -138,27 +138,27 @@ class Setting:
 def settings(config: Any, path: str = "config", default: Any = MISSING) -> Iterator[Setting]:
     """All values of a configuration, in the order of its fields.
 
-    A section of a mapping that is not there by default is a setting of its own, and what is in it is compared with the defaults
-    of its class.
+    A section of a mapping that does not exist by default is a setting of its own. Its values are compared with the defaults of
+    its class.
 
     Args:
       config: an instance of a dataclass.
       path: its key.
-      default: the instance to compare it with, in the place of what its class says.
+      default: the instance to compare it with; by default, the defaults of its class.
     """
     for field in fields_of(type(config)):
         key, value = f"{path}.{field.name}", getattr(config, field.name)
-        usual = field.default if default is MISSING else getattr(default, field.name)
+        default_value = field.default if default is MISSING else getattr(default, field.name)
         if field.named and value:
-            known = {} if usual is MISSING else usual
-            for name, one in value.items():
-                if name not in known:
-                    yield Setting(key=f"{key}.{name}", value=one, default=MISSING, section=True)
-                yield from settings(one, f"{key}.{name}", known.get(name, MISSING))
+            default_entries = {} if default_value is MISSING else default_value
+            for name, entry in value.items():
+                if name not in default_entries:
+                    yield Setting(key=f"{key}.{name}", value=entry, default=MISSING, section=True)
+                yield from settings(entry, f"{key}.{name}", default_entries.get(name, MISSING))
         elif field.section and not field.named:
-            yield from settings(value, key, usual)
+            yield from settings(value, key, default_value)
         else:
-            yield Setting(key=key, value=value, default=usual)
+            yield Setting(key=key, value=value, default=default_value)
 
 
 def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> Field:
@@ -185,7 +185,7 @@ def type_in_words(hint: Any) -> str:
     """A type of a configuration in words: "int >= 1", '"rl" or "sft"', "list of str"."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hasattr(hint, "__metadata__"):
-        ranges = [one for one in hint.__metadata__ if isinstance(one, Range)]
+        ranges = [item for item in hint.__metadata__ if isinstance(item, Range)]
         return " ".join([type_in_words(arguments[0]), *map(_range, ranges)])
     if origin is typing.Literal:
         return " or ".join(f'"{value}"' if isinstance(value, str) else repr(value) for value in arguments)
@@ -209,10 +209,10 @@ def _range(bounds: Range) -> str:
 
 
 def default_in_words(value: Any) -> str:
-    """A default as it would be written in Python; "(must be set)" where there is none."""
+    """A default in Python's notation; "(must be set)" for MISSING."""
     if value is MISSING:
         return "(must be set)"
-    if isinstance(value, Mapping) and any(dataclasses.is_dataclass(one) for one in value.values()):
+    if isinstance(value, Mapping) and any(dataclasses.is_dataclass(item) for item in value.values()):
         return f"{{{', '.join(f'{name!r}: ..' for name in value)}}}"
     return repr(dict(value)) if isinstance(value, Mapping) else repr(value)
 

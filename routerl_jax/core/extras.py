@@ -25,16 +25,16 @@ def install_hint(extra: str) -> str:
 
 
 @contextlib.contextmanager
-def needs(what: str, extra: str) -> Iterator[None]:
+def needs(feature: str, extra: str) -> Iterator[None]:
     """Turns an ImportError in its block into a ValueError with the command that installs the missing packages.
 
     Args:
-      what: the feature that needs the packages, for the message.
+      feature: the feature that needs the packages, for the message.
       extra: the extra that has them; see `install_hint`.
     """
     try:
         yield
     except ImportError as error:
         raise ValueError(
-            f"{what} needs packages that can't be imported ({error}). Run {install_hint(extra)}"
+            f"{feature} needs packages that can't be imported ({error}). Run {install_hint(extra)}"
         ) from error

@@ -20,8 +20,8 @@ def atomic_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False)
       shared: other processes or threads may write the same file at the same time. The last one to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
-    unfinished = path.with_name(f".{path.name}{own}.part")
+    suffix = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+    unfinished = path.with_name(f".{path.name}{suffix}.part")
     try:
         with unfinished.open("wb") as file:
             yield file
@@ -67,10 +67,9 @@ def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any
 
 
 def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterator[Any]:
-    """The values in a file with one JSON value per line, as `write_json_lines` and programs that add lines write it.
+    """The values in a file with one JSON value per line, from `write_json_lines` or a program that appends lines.
 
-    A last line that a killed writer has not finished is left out. Rows of data files, which others write, are read by
-    `core.rows`.
+    An incomplete last line of a killed writer is left out. `core.rows` reads the data files of other programs.
 
     Raises:
       ValueError: while reading: a line is not JSON; names file, line and `fix`.

@@ -87,9 +87,9 @@ class Ledger:
     def route(self, start: int, chosen: Seq[Int16[np.ndarray, "L C"] | None]) -> None:
         """Records the experts that the sampler chose for tokens from `start` on; what is recorded already stays."""
         self._routes.extend([None] * (start + len(chosen) - len(self._routes)))
-        for at, one in enumerate(chosen, start):
-            if self._routes[at] is None:
-                self._routes[at] = one
+        for index, experts in enumerate(chosen, start):
+            if self._routes[index] is None:
+                self._routes[index] = experts
 
     def routes(self, count: int) -> list[Int16[np.ndarray, "L C"] | None]:
         """The experts of the first `count` tokens, as far as they are recorded; None elsewhere (do not modify)."""
@@ -124,16 +124,16 @@ class Ledger:
 
     def copy(self) -> Ledger:
         """An independent copy with the same history, for a forked conversation."""
-        other = Ledger()
-        other._tokens = list(self._tokens)
-        other._sampled = list(self._sampled)
-        other._logprobs = list(self._logprobs)
-        other._versions = list(self._versions)
-        other._pieces = list(self._pieces)
-        other._routes = list(self._routes)
-        other.images = list(self.images)
-        other.next_position = self.next_position
-        return other
+        copied = Ledger()
+        copied._tokens = list(self._tokens)
+        copied._sampled = list(self._sampled)
+        copied._logprobs = list(self._logprobs)
+        copied._versions = list(self._versions)
+        copied._pieces = list(self._pieces)
+        copied._routes = list(self._routes)
+        copied.images = list(self.images)
+        copied.next_position = self.next_position
+        return copied
 
     def sequence(self) -> Sequence:
         """The history as arrays."""
@@ -149,11 +149,11 @@ class Ledger:
         )
 
     def _stacked_routes(self, length: int) -> Int16[np.ndarray, "T L C"] | None:
-        known = next((one for one in self._routes if one is not None), None)
-        if known is None:
+        first = next((experts for experts in self._routes if experts is not None), None)
+        if first is None:
             return None
-        result = np.full((length, *known.shape), FREE, np.int16)
-        for at, one in enumerate(self._routes):
-            if one is not None:
-                result[at] = one
+        result = np.full((length, *first.shape), FREE, np.int16)
+        for index, experts in enumerate(self._routes):
+            if experts is not None:
+                result[index] = experts
         return result

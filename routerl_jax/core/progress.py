@@ -22,20 +22,19 @@ LINE_SECONDS = 10.0  # least seconds between two lines of a bar that is shown as
 SILENT_SECONDS = 60.0  # seconds without a line after which such a bar says what it waits for
 _PULSE = 1.0  # seconds between two updates of a bar that does not move
 _SHOW_WAITING = 2.0  # seconds of waiting from which on they are shown
-_IN_NOTEBOOK = any(one.__module__ == "tqdm.notebook" for one in tqdm.__mro__)
+_IN_NOTEBOOK = any(cls.__module__ == "tqdm.notebook" for cls in tqdm.__mro__)
 
 _quiet = False
-_open: list[
-    weakref.ref[Bar]
-] = []  # the bars that are shown, oldest first; weak, so that a bar that nobody holds closes itself
+# The bars that are shown, oldest first. The references are weak, so that a bar that nobody holds closes itself.
+_open: list[weakref.ref[Bar]] = []
 _waiting: list[_Wait] = []  # innermost last
 _compiling: _Wait | None = None
 _lock = tqdm.get_lock()  # tqdm's own lock, as with a second one threads could wait for each other
 
 
 class _Wait:
-    def __init__(self, what: str) -> None:
-        self.what, self.since = what, time.monotonic()
+    def __init__(self, label: str) -> None:
+        self.label, self.since = label, time.monotonic()
 
 
 def be_quiet(quiet: bool = True) -> None:
@@ -51,21 +50,21 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
+def waiting(label: str) -> Iterator[None]:
     """A context in which the bar shows what the job waits for: "rollout", "tools", "judge", ... The innermost is shown."""
-    wait = _Wait(what)
+    wait = _Wait(label)
     with _lock:
         _waiting.append(wait)
     try:
         yield
     finally:
         with _lock:
-            _waiting[:] = [one for one in _waiting if one is not wait]
+            _waiting[:] = [entry for entry in _waiting if entry is not wait]
         compiling(False)  # should it have failed
 
 
 def compiling(now: bool) -> None:
-    """Makes the bar show that a program is being compiled, or no longer."""
+    """Sets whether the bar shows that a program is being compiled."""
     global _compiling
     _compiling = _Wait("compiling") if now else None
 
@@ -74,9 +73,9 @@ class Bar(tqdm):
     """A `tqdm` bar; where standard error is no terminal, a line every `LINE_SECONDS` and one at the end."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        stream = _real(options.get("file") or sys.stderr)
+        stream = _unwrapped(options.get("file") or sys.stderr)
         self._in_lines = not _IN_NOTEBOOK and not stream.isatty()
-        self._told, self._told_at = -1, -math.inf
+        self._last_count, self._last_time = -1, -math.inf
         disabled = bool(options.get("disable")) or _quiet
         width = {"dynamic_ncols": True} if self.in_terminal else {}
         # leave=None: the outermost is left when it ends, those within it are not
@@ -90,14 +89,14 @@ class Bar(tqdm):
             return super().display(msg, pos, **options)
         if msg == "":  # to take the bar away
             return False
-        self._told, self._told_at = self.n, time.monotonic()
+        self._last_count, self._last_time = self.n, time.monotonic()
         self.fp.write(f"{self._line()}\n")
         self.fp.flush()
         return True
 
     def refresh(self, *arguments: Any, **options: Any) -> Any:
         """Draws the bar anew; a line only if it is time for one."""
-        if self._in_lines and time.monotonic() - self._told_at < LINE_SECONDS:
+        if self._in_lines and time.monotonic() - self._last_time < LINE_SECONDS:
             return None
         return super().refresh(*arguments, **options)
 
@@ -107,13 +106,13 @@ class Bar(tqdm):
             super().clear(*arguments, **options)
 
     def close(self) -> None:
-        """Ends the bar, with its last state unless it is not to be left."""
+        """Ends the bar. Its last state stays visible if `leave` says so."""
         if self.disable:
             return super().close()
         _end(self)
         if self._in_lines:
-            shown = self._told >= 0 or not self.delay
-            if self.leave is not False and shown and self.n != self._told:
+            was_shown = self._last_count >= 0 or not self.delay
+            if self.leave is not False and was_shown and self.n != self._last_count:
                 self.display()
             self.leave = False  # the parent has no line to end
         return super().close()
@@ -126,7 +125,7 @@ class Bar(tqdm):
         if wait := last and (_compiling or next(iter(_waiting[-1:]), None)):
             seconds = time.monotonic() - wait.since
             for_long = f" {seconds:.0f} s" if seconds >= _SHOW_WAITING else ""
-            drawn["prefix"] = f"{(self.desc or '').removesuffix(': ')} ({wait.what}{for_long})".lstrip()
+            drawn["prefix"] = f"{(self.desc or '').removesuffix(': ')} ({wait.label}{for_long})".lstrip()
         return drawn
 
     @property
@@ -136,45 +135,45 @@ class Bar(tqdm):
 
     def pulse(self) -> None:
         """Updates a bar that has not moved; if it is shown as lines, only after `SILENT_SECONDS`."""
-        if self.in_terminal or (self._in_lines and time.monotonic() - self._told_at >= SILENT_SECONDS):
+        if self.in_terminal or (self._in_lines and time.monotonic() - self._last_time >= SILENT_SECONDS):
             self.refresh()
 
     def _line(self) -> str:
-        drawn = self.format_dict
+        parts = self.format_dict
         pace = "{n_fmt}{unit}" if self.total is None else "{n_fmt}/{total_fmt}"
-        left = "" if self.total is None else "<{remaining}"
+        remaining = "" if self.total is None else "<{remaining}"
         return self.format_meter(
-            **{**drawn, "bar_format": f"{{desc}}: {pace} [{{elapsed}}{left}, {{rate_fmt}}{{postfix}}]"}
+            **{**parts, "bar_format": f"{{desc}}: {pace} [{{elapsed}}{remaining}, {{rate_fmt}}{{postfix}}]"}
         )
 
 
-# --- what goes on beside the bars --------------------------------------------------------------------------------------
+# --- the thread beside the bars ----------------------------------------------------------------------------------------
 
 
 def _begin(bar: Bar) -> None:
     with _lock:
         _open.append(weakref.ref(bar))
         if len(_open) == 1:
-            _Beside.start(bar)
+            _BarThread.start(bar)
 
 
 def _end(bar: Bar) -> None:
     with _lock:
-        _open[:] = [one for one in _open if one() is not None and one() is not bar]
+        _open[:] = [reference for reference in _open if reference() is not None and reference() is not bar]
         if not _open:
-            _Beside.stop()
+            _BarThread.stop()
 
 
-class _Beside:
-    """What runs while bars are shown: a thread that updates them, and streams that write above them."""
+class _BarThread:
+    """Helpers that run while bars are shown: a thread that updates them, and streams that write above them."""
 
-    _done: threading.Event | None = None
+    _stopped: threading.Event | None = None
     _restore: contextlib.ExitStack | None = None
 
     @classmethod
     def start(cls, bar: Bar) -> None:
-        cls._done = threading.Event()
-        threading.Thread(target=cls._pulse, args=(cls._done,), name="progress", daemon=True).start()
+        cls._stopped = threading.Event()
+        threading.Thread(target=cls._pulse, args=(cls._stopped,), name="progress", daemon=True).start()
         cls._restore = contextlib.ExitStack()
         if bar.in_terminal:
             for name in ("stdout", "stderr"):
@@ -183,15 +182,15 @@ class _Beside:
 
     @classmethod
     def stop(cls) -> None:
-        if cls._done is not None:
-            cls._done.set()
+        if cls._stopped is not None:
+            cls._stopped.set()
         if cls._restore is not None:
             cls._restore.close()
-        cls._done = cls._restore = None
+        cls._stopped = cls._restore = None
 
     @staticmethod
-    def _pulse(done: threading.Event) -> None:
-        while not done.wait(_PULSE):
+    def _pulse(stopped: threading.Event) -> None:
+        while not stopped.wait(_PULSE):
             last = _open[-1:]
             if last and (bar := last[0]()) is not None:
                 with contextlib.suppress(ValueError):  # its stream was closed meanwhile
@@ -200,7 +199,7 @@ class _Beside:
 
 
 class _Above:
-    """A stream whose lines go above the bars. A part of a line waits for the rest."""
+    """A stream that writes its lines above the bars. It buffers an incomplete line."""
 
     def __init__(self, stream: Any, bars: Any) -> None:
         self.stream, self._bars, self._piece = stream, bars, ""
@@ -229,19 +228,19 @@ class _Above:
         return getattr(self.stream, name)
 
 
-def _real(stream: Any) -> Any:
+def _unwrapped(stream: Any) -> Any:
     return stream.stream if isinstance(stream, _Above) else stream
 
 
 @contextlib.contextmanager
 def _above_bars(name: str, bars: Any) -> Iterator[None]:
-    """Makes all output to a standard stream appear above the bars, also that of absl's handler, which holds the stream."""
+    """Shows all output to a standard stream above the bars. absl's handler keeps the stream, so it is redirected too."""
     stream = getattr(sys, name)
     above = _Above(stream, bars)
     handler = logging.get_absl_handler().python_handler
-    mine = handler.stream is stream
+    is_absl_stream = handler.stream is stream
     setattr(sys, name, above)
-    if mine:
+    if is_absl_stream:
         handler.stream = above
     try:
         yield
@@ -249,5 +248,5 @@ def _above_bars(name: str, bars: Any) -> Iterator[None]:
         above.finish()
         if getattr(sys, name) is above:
             setattr(sys, name, stream)
-        if mine:
+        if is_absl_stream:
             handler.stream = stream

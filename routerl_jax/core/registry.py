@@ -38,7 +38,7 @@ class Registry(Generic[T]):
             try:
                 return getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError) as error:
-                raise ValueError(f"cannot load {self.kind} {name!r}: {error}{_hint(error, module)}") from error
+                raise ValueError(f"cannot load {self.kind} {name!r}: {error}{_import_hint(error, module)}") from error
         close = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(
@@ -53,6 +53,6 @@ class Registry(Generic[T]):
         return name in self._entries
 
 
-def _hint(error: Exception, module: str) -> str:
+def _import_hint(error: Exception, module: str) -> str:
     is_installed = not isinstance(error, ModuleNotFoundError) or error.name not in (module, module.partition(".")[0])
     return "" if is_installed else "; run the command where it lies, or put its directory on PYTHONPATH"

@@ -12,8 +12,8 @@ from routerl_jax.core.buckets import fetched
 from routerl_jax.core.compressed import open_bytes, plain_name
 
 
-class Place(NamedTuple):
-    """The position of a row in its file, for error messages."""
+class RowLocation(NamedTuple):
+    """The location of a row in its file, for error messages."""
 
     path: pathlib.Path
     unit: str  # "line" or, in a JSON list, "item"
@@ -24,8 +24,8 @@ class Place(NamedTuple):
         return ValueError(f"{self.path}, {self.unit} {self.number}: {problem}")
 
 
-def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """The JSON objects of a file, each with its position.
+def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """The JSON objects of a file, each with its location.
 
     A .json file may have three forms: a list; an object whose only value is a list (`{"examples": [..]}`); or pandas' columns
     (`{name: {index: value}}`), where the index becomes the key `index`. Any other file has one object per line.
@@ -34,60 +34,60 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
     that JSON strings may contain (U+2028).
 
     Args:
-      lines: read one object per line, whatever the file is called.
+      lines: read one object per line, whatever the extension.
 
     Raises:
       ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
     """
     path = fetched(path)
-    place = Place(path, "line", 0)
-    with open_bytes(path, lambda: f" after {place.unit} {place.number}") as file:
+    location = RowLocation(path, "line", 0)
+    with open_bytes(path, lambda: f" after {location.unit} {location.number}") as file:
         as_list = _suffix(path) == ".json" and not lines
         rows = _items(path, file.read()) if as_list else _lines(path, file)
-        for place, row in rows:
+        for location, row in rows:
             if not isinstance(row, dict):
-                raise place.error(f"expected an object, found {type(row).__name__}")
-            yield place, row
+                raise location.error(f"expected an object, found {type(row).__name__}")
+            yield location, row
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
     """The path, `~` expanded. Raises ValueError unless it is a file with the extension of a known form."""
     path = fetched(path)
     if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
-        raise ValueError(f"{path} {what}. Give a .jsonl, .jsonl.gz or .json file")
+        problem = "is a directory" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {problem}. Give a .jsonl, .jsonl.gz or .json file")
     if _suffix(path) not in (".jsonl", ".json"):
         raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
     return path
 
 
-def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[Place, Any]]:
+def _lines(path: pathlib.Path, file: Iterable[bytes]) -> Iterator[tuple[RowLocation, Any]]:
     for number, line in enumerate(file, 1):
         line = line.rstrip()  # so that an error at its end is reported for this line, not the next
         line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line:
-            place = Place(path, "line", number)
-            yield place, _parse(line, place, "Put one JSON object on each line")
+            location = RowLocation(path, "line", number)
+            yield location, _parse(line, location, "Put one JSON object on each line")
 
 
-def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[Place, Any]]:
+def _items(path: pathlib.Path, content: bytes) -> Iterator[tuple[RowLocation, Any]]:
     hint = "Rename it to .jsonl if it holds one JSON object per line"
-    rows = _parse(content.removeprefix(codecs.BOM_UTF8), Place(path, "line", 1), hint)
+    rows = _parse(content.removeprefix(codecs.BOM_UTF8), RowLocation(path, "line", 1), hint)
     if isinstance(rows, dict) and len(rows) == 1 and isinstance(next(iter(rows.values())), list):
         rows = next(iter(rows.values()))
     if isinstance(rows, dict) and rows and all(_is_column(column) for column in rows.values()):
-        rows = _turned(path, rows)
+        rows = _transposed(path, rows)
     if not isinstance(rows, list):
         raise ValueError(f"{path}: expected a JSON list, found {type(rows).__name__}. {hint}")
     for number, row in enumerate(rows, 1):
-        yield Place(path, "item", number), row
+        yield RowLocation(path, "item", number), row
 
 
 def _is_column(column: Any) -> bool:
     return isinstance(column, dict) and bool(column) and all(index.isdecimal() for index in column)
 
 
-def _turned(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _transposed(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     indices = list(next(iter(columns.values())))
     for name, column in columns.items():
         if list(column) != indices:
@@ -98,16 +98,16 @@ def _turned(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[dict
     return [{"index": index, **{name: column[index] for name, column in columns.items()}} for index in indices]
 
 
-def _parse(content: bytes, start: Place, hint: str) -> Any:
+def _parse(content: bytes, start: RowLocation, hint: str) -> Any:
     """The JSON value that begins at `start`. Errors name the faulty line."""
     try:
         return json.loads(content.decode())
     except UnicodeDecodeError as error:
-        place = start._replace(number=start.number + content.count(b"\n", 0, error.start))
-        raise place.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+        location = start._replace(number=start.number + content.count(b"\n", 0, error.start))
+        raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
-        place = start._replace(number=start.number + error.lineno - 1)
-        raise place.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
+        location = start._replace(number=start.number + error.lineno - 1)
+        raise location.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
 
 
 def _suffix(path: pathlib.Path) -> str:

@@ -1,7 +1,7 @@
-"""The time limit of a caller. It is set once, and all code that works for the caller can read it, on other threads too.
+"""The time limit of a caller. It is set once, and all code that works for the caller can read it, also on other threads.
 
-So a search has one time limit, that of the rollout. A client of a server gives up before that limit and says why, before the
-rollout gives up on the client.
+So all steps of a search share the time limit of the rollout. A client of a server gives up before that limit and says why,
+before the rollout gives up on the client.
 """
 
 from __future__ import annotations

@@ -74,8 +74,9 @@ class Tokenizer:
         return [bos] if with_special != bare and with_special[:1] == [bos] else []
 
     def plain(self, text: str, keep: Collection[str] = ()) -> str:
-        """A foreign text (a question, a page, a tool's reply) without `marks`: each is broken up by a space after its first
-        letter. A text without marks is returned unchanged.
+        """Breaks up the `marks` in a foreign text (a question, a page, a tool's reply), by a space after their first letter.
+
+        A text without marks is returned unchanged.
 
         Args:
           keep: marks that stay, such as the tags of the protocol in which the text is written.
@@ -102,8 +103,8 @@ class Tokenizer:
 
     @functools.cached_property
     def _chat_marks(self) -> str:
-        """A chat up to a user's message, as the template writes it. It has no tag that opens the assistant's thoughts, because
-        that is no mark."""
+        """A chat up to a user's message, as the template writes it. It leaves out the tag that opens the assistant's thoughts,
+        because that tag is no mark."""
         try:
             return (
                 self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
@@ -112,7 +113,7 @@ class Tokenizer:
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
-        # "fast" keeps no places of tokens in the text, which takes three quarters of the time of `encode`
+        # "fast" records no offsets of tokens; recording them takes three quarters of the time of `encode`
         return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -177,9 +178,9 @@ class Tokenizer:
         """
         if self.hf.chat_template is None:
             raise ValueError("this tokenizer has no chat template: give the prompt as text instead of messages")
-        own = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"add_generation_prompt"}
-        if taken := own & (settings or {}).keys():  # a client must not choose another template
-            raise ValueError(f"{min(taken)!r} is no variable of a chat template")
+        reserved = inspect.signature(self.hf.apply_chat_template).parameters.keys() - {"add_generation_prompt"}
+        if clashes := reserved & (settings or {}).keys():  # a client must not choose another template
+            raise ValueError(f"{min(clashes)!r} is no variable of a chat template")
         fixed = {"add_generation_prompt": add_generation_prompt, "date_string": _DATE}
         return self.hf.apply_chat_template(
             [dict(message) for message in messages],
@@ -232,29 +233,29 @@ class Tokenizer:
 
     @functools.cached_property
     def _between_turns(self) -> tuple[str, str]:
-        """What the template writes between an assistant's text and a user's, and between a user's and an assistant's."""
-        asked = "routerl-user"
+        """The template's text between an assistant's and a user's message, and between a user's and an assistant's."""
+        placeholder = "routerl-user"
         if self.hf.chat_template is None:
             return "\nUser: ", "\nAssistant: "
-        before, second, after = self._after_turn(asked, "user").partition(asked)
+        before, second, after = self._after_turn(placeholder, "user").partition(placeholder)
         if not second:
             raise ValueError(_NO_TURNS)
         return before, after
 
     def _after_turn(self, text: str, role: ReplyRole) -> str:
-        """What the template writes after an assistant's text if `role` says `text` next."""
-        said = "routerl-assistant"
-        _, first, rest = self._rendered_turns(said, text, role).partition(said)
-        if not first or not rest:
+        """The template's text after an assistant's message, if the next message is `text` by `role`."""
+        placeholder = "routerl-assistant"
+        _, first, tail = self._rendered_turns(placeholder, text, role).partition(placeholder)
+        if not first or not tail:
             raise ValueError(_NO_TURNS)
-        return rest
+        return tail
 
     def _rendered_turns(
-        self, said: str, then: str, role: ReplyRole = "user", *, add_generation_prompt: bool = True
+        self, assistant_text: str, next_text: str, role: ReplyRole = "user", *, add_generation_prompt: bool = True
     ) -> str:
-        """A chat in the model's template: a question, the assistant's text `said`, and the text `then` of a user or a tool."""
-        chat = [("user", "q"), ("assistant", said), (role, then)]
-        messages = [{"role": who, "content": content} for who, content in chat]
+        """A chat in the model's template: a question, `assistant_text`, and the user's or the tool's `next_text`."""
+        chat = [("user", "q"), ("assistant", assistant_text), (role, next_text)]
+        messages = [{"role": speaker, "content": content} for speaker, content in chat]
         return self.render(messages, add_generation_prompt=add_generation_prompt)
 
     @property
@@ -309,9 +310,9 @@ def _is_byte_level(spec: dict) -> bool:
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins for the 256 bytes, inverted."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [b for b in range(256) if b not in printable]
+    unprintable = [b for b in range(256) if b not in printable]
     table = {chr(b): b for b in printable}
-    table.update({chr(256 + i): b for i, b in enumerate(others)})
+    table.update({chr(256 + i): b for i, b in enumerate(unprintable)})
     return table
 
 

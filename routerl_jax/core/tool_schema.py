@@ -45,8 +45,8 @@ def kb_schema(name: str, description: str = "") -> ToolSchema:
     Args:
       description: what it contains; "" if unknown.
     """
-    said = f"Searches the knowledge base {name!r} and returns the best passages."
-    return ToolSchema(name=function_name(name), description=f"{said} {description.strip()}".strip())
+    purpose = f"Searches the knowledge base {name!r} and returns the best passages."
+    return ToolSchema(name=function_name(name), description=f"{purpose} {description.strip()}".strip())
 
 
 def function_name(name: str) -> str:

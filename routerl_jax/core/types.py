@@ -51,14 +51,14 @@ class Message:
     Attributes:
       images: pictures before the content, in the forms that `Example` takes. Only chat models (llms) use them; chat templates
         do not.
-      places: position of each picture within the content, as the number of letters before it; one per picture, in order. ():
-        all pictures stand before the content.
+      image_offsets: for each picture, in order, the number of letters of the content before it. (): all pictures come before
+        the content.
     """
 
     role: Literal["system", "user", "assistant"]
     content: str
     images: tuple[Any, ...] = ()
-    places: tuple[int, ...] = ()
+    image_offsets: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class Shown:
       digest: digest of the processed picture (`PlacedImage.digest`); "" before it has been shown.
       parent: digest of the picture that a crop was cut from; "" for a whole picture.
       box: for a crop: left, top, right and bottom in pixels of its parent before resizing; () for a whole picture.
-      error: why the picture could not be shown. The text says so too, where the picture would be.
+      error: why the picture could not be shown; the text has this message in its place.
     """
 
     passage: str = ""

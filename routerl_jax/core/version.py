@@ -10,7 +10,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def code_version() -> dict[str, str]:
-    """`routerl_jax`, the version, and, where the package lies in a git checkout, `commit`, with "+changes" if files differ."""
+    """The package's version as `routerl_jax`. In a git checkout also its `commit`, with "+changes" if files differ from it."""
     try:
         versions = {"routerl_jax": importlib.metadata.version("routerl_jax")}
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
@@ -22,11 +22,11 @@ def code_version() -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says in the package's directory; "" where it fails or is not there."""
+    """The output of a git command in the package's directory; "" if it fails or git is not installed."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *arguments], cwd=_PACKAGE, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return result.stdout.strip() if result.returncode == 0 else ""

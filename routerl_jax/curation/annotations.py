@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.core.types import Call, Example, Passage
-from routerl_jax.curation.attempts import Attempt, AttemptFailed, shown
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, prompt_fields
 from routerl_jax.curation.golden_config import AttemptConfig
 from routerl_jax.curation.services import Services
 from routerl_jax.data.gold_paths import GoldHop, gold_path
@@ -47,10 +47,10 @@ class Annotations:
             return attempt
         attempt.answer = example.answers[0]
         prompt = self.protocol.final(example.question, history)
-        attempt.steps.append(FinalStep(answers=example.answers, **shown(prompt, example)))
+        attempt.steps.append(FinalStep(answers=example.answers, **prompt_fields(prompt, example)))
         return attempt
 
-    async def _gather(self, example: Example, made: Attempt) -> list[tuple[str, str]]:
+    async def _gather(self, example: Example, attempt: Attempt) -> list[tuple[str, str]]:
         history: list[tuple[str, str]] = []
         path = self._path(example)
         if not self.config.min_searches <= len(path) <= self.config.max_searches:
@@ -58,8 +58,8 @@ class Annotations:
         for hop in path:
             prompt = self.protocol.route(example.question, history)
             label = self.protocol.label(hop.kb)
-            made.steps.append(RouteStep(query=hop.query, retrievers=(label,), **shown(prompt, example)))
-            passages = await self._search(hop, example, made)
+            attempt.steps.append(RouteStep(query=hop.query, retrievers=(label,), **prompt_fields(prompt, example)))
+            passages = await self._search(hop, example, attempt)
             documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
             values = (hop.value,) if hop.value else example.answers
             value = hop.value or _stated(values, documents)
@@ -71,11 +71,11 @@ class Annotations:
                     "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
                 )
             prompt = self.protocol.answer(hop.query, documents)
-            made.steps.append(AnswerStep(answer=value, documents=documents, **shown(prompt, example)))
+            attempt.steps.append(AnswerStep(answer=value, documents=documents, **prompt_fields(prompt, example)))
             history.append((hop.query, value))
         if len(history) < self.config.max_searches:
             prompt = self.protocol.route(example.question, history)
-            made.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **shown(prompt, example)))
+            attempt.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **prompt_fields(prompt, example)))
         return history
 
     def _path(self, example: Example) -> list[GoldHop]:
@@ -89,8 +89,8 @@ class Annotations:
             raise AttemptFailed("no gold path", "its data set does not say what to ask, or of which knowledge base")
         return hops
 
-    async def _search(self, hop: GoldHop, example: Example, made: Attempt) -> tuple[Passage, ...]:
-        made.searches += 1
+    async def _search(self, hop: GoldHop, example: Example, attempt: Attempt) -> tuple[Passage, ...]:
+        attempt.searches += 1
         query = with_picture(hop.query, example.images) if hop.kb in self.config.sees else hop.query
         call: Call = await self.services.search(hop.kb, query, self.config.k)
         if call.error is not None:

@@ -99,10 +99,10 @@ class AttemptFailed(Exception):
         self.outcome: Outcome = outcome
 
 
-async def written(
+async def model_reply(
     services: Services,
     conversation: Sequence[Message],
-    made: Attempt,
+    attempt: Attempt,
     *,
     max_tokens: int,
     temperature: float,
@@ -110,9 +110,9 @@ async def written(
 ) -> str:
     """The model's reply, which is also added to its attempt. Raises AttemptFailed if the model failed."""
     reply = await services.ask(conversation, max_tokens=max_tokens, temperature=temperature, sample=sample)
-    made.prompt_tokens += reply.prompt_tokens
-    made.tokens += reply.tokens
-    made.replies.append(reply.text)
+    attempt.prompt_tokens += reply.prompt_tokens
+    attempt.tokens += reply.tokens
+    attempt.replies.append(reply.text)
     if reply.error is not None:
         raise AttemptFailed("model failed", reply.error)
     return reply.text
@@ -148,24 +148,24 @@ class Teacher:
             attempt.outcome = "wrong answer"
         # If a range of numbers is accepted, these include the model's own number.
         accepted = accepted_answers(example, attempt.answer)
-        attempt.steps.append(FinalStep(answers=accepted, **shown(prompt, example)))
+        attempt.steps.append(FinalStep(answers=accepted, **prompt_fields(prompt, example)))
         return attempt
 
-    async def _gather(self, example: Example, number: int, made: Attempt) -> list[tuple[str, str]]:
+    async def _gather(self, example: Example, number: int, attempt: Attempt) -> list[tuple[str, str]]:
         """Adds routes and answers until the model asks no more, or may not. Returns the sub-questions with their answers."""
         history: list[tuple[str, str]] = []
         while len(history) < self.config.max_searches:
             prompt = self._route(example.question, history)
-            actions = await self._replies("route", prompt, example, number, made)
+            actions = await self._replies("route", prompt, example, number, attempt)
             query = NONE if actions[0].tool == NO_TOOL else actions[0].query
             labels = tuple(self.protocol.label(action.tool) for action in actions)
-            made.steps.append(RouteStep(query=query, retrievers=labels, **shown(prompt, example)))
+            attempt.steps.append(RouteStep(query=query, retrievers=labels, **prompt_fields(prompt, example)))
             if query == NONE:
                 break
-            documents = await self._search(actions, example, made)
+            documents = await self._search(actions, example, attempt)
             prompt = self.protocol.answer(query, documents)
-            answer = (await self._reply("answer", prompt, example, number, made)).answer
-            made.steps.append(AnswerStep(answer=answer, documents=documents, **shown(prompt, example)))
+            answer = (await self._reply("answer", prompt, example, number, attempt)).answer
+            attempt.steps.append(AnswerStep(answer=answer, documents=documents, **prompt_fields(prompt, example)))
             history.append((query, answer))
         if len(history) < self.config.min_searches:
             raise AttemptFailed("too few searches", f"{len(history)} of at least {self.config.min_searches}")
@@ -181,9 +181,9 @@ class Teacher:
         )
         return dataclasses.replace(prompt, system=prompt.system + several)
 
-    async def _search(self, actions: Sequence[Action], example: Example, made: Attempt) -> tuple[Document, ...]:
+    async def _search(self, actions: Sequence[Action], example: Example, attempt: Attempt) -> tuple[Document, ...]:
         """The documents that the retrievers find, retriever by retriever."""
-        made.searches += len(actions)
+        attempt.searches += len(actions)
         calls = await asyncio.gather(
             *(self.services.search(a.tool, self._query(a, example), self.config.k) for a in actions)
         )
@@ -196,33 +196,33 @@ class Teacher:
     def _query(self, action: Action, example: Example) -> Query:
         return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
 
-    async def _reply(self, kind: Kind, said: StepPrompt, example: Example, number: int, made: Attempt) -> Action:
-        return (await self._replies(kind, said, example, number, made))[0]
+    async def _reply(self, kind: Kind, prompt: StepPrompt, example: Example, number: int, attempt: Attempt) -> Action:
+        return (await self._replies(kind, prompt, example, number, attempt))[0]
 
     async def _replies(
-        self, kind: Kind, said: StepPrompt, example: Example, number: int, made: Attempt
+        self, kind: Kind, prompt: StepPrompt, example: Example, number: int, attempt: Attempt
     ) -> list[Action]:
         """The actions in the model's reply. If it can't be read, the model is told why and asked again."""
-        prompt = said
+        request = prompt
         for retry in range(self.config.retries + 1):
             actions = self._read(
-                kind, await self._ask(kind, prompt, example, number + retry * self.config.attempts, made)
+                kind, await self._ask(kind, request, example, number + retry * self.config.attempts, attempt)
             )
             if actions[0].kind != "invalid":
                 return actions
-            prompt = self.protocol.again(said, actions[0].error)
+            request = self.protocol.again(prompt, actions[0].error)
         raise AttemptFailed("unreadable route" if kind == "route" else "unreadable answer", actions[0].error)
 
-    async def _ask(self, kind: Kind, said: StepPrompt, example: Example, sample: int, made: Attempt) -> str:
+    async def _ask(self, kind: Kind, prompt: StepPrompt, example: Example, sample: int, attempt: Attempt) -> str:
         conversation = (
-            Message(role="system", content=said.system),
+            Message(role="system", content=prompt.system),
             *shots(self.protocol, kind, self.config.shots),
-            Message(role="user", content=said.user.rstrip("\n"), images=example.images),
+            Message(role="user", content=prompt.user.rstrip("\n"), images=example.images),
         )
-        return await written(
+        return await model_reply(
             self.services,
             conversation,
-            made,
+            attempt,
             max_tokens=self.config.max_tokens,
             temperature=self.config.temperature,
             sample=sample,
@@ -258,6 +258,6 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     return actions
 
 
-def shown(said: StepPrompt, example: Example) -> dict[str, str]:
+def prompt_fields(prompt: StepPrompt, example: Example) -> dict[str, str]:
     """A prompt as a trajectory's step keeps it: `system`, and `problem` with one mark `<image>` (as released) per picture."""
-    return {"system": said.system, "problem": said.user + "<image>" * len(example.images)}
+    return {"system": prompt.system, "problem": prompt.user + "<image>" * len(example.images)}

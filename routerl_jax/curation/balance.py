@@ -69,8 +69,8 @@ class BalanceConfig:
             NORMALIZERS.get(self.normalizer)
         for kind in self.counts:
             if kind.rpartition("/")[2] not in (*KINDS, REQUIRED):
-                known = ", ".join((*KINDS, REQUIRED))
-                raise ValueError(f"config.amounts={self.amounts!r}: {kind!r} is not [DATASET/] and one of {known}")
+                kinds = ", ".join((*KINDS, REQUIRED))
+                raise ValueError(f"config.amounts={self.amounts!r}: {kind!r} is not [DATASET/] and one of {kinds}")
 
     @property
     def counts(self) -> dict[str, int | None]:
@@ -89,7 +89,7 @@ class BalanceReport:
     Attributes:
       before: number of questions by data set and kind. `unsolved` ones, which no attempt got right, are in no sample.
       after: the same for the sample.
-      either: number of questions of kind image or text for which either search alone was enough.
+      either: number of questions (of kind image or text) for which either search alone was enough.
       attempts, failed_searches: numbers over the whole job.
       missing: amounts that could not be reached.
     """
@@ -117,11 +117,13 @@ class BalanceReport:
                 cells = " | ".join(f"{counts.get(kind, 0):,}" for kind in columns)
                 lines.append(f"| {name} | {title} | {cells} | {sum(counts.values()):,} |")
         unsolved = sum(counts.get(UNSOLVED, 0) for counts in self.before.values())
-        drawn, known = (sum(sum(counts.values()) for counts in table.values()) for table in (self.after, self.before))
+        drawn, questions = (
+            sum(sum(counts.values()) for counts in table.values()) for table in (self.after, self.before)
+        )
         lines += [
             "",
             f"- rejected, as none of the attempts was right: {unsolved:,}",
-            f"- in no sample, as the amounts were reached: {known - unsolved - drawn:,}",
+            f"- in no sample, as the amounts were reached: {questions - unsolved - drawn:,}",
             f"- either search alone was enough: {self.either:,}",
             f"- {self.attempts:,} attempts; {self.failed_searches:,} searches failed",
             *(f"- {line}; the sample is smaller" for line in self.missing),
@@ -131,7 +133,7 @@ class BalanceReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchNeed:
-    """What the attempts at a question show.
+    """The searches that a question needs, judged by its attempts.
 
     Attributes:
       kind: one of `KINDS`, or `unsolved`.
@@ -193,14 +195,14 @@ def balance(
 ) -> BalanceReport:
     """Attempts all questions; writes the searches that they need, and the sample.
 
-    After a kill, the same call goes on where the job was. Every process of a job must call this, with the same `workdir`.
+    After a kill, the same call continues the job. Every process of a job must call this, with the same `workdir`.
 
     Args:
       attempt: makes attempts; with probe="forced" it is called with the rounds of `PROBES`.
       image_tool: name of the agent's image search tool.
       made_of: identity of the policy, JSON-serialisable.
       normalizer: normaliser of the run, which is used if config.normalizer is empty.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, or all searches of a portion failed.
@@ -216,20 +218,20 @@ def balance(
             metric=config.metric,
             normalizer=config.normalizer or normalizer,
         )
-        results, attempts, failed = _found(rounds, config, image_tool, progress)
+        results, attempts, failed = _search_needs(rounds, config, image_tool, progress)
         return _write(config, workdir, examples, results, attempts, failed)
 
 
-def _found(
-    made: Rounds, config: BalanceConfig, image_tool: str, progress: bool
+def _search_needs(
+    rounds: Rounds, config: BalanceConfig, image_tool: str, progress: bool
 ) -> tuple[dict[str, tuple[SearchNeed, Mapping[str, Any]]], int, int]:
     """The result of each question, with its record; the number of attempts, and of failed searches."""
     results: dict[str, tuple[SearchNeed, Mapping[str, Any]]] = {}
     attempts, failed = 0, 0
-    rounds = len(PROBES) if config.probe == "forced" else 1
-    for number in range(rounds):
-        remaining = [name for name in made.examples if name not in results or results[name][0].kind == UNSOLVED]
-        bar = made.bar(number, rounds, remaining, config.attempts, progress=progress)
+    count = len(PROBES) if config.probe == "forced" else 1
+    for number in range(count):
+        remaining = [name for name in rounds.examples if name not in results or results[name][0].kind == UNSOLVED]
+        bar = rounds.bar(number, count, remaining, config.attempts, progress=progress)
         for records in bar:
             for record in records:
                 results[record["id"]] = search_need(record, image_tool), record

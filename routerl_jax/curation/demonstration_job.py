@@ -1,4 +1,4 @@
-"""What jobs have in common in which language models demonstrate how a policy is to work, question by question."""
+"""The common parts of jobs in which language models write demonstrations for a policy, question by question."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class DemonstrationConfig:
         }
 
 
-class Tried(Protocol):
-    """What an attempt came to. `record()` is JSON-serialisable."""
+class AttemptResult(Protocol):
+    """The result of an attempt. `record()` is JSON-serialisable."""
 
     @property
     def outcome(self) -> str: ...
@@ -98,7 +98,7 @@ class Tried(Protocol):
 
 async def best_of(
     question: Question,
-    attempt: Callable[[Example, int], Awaitable[tuple[Tried, Made | None]]],
+    attempt: Callable[[Example, int], Awaitable[tuple[AttemptResult, Made | None]]],
     attempts: int,
     record: Callable[[Made | None], dict[str, Any]],
 ) -> dict[str, Any]:
@@ -109,20 +109,20 @@ async def best_of(
       attempts: most attempts. The first right one is the last, and so is one in which a model or a search failed.
       record: the part of the record that holds the demonstration.
     """
-    tried: list[Tried] = []
-    made: Made | None = None
+    tried: list[AttemptResult] = []
+    demonstration: Made | None = None
     for number in range(attempts):
-        result, made = await attempt(question.example, number)
+        result, demonstration = await attempt(question.example, number)
         tried.append(result)
-        if made is not None or result.outcome in FAILED:
+        if demonstration is not None or result.outcome in FAILED:
             break
     return {
         "id": question.example.id,
         "dataset": question.dataset,
         "outcome": tried[-1].outcome,
         "detail": tried[-1].detail,
-        "attempts": [one.record() for one in tried],
-        **record(made),
+        "attempts": [result.record() for result in tried],
+        **record(demonstration),
     }
 
 
@@ -130,7 +130,7 @@ def run_job(
     config: DemonstrationConfig,
     workdir: pathlib.Path,
     prompts: Sequence[str],
-    made: Sequence[str],
+    outputs: Sequence[str],
     demonstrating: Callable[[], AbstractContextManager[Demonstrate]],
     write: Callable[[Sequence[Record], Sequence[Record], float], Result],
     *,
@@ -138,17 +138,17 @@ def run_job(
     overwrite: bool,
     progress: bool,
 ) -> Result:
-    """Has the questions of `config.data` demonstrated, and writes what was made. After a kill, the same call goes on.
+    """Has the questions of `config.data` demonstrated, and writes the results. After a kill, the same call continues.
 
     Args:
-      prompts: what the models are told. A later version that words it otherwise makes another job.
-      made: names of the job's files and directories. The first is the journal of its records.
-      demonstrating: opens models and knowledge bases, and gives what makes a question's record (`best_of`). It is not called if
-        nothing is left to do.
-      write: writes the files and returns the report, from all records, the last record of each tried question in the order in
-        which they are tried, and the seconds of this session.
+      prompts: the prompts of the models. Other wordings in a later version make another job.
+      outputs: names of the job's files and directories. The first is the journal of its records.
+      demonstrating: opens models and knowledge bases, and returns a function that makes a question's record (`best_of`). It is
+        not called if nothing is left to do.
+      write: writes the files and returns the report. Its arguments are all records, the last record of each tried question in
+        the order of the questions, and the seconds of this session.
       doing: label of the progress bar.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data can't be used, or too many
@@ -157,13 +157,13 @@ def run_job(
     started = time.monotonic()
     questions = all_questions(config.data, config.seed)
     with directory_lock(workdir):
-        made_of = {
+        identity = {
             **config.decisive(),
             "questions": digest_of(question.example for question in questions),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16],
         }
-        begin(made_of, workdir, overwrite, made)
-        journal = Journal(workdir / made[0])
+        begin(identity, workdir, overwrite, outputs)
+        journal = Journal(workdir / outputs[0])
         try:
             tried = within(questions, config.questions)
             if unfinished(journal, tried, _id, FAILED):

@@ -15,7 +15,7 @@ from PIL import Image
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.types import Action, Episode, Example, Message, Passage, Shown, Verdict
 from routerl_jax.curation import experts
-from routerl_jax.curation.attempts import Attempt, AttemptFailed, written
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, model_reply
 from routerl_jax.curation.expert_config import ExpertJobConfig
 from routerl_jax.curation.experts import Step
 from routerl_jax.curation.services import Services
@@ -102,7 +102,7 @@ class Experts:
           number: number of the attempt, from 0. Above temperature 0, different attempts get different replies.
         """
         running = _RunningAttempt(self, example, number)
-        planner = running.made.planner
+        planner = running.result.planner
         try:
             await running.run()
             # boxes are written as the policy writes them
@@ -110,8 +110,8 @@ class Experts:
             await self._check(recorded, planner.answer, number)
         except AttemptFailed as reason:
             planner.outcome, planner.detail = reason.outcome, str(reason)
-            return running.made, None
-        return running.made, recorded
+            return running.result, None
+        return running.result, recorded
 
     async def _check(self, recorded: RecordedRounds, answer: str, number: int) -> None:
         """Raises AttemptFailed if the trajectory is not worth learning."""
@@ -141,14 +141,14 @@ class _RunningAttempt:
     """An attempt in progress."""
 
     def __init__(self, experts_: Experts, example: Example, number: int) -> None:
-        self.made = ExpertAttempt()
+        self.result = ExpertAttempt()
         self.rounds: list[Round] = []
         self._experts, self._example, self._number = experts_, example, number
         self._agent, self._config = experts_.agent, experts_.config
         self._gold = gold_passages_of(example)
         self._viewer = Viewer(experts_.student.image_tokens)
-        self._known: set[str] = set()  # ids of the pages shown so far
-        self._done: list[Step] = []
+        self._shown_ids: set[str] = set()  # ids of the pages shown so far
+        self._steps: list[Step] = []
         self._chat: list[Message] = []  # the planner's chat
         self._latest: tuple[bytes, Size] | None = None  # the latest picture as it was sent, and its size
 
@@ -158,22 +158,22 @@ class _RunningAttempt:
         for turns_left in reversed(range(self._agent.max_turns)):
             step = await self._plan(last=not turns_left)
             if step.kind == "answer":
-                if all(done.kind != "search" for done in self._done):
+                if all(earlier.kind != "search" for earlier in self._steps):
                     raise AttemptFailed("answer before a search", step.content)
-                self.made.planner.answer = step.content
+                self.result.planner.answer = step.content
                 action = Action(kind="answer", answer=step.content)
-                self._book(step, protocol.answer(step.thought, step.content), action)
+                self._record(step, protocol.answer(step.thought, step.content), action)
                 return
             if not turns_left:
                 break
-            self._tell(await self._search(step) if step.kind == "search" else await self._look(step))
+            self._report(await self._search(step) if step.kind == "search" else await self._look(step))
         raise AttemptFailed("no answer", f"in {self._agent.max_turns} turns")
 
     # --- the planner ---
 
     def _begin(self) -> None:
         question = experts.planner_question(self._example.question)
-        images = self._see([Shown(image=image) for image in self._example.images])
+        images = self._register([Shown(image=image) for image in self._example.images])
         self._chat = [
             Message(role="system", content=experts.planner_task(self._agent.max_turns)),
             Message(role="user", content=question, images=images),
@@ -185,28 +185,28 @@ class _RunningAttempt:
 
         async def ask(text: str, sample: int) -> Step:
             chat = [*before, dataclasses.replace(latest, content=text)]
-            return experts.read_step(await self._written(self._experts.planner, self.made.planner, chat, sample))
+            return experts.read_step(await self._written(self._experts.planner, self.result.planner, chat, sample))
 
-        return await self._usable("planner", content, ask)
+        return await self._first_usable("planner", content, ask)
 
-    def _tell(self, said: Sequence[str | Shown]) -> None:
+    def _report(self, pieces: Sequence[str | Shown]) -> None:
         """Tells the planner the result of its step."""
-        step, shown = self._done[-1], [piece for piece in said if isinstance(piece, Shown)]
+        step, pictures = self._steps[-1], [piece for piece in pieces if isinstance(piece, Shown)]
         words = experts.PAGE if step.kind == "search" else experts.PART
-        content = words if shown else " ".join(piece for piece in said if isinstance(piece, str))
+        content = words if pictures else " ".join(piece for piece in pieces if isinstance(piece, str))
         reply = f"<thought>{step.thought}</thought>\n<{step.kind}>{step.content}</{step.kind}>"
         self._chat += [
             Message(role="assistant", content=reply),
-            Message(role="user", content=content, images=self._see(shown)),
+            Message(role="user", content=content, images=self._register(pictures)),
         ]
 
-    def _see(self, shown: Sequence[Shown]) -> tuple[bytes, ...]:
+    def _register(self, pictures: Sequence[Shown]) -> tuple[bytes, ...]:
         """Registers the pictures with the viewer. Returns them as they are sent to the experts."""
         try:
-            self._viewer.see(shown)
+            self._viewer.see(pictures)
         except ValueError as error:
             raise AttemptFailed("no picture", str(error)) from error
-        sent = [self._sent(item.image) for item in shown]
+        sent = [self._encoded(item.image) for item in pictures]
         self._latest = sent[-1] if sent else self._latest
         return tuple(picture for picture, _ in sent)
 
@@ -215,17 +215,17 @@ class _RunningAttempt:
     async def _search(self, step: Step) -> list[str | Shown]:
         agent = self._agent
         action = Action(kind="search", tool=agent.tool, query=step.content)
-        self._book(step, protocol.search(step.thought, step.content), action)
-        self.made.planner.searches += 1
+        self._record(step, protocol.search(step.thought, step.content), action)
+        self.result.planner.searches += 1
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
             raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         pages = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
-        fresh = agent.fresh(pages, self._known)
+        fresh = agent.fresh(pages, self._shown_ids)
         if bare := [passage.id for passage in fresh if not passage.image]:
             raise AttemptFailed("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
-        self._known.update(passage.id for passage in fresh)
-        return self._followed(protocol.page(call, fresh, fresh, agent.shows))
+        self._shown_ids.update(passage.id for passage in fresh)
+        return self._observed(protocol.page(call, fresh, fresh, agent.shows))
 
     def _is_no_gold(self, passage: Passage) -> bool:
         return not any(hop.found_in((passage,)) for hop in self._gold)
@@ -234,23 +234,23 @@ class _RunningAttempt:
         if self._latest is None:
             raise AttemptFailed("look before a page", step.content)
         (picture, frame), config = self._latest, self._config
-        history = [experts.history_line(done) for done in self._done]
+        history = [experts.history_line(earlier) for earlier in self._steps]
         prompt = experts.grounder_task(
             self._example.question, history, step.thought, step.content, frame, config.box_scale, config.released
         )
 
         async def ask(text: str, sample: int) -> tuple[str, Pixels, Shown]:
             chat = [Message(role="user", content=text, images=(picture,))]
-            reply = await self._written(self._experts.grounder, self.made.grounder, chat, sample)
+            reply = await self._written(self._experts.grounder, self.result.grounder, chat, sample)
             box, thought = experts.read_location(reply, config.released)
             return thought or step.thought, *self._located(box, frame)
 
-        thought, box, crop = await self._usable("grounder", prompt, ask)
+        thought, box, crop = await self._first_usable("grounder", prompt, ask)
         if crop.error:
             raise AttemptFailed("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
-        self._book(step, protocol.look(thought, box), Action(kind="region", box=box))
-        return self._followed([crop])
+        self._record(step, protocol.look(thought, box), Action(kind="region", box=box))
+        return self._observed([crop])
 
     def _located(self, box: Sequence[float], frame: Size) -> tuple[Pixels, Shown]:
         """A grounder's box in the policy's frame, and the crop that the policy is shown for it.
@@ -270,53 +270,53 @@ class _RunningAttempt:
 
     # --- recording ---
 
-    def _book(self, step: Step, text: str, action: Action) -> None:
+    def _record(self, step: Step, text: str, action: Action) -> None:
         """Adds a round of the policy. Raises AttemptFailed if the policy's own parser would read the text differently."""
         parsed = protocol.parse(text, self._agent.tool)
-        same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
+        is_same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
-        if not same or not protocol.well_formed(text) or PICTURE in text:
+        if not is_same or not protocol.well_formed(text) or PICTURE in text:
             raise AttemptFailed("out of form", text[:200])
         self.rounds.append(Round(text=text, tool=action.tool))
-        self.made.actions.append(step.kind)
-        self._done.append(step)
+        self.result.actions.append(step.kind)
+        self._steps.append(step)
 
-    def _followed(self, said: list[str | Shown]) -> list[str | Shown]:
+    def _observed(self, pieces: list[str | Shown]) -> list[str | Shown]:
         """Adds the observation of the latest round."""
-        images = tuple(piece.image for piece in said if isinstance(piece, Shown))
-        observation = "".join(piece if isinstance(piece, str) else PICTURE for piece in said)
+        images = tuple(piece.image for piece in pieces if isinstance(piece, Shown))
+        observation = "".join(piece if isinstance(piece, str) else PICTURE for piece in pieces)
         self.rounds[-1] = dataclasses.replace(self.rounds[-1], observation=observation, images=images)
-        return said
+        return pieces
 
     # --- asking ---
 
-    async def _written(self, services: Services, made: Attempt, chat: Sequence[Message], sample: int) -> str:
+    async def _written(self, services: Services, attempt: Attempt, chat: Sequence[Message], sample: int) -> str:
         config = self._config
-        return await written(
-            services, chat, made, max_tokens=config.max_tokens, temperature=config.temperature, sample=sample
+        return await model_reply(
+            services, chat, attempt, max_tokens=config.max_tokens, temperature=config.temperature, sample=sample
         )
 
-    async def _usable(self, who: str, said: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
-        """What the first usable reply says. If a reply can't be used, the expert is told why and asked again.
+    async def _first_usable(self, expert: str, prompt: str, ask: Callable[[str, int], Awaitable[T]]) -> T:
+        """The content of the first usable reply. If a reply can't be used, the expert is told why and asked again.
 
         Raises:
           AttemptFailed: no reply could be used, after `config.retries` further requests.
         """
-        prompt, last = said, None
+        request, last = prompt, None
         for retry in range(self._config.retries + 1):
             try:
-                return await ask(prompt, self._number + retry * self._config.attempts)
+                return await ask(request, self._number + retry * self._config.attempts)
             except AttemptFailed as reason:
                 if reason.outcome in ("model failed", "no picture"):
                     raise
                 last = reason
-                self.made.unusable.append(f"{who}: {reason.outcome}")
-                prompt = experts.retry_prompt(said, str(reason))
+                self.result.unusable.append(f"{expert}: {reason.outcome}")
+                request = experts.retry_prompt(prompt, str(reason))
         assert last is not None
         raise last
 
-    def _sent(self, image: Any) -> tuple[bytes, Size]:
+    def _encoded(self, image: Any) -> tuple[bytes, Size]:
         """A picture as it is sent to the experts, and its size there (width, height)."""
         try:
             picture = decode_image(image)

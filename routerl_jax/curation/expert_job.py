@@ -64,12 +64,12 @@ def demonstrate(
 ) -> ExpertsReport:
     """Lets the experts work on the questions of `config.data`, and writes the right trajectories.
 
-    After a kill, the same call goes on where the job was. Nothing is asked twice.
+    After a kill, the same call continues the job. Nothing is asked twice.
 
     Args:
       open_services: opens the planner, the grounder and the pages. It is not called if nothing is left to do.
       student: the policy of `config.student`, if it is in memory already.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
@@ -142,12 +142,12 @@ def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> l
     No number of steps and no sequence of actions has more than its share (`config.steps_share`, `config.actions_share`), or an
     equal part if that is larger. Of each kind the first records stay.
     """
-    kept, before = list(records), -1
-    while len(kept) != before:
-        before = len(kept)
-        kept = within_share(kept, config.steps_share, steps_of)
-        kept = within_share(kept, config.actions_share, actions_of)
-    return kept
+    selected, count = list(records), -1
+    while len(selected) != count:
+        count = len(selected)
+        selected = within_share(selected, config.steps_share, steps_of)
+        selected = within_share(selected, config.actions_share, actions_of)
+    return selected
 
 
 def _write(

@@ -51,25 +51,25 @@ def planner_question(question: str) -> str:
     return f"Question: {question}"
 
 
-def last_turn(said: str) -> str:
+def last_turn(observation: str) -> str:
     """The observation before the planner's last turn."""
-    return f"{said}\n\nThis is your last turn: answer now."
+    return f"{observation}\n\nThis is your last turn: answer now."
 
 
-def retry_prompt(said: str, why: str) -> str:
+def retry_prompt(prompt: str, why: str) -> str:
     """A repeated prompt after a reply that could not be used, with the reason."""
-    return f"{said}\n\nA reply to this could not be used: {why}. Reply in the form that was asked for."
+    return f"{prompt}\n\nA reply to this could not be used: {why}. Reply in the form that was asked for."
 
 
 def grounder_task(
-    question: str, history: Sequence[str], thought: str, wanted: str, frame: Size, box_scale: float, thinks: bool
+    question: str, history: Sequence[str], thought: str, region: str, frame: Size, box_scale: float, thinks: bool
 ) -> str:
     """The prompt that asks where something is in the picture before the prompt.
 
     Args:
       history: the earlier thoughts and steps, one line each.
       thought: the planner's thought.
-      wanted: the region in the planner's words.
+      region: the region in the planner's words.
       frame: width and height of the picture as it is sent.
       box_scale: coordinates run from 0 to this; 0: they are pixels.
       thinks: also ask for the thought of this turn.
@@ -86,15 +86,15 @@ def grounder_task(
     )
     return (
         f"The question is: {question}\n\nDone so far:\n{so_far}\n\nThe picture is what was shown last. The thought now: "
-        f"{thought}\n\nTo be looked at: {wanted}\n\n{thinking if thinks else ''}Find that in the picture, and give the box "
+        f"{thought}\n\nTo be looked at: {region}\n\n{thinking if thinks else ''}Find that in the picture, and give the box "
         f"around it, with all that is needed to understand it, as <box>[left, top, right, bottom]</box>, in {unit}."
     )
 
 
 def history_line(step: Step) -> str:
     """A step as the grounder reads it."""
-    done = {"search": "searched for", "look": "looked closer at", "answer": "answered"}[step.kind]
-    return f"{step.thought} ({done}: {step.content})"
+    verb = {"search": "searched for", "look": "looked closer at", "answer": "answered"}[step.kind]
+    return f"{step.thought} ({verb}: {step.content})"
 
 
 def read_step(reply: str) -> Step:

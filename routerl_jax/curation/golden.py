@@ -22,7 +22,7 @@ from typing import Any
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.curation.annotations import Annotations
 from routerl_jax.curation.attempts import FAILED, Attempt, Teacher
@@ -59,11 +59,11 @@ def construct(
     overwrite: bool = False,
     progress: bool = True,
 ) -> ConstructReport:
-    """Makes trajectories of the questions of `config.data`, and writes them. After a kill, the same call goes on.
+    """Makes trajectories of the questions of `config.data`, and writes them. After a kill, the same call continues the job.
 
     Args:
       open_services: opens the language model and the knowledge bases. It is not called if nothing is left to do.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data can't be used, or too many
@@ -86,7 +86,7 @@ def construct(
         journal = Journal(workdir / _MADE[0])
         try:
             job = _Job(config, workdir, journal, within(questions, config.amount.questions))
-            if job.left:
+            if job.remaining:
                 model, tools = open_services()
                 services = Services(model, tools, config.amount.search_timeout)
                 parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
@@ -113,7 +113,7 @@ class _Job:
         self._counts = collections.Counter(records[name]["outcome"] for name in finished)
         self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
         unfinished_questions = (question for question in questions if question.example.id not in finished)
-        self.left = [question for question in unfinished_questions if not self._enough(question.dataset)]
+        self.remaining = [question for question in unfinished_questions if not self._has_enough(question.dataset)]
         self._total = len(questions)
         self._tokens = sum(map(_tokens, records.values()))
         self.seconds = 0.0
@@ -128,13 +128,13 @@ class _Job:
         try:
             with Bar(
                 total=self._total,
-                initial=self._total - len(self.left),
+                initial=self._total - len(self.remaining),
                 desc="constructing",
                 unit="question",
                 disable=not progress,
             ) as bar:
                 await work_through(
-                    self.left,
+                    self.remaining,
                     lambda question: self._question(question, teacher),
                     self._finish,
                     concurrency=self._config.amount.concurrency,
@@ -142,12 +142,12 @@ class _Job:
                     unit="question",
                     bar=bar,
                     so_far=self._so_far,
-                    skip=lambda question: self._enough(question.dataset),
+                    skip=lambda question: self._has_enough(question.dataset),
                 )
         finally:
             self.seconds = time.monotonic() - started
 
-    def _enough(self, dataset: str) -> bool:
+    def _has_enough(self, dataset: str) -> bool:
         return self._accepted[dataset] >= self._config.amount.per_dataset
 
     async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _write(
     seconds: float,
 ) -> ConstructReport:
     """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""
-    position = Place(workdir / _MADE[0], "line", 0)
+    position = RowLocation(workdir / _MADE[0], "line", 0)
     last_records = {record["id"]: (number, record) for number, record in enumerate(records, 1)}
     accepted = []
     for question in questions:

@@ -67,9 +67,9 @@ def within_share(items: Sequence[T], share: float, kind: Callable[[T], Hashable]
     share = max(share, 1 / len(counts))
     while (largest := counts.most_common(1)[0])[1] > share * counts.total() + _ROUNDING:
         counts[largest[0]] -= 1
-    kept = []
+    selected = []
     for item in items:
         if counts[kind(item)] > 0:
             counts[kind(item)] -= 1
-            kept.append(item)
-    return kept
+            selected.append(item)
+    return selected

@@ -47,8 +47,8 @@ class AttemptConfig:
                 "temperature"
             )
         if self.metric not in (ACCURACY, *ANSWER_METRICS):
-            known = ", ".join((ACCURACY, *ANSWER_METRICS))
-            raise ValueError(f"config.attempt.metric={self.metric!r}: known are {known}")
+            metrics = ", ".join((ACCURACY, *ANSWER_METRICS))
+            raise ValueError(f"config.attempt.metric={self.metric!r}: known are {metrics}")
         NORMALIZERS.get(self.normalizer)  # raises ValueError that lists them
 
 

@@ -17,31 +17,31 @@ T = TypeVar("T")
 MADE_OF = "construct.json"
 
 
-def begin(made_of: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool, made: Sequence[str]) -> None:
+def begin(identity: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool, outputs: Sequence[str]) -> None:
     """Makes sure that `workdir` holds this job, or none yet.
 
     Args:
-      made_of: the settings and data that identify the job, JSON-serialisable.
-      overwrite: delete what a job with other settings has made.
-      made: names of the job's files and directories.
+      identity: the settings and data that identify the job, JSON-serialisable.
+      overwrite: delete the files of a job with other settings.
+      outputs: names of the job's files and directories.
 
     Raises:
       ValueError: there is another job, and `overwrite` is False.
     """
     path = workdir / MADE_OF
     try:
-        check_same(made_of, path, "go on with the same ones, use another --workdir, or give --overwrite")
+        check_same(identity, path, "go on with the same ones, use another --workdir, or give --overwrite")
     except ValueError:
         if not overwrite:
             raise
-        for name in made:
+        for name in outputs:
             output = workdir / name
             if output.is_dir():
                 shutil.rmtree(output, ignore_errors=True)
             else:
                 output.unlink(missing_ok=True)
         path.unlink()  # last, because this file says that there is a job
-        check_same(made_of, path, "")
+        check_same(identity, path, "")
 
 
 async def work_through(
@@ -59,12 +59,12 @@ async def work_through(
     """Works on `concurrency` items at a time, and saves each as soon as it is finished.
 
     Args:
-      work: makes an item's record.
+      work: returns the record of an item.
       finish: saves a record. Returns the reason if the item failed and is to be tried again, else "".
       patience: the job stops after so many failures in a row.
       unit: the word for an item in messages.
       bar: advances by one per item, with the text `so_far()` behind it.
-      skip: says of an item whose turn has come whether it needs no work any more.
+      skip: whether an item needs no work any more. Called right before its work would start.
 
     Raises:
       ValueError: too many items failed in a row.
@@ -83,8 +83,8 @@ async def work_through(
             if not running:
                 continue
             with waiting(f"{len(running)} {unit}{'s' if len(running) > 1 else ''} at work"):
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+                completed, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in completed:
                 reason = finish(task.result())
                 failures = failures + 1 if reason else 0
                 bar.update()

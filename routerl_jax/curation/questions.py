@@ -61,12 +61,12 @@ def all_questions(data: str, seed: int) -> list[Question]:
 def within(questions: Sequence[Question], most: int) -> list[Question]:
     """The first `most` questions of each data set; all if `most` is 0."""
     counts: collections.Counter[str] = collections.Counter()
-    kept = []
+    selected = []
     for question in questions:
         counts[question.dataset] += 1
         if not most or counts[question.dataset] <= most:
-            kept.append(question)
-    return kept
+            selected.append(question)
+    return selected
 
 
 def counts_of(parts: Sequence[str], key: str) -> dict[str, int | None]:
@@ -86,24 +86,24 @@ def counts_of(parts: Sequence[str], key: str) -> dict[str, int | None]:
 
 def choose(
     rows: Sequence[dict[str, Any]],
-    wanted: Counts,
+    amounts: Counts,
     seed: int,
-    taken: set[str],
+    used_ids: set[str],
     is_a: Callable[[Mapping[str, Any], str], bool],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Draws rows of the wanted kinds. Returns them in the order of `rows`, and a message for each kind that had too few.
+    """Draws rows of some kinds. Returns them in the order of `rows`, and a message for each kind that had too few.
 
     Args:
-      wanted: counts by `KIND` or `DATASET/KIND`. A row that several of them name is drawn once.
-      taken: ids of rows that must not be drawn.
+      amounts: counts by `KIND` or `DATASET/KIND`. A row that several of them name is drawn once.
+      used_ids: ids of rows that must not be drawn.
       is_a: whether a row with this metadata is of a kind.
     """
     rng = np.random.default_rng(seed)
     chosen: set[str] = set()
     missing = []
-    for kind, count in wanted.items():
+    for kind, count in amounts.items():
         dataset, _, label = kind.rpartition("/")
-        excluded = taken | chosen
+        excluded = used_ids | chosen
         candidates = [
             row["id"]
             for row in rows
@@ -162,13 +162,13 @@ def save_picture(image: Any, directory: pathlib.Path) -> str:
     return path.name
 
 
-def digest_of(examples: Iterable[Example], more: Callable[[Example], Sequence[Any]] = lambda example: ()) -> str:
+def digest_of(examples: Iterable[Example], extra: Callable[[Example], Sequence[Any]] = lambda example: ()) -> str:
     """The number of questions, and a hash of their ids, texts, answers and pictures.
 
     Args:
-      more: further parts of a question that go into the hash, JSON-serialisable.
+      extra: further parts of a question that go into the hash, JSON-serialisable.
     """
     rows = [
-        [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(more(e))] for e in examples
+        [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(extra(e))] for e in examples
     ]
     return f"{len(rows)} questions, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"

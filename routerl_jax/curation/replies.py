@@ -1,6 +1,6 @@
 """A file with all model replies of a job, written as soon as they arrive.
 
-A job that goes on after a kill asks nothing twice, not even for questions that were in progress.
+A job that continues after a kill repeats no request, not even those of questions that were in progress.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class ReplyFile(Cache):
         self.name = str(path)
         self._path = path
         self._journal: Journal | None = Journal(path)
-        self._held = {record["key"]: record["value"] for record in self._journal.read()}
+        self._values = {record["key"]: record["value"] for record in self._journal.read()}
         self._lock = threading.Lock()
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
         """The entries of those keys that the file has."""
         with self._lock:
-            return {key: Entry(self._held[key].encode(), None) for key in keys if key in self._held}
+            return {key: Entry(self._values[key].encode(), None) for key in keys if key in self._values}
 
     def set_many(self, items: Mapping[str, bytes], ttl: float | None = None) -> None:
         """Writes items. Raises ValueError if `ttl` is set, because the file keeps everything."""
@@ -39,8 +39,8 @@ class ReplyFile(Cache):
         with self._lock:
             self._journal = self._journal or Journal(self._path)
             for key, value in items.items():
-                self._held[key] = value.decode()
-                self._journal.append({"key": key, "value": self._held[key]})
+                self._values[key] = value.decode()
+                self._journal.append({"key": key, "value": self._values[key]})
 
     def close(self) -> None:
         """Closes the file."""

@@ -1,4 +1,4 @@
-"""A policy's attempts at many questions. They are saved in portions, so that a killed job goes on where it was."""
+"""A policy's attempts at many questions. They are saved in portions, so that a killed job can continue."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Rounds:
         """Number of portions of these questions."""
         return -(-len(names) // self.portion)
 
-    def made(self, number: int, names: Sequence[str], samples: int) -> Iterator[list[dict[str, Any]]]:
+    def records(self, number: int, names: Sequence[str], samples: int) -> Iterator[list[dict[str, Any]]]:
         """The records of a round, portion by portion. Portions that are on disk are not attempted again.
 
         Every process of a job must iterate over all portions.
@@ -105,17 +105,16 @@ class Rounds:
         for index in range(self._portions(names)):
             names_here = names[index * self.portion : (index + 1) * self.portion]
             path = self.directory / f"round-{number:02d}" / f"portion-{index:05d}.jsonl"
-            saved = multihost.exchange(path.is_file())[
-                0
-            ]  # as the main process sees it: by the time that another looks, it may have been made
+            # The main process decides: another process may look after the file was made.
+            saved = multihost.exchange(path.is_file())[0]
             if not saved:
                 self._attempt(path, [self.examples[name] for name in names_here], samples, number)
             yield _read(path, names_here, samples)
 
     def bar(self, number: int, rounds: int, names: Sequence[str], samples: int, *, progress: bool) -> Bar:
-        """`made` with a progress bar, for round `number` of `rounds`."""
+        """`records` with a progress bar, for round `number` of `rounds`."""
         return Bar(
-            self.made(number, names, samples),
+            self.records(number, names, samples),
             total=self._portions(names),
             desc=f"round {number + 1} of {rounds}",
             unit="portion",

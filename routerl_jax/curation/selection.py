@@ -1,7 +1,7 @@
 """Sorts questions by difficulty (R1-Searcher, arXiv 2503.05592, section 2.1): how many attempts does a policy need for one?
 
 The job runs in rounds. In a round, every question that is still unanswered gets a few attempts. Results are saved in portions,
-so that a killed job goes on where it was.
+so that a killed job can continue.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def select(
         question_row(example, {"difficulty": config.difficulty(rollouts[name]), "rollouts": rollouts[name]}, workdir)
         for name, example in examples.items()
     ]
-    stage1, missing1 = choose(rows, config.stage1, config.seed, set(), _is_of)
-    stage2, missing2 = choose(rows, config.stage2, config.seed, {row["id"] for row in stage1}, _is_of)
+    stage1, missing1 = choose(rows, config.stage1, config.seed, set(), _has_difficulty)
+    stage2, missing2 = choose(rows, config.stage2, config.seed, {row["id"] for row in stage1}, _has_difficulty)
     if multihost.is_main():
         write_json_lines(workdir / "difficulty.jsonl", rows)
         write_json_lines(workdir / "stage_1.jsonl", stage1)
@@ -128,16 +128,16 @@ def select(
     )
 
 
-def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
+def _measure(rounds: Rounds, config: SelectionConfig, progress: bool) -> tuple[dict[str, int | None], int]:
     """The number of the first right attempt of each question (None: none was right), and the number of failed searches."""
-    rollouts: dict[str, int | None] = dict.fromkeys(made.examples)
+    rollouts: dict[str, int | None] = dict.fromkeys(rounds.examples)
     failed = 0
-    rounds = -(-config.hard_above // config.per_round)
-    for number in range(rounds):
+    count = -(-config.hard_above // config.per_round)
+    for number in range(count):
         before = number * config.per_round
         samples = min(config.per_round, config.hard_above - before)
-        remaining = [name for name in made.examples if rollouts[name] is None]
-        bar = made.bar(number, rounds, remaining, samples, progress=progress)
+        remaining = [name for name in rounds.examples if rollouts[name] is None]
+        bar = rounds.bar(number, count, remaining, samples, progress=progress)
         for records in bar:
             for record in records:
                 failed += record["failed_searches"]
@@ -147,5 +147,5 @@ def _measure(made: Rounds, config: SelectionConfig, progress: bool) -> tuple[dic
     return rollouts, failed
 
 
-def _is_of(metadata: Mapping[str, Any], level: str) -> bool:
+def _has_difficulty(metadata: Mapping[str, Any], level: str) -> bool:
     return metadata["difficulty"] == level

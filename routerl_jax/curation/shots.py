@@ -63,11 +63,11 @@ _FINALS = (
 
 def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
     """Up to `most` worked chats of a kind, as messages. Chats about knowledge bases that the protocol lacks are left out."""
-    known = (*protocol.tools, NO_TOOL)
+    tools = (*protocol.tools, NO_TOOL)
     if kind == "route":
-        routes = [route for route in _ROUTES if route[4] in known][:most]
+        routes = [route for route in _ROUTES if route[4] in tools][:most]
         return _messages(
-            [(protocol.route(q, done), protocol.write_route(t, sub, kb)) for q, done, t, sub, kb in routes]
+            [(protocol.route(q, history), protocol.write_route(t, sub, kb)) for q, history, t, sub, kb in routes]
         )
     if kind == "answer":
         label = protocol.label
@@ -78,13 +78,13 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
                     protocol.write_answer(thought, answer),
                 )
                 for sub, kb, documents, thought, answer in _ANSWERS[:most]
-                if kb in known
+                if kb in tools
             ]
         )
     return _messages(
         [
-            (protocol.final(q, done), protocol.write_answer(thought, answer))
-            for q, done, thought, answer in _FINALS[:most]
+            (protocol.final(q, history), protocol.write_answer(thought, answer))
+            for q, history, thought, answer in _FINALS[:most]
         ]
     )
 

@@ -25,7 +25,7 @@ from routerl_jax.core.checked import checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
-from routerl_jax.curation.attempts import Attempt, AttemptFailed, written
+from routerl_jax.curation.attempts import Attempt, AttemptFailed, model_reply
 from routerl_jax.curation.demonstration_job import (
     Demonstrate,
     DemonstrationConfig,
@@ -140,7 +140,7 @@ class MMSearchTeacher:
         """
         attempt, turns = Attempt(), []
         try:
-            await self._play(example, number, attempt, turns)
+            await self._run_turns(example, number, attempt, turns)
             episode = Episode(
                 example=example,
                 sample=number,
@@ -155,14 +155,14 @@ class MMSearchTeacher:
             return attempt, None
         return attempt, episode
 
-    async def _play(self, example: Example, number: int, made: Attempt, turns: list[Turn]) -> None:
+    async def _run_turns(self, example: Example, number: int, attempt: Attempt, turns: list[Turn]) -> None:
         """Adds turns up to the answer. Raises AttemptFailed if the attempt ends without one."""
         instructed = dataclasses.replace(self.agent, instruct=True)
         first = protocol.first(example.question, self.agent.limits, True)
         chat = [Message(role="user", content=first, images=example.images)]
         kinds: list[Kind] = []
         for _ in range(self.agent.searches + 1):
-            turn = await self._turn(chat, number, made)
+            turn = await self._turn(chat, number, attempt)
             turns.append(turn)
             action = self.agent.read(turn, example, kinds)
             if action.kind == "invalid":
@@ -170,11 +170,11 @@ class MMSearchTeacher:
             if action.kind == "refusal":
                 raise AttemptFailed("refused", "")
             if action.kind == "answer":
-                made.answer = action.answer
+                attempt.answer = action.answer
                 return
             kind = self.agent.kind_of(action.tool)
             query = picture_query(example) if kind == "image" else action.query
-            made.searches += 1
+            attempt.searches += 1
             call = await self.services.search(
                 action.tool, query, self.agent.image_k if kind == "image" else self.agent.k
             )
@@ -187,12 +187,12 @@ class MMSearchTeacher:
             chat += [Message(role="assistant", content=turn.text), numbered(observation)]
         raise AssertionError("the agent lets no search through in the last round")
 
-    async def _turn(self, chat: Sequence[Message], number: int, made: Attempt) -> Turn:
+    async def _turn(self, chat: Sequence[Message], number: int, attempt: Attempt) -> Turn:
         """The model's next turn, cut at the stop strings of the policy."""
-        text = await written(
+        text = await model_reply(
             self.services,
             chat,
-            made,
+            attempt,
             max_tokens=self.config.max_tokens,
             temperature=self.config.temperature,
             sample=number,
@@ -202,10 +202,12 @@ class MMSearchTeacher:
 
     def _observe(self, turn: Turn, observation: Observation) -> None:
         """Adds the observation to a turn, as the student reads it and its rollouts record it."""
-        shown = rendered(observation, self._tokenizer, self._images, self.agent.special_tokens)
+        rendering = rendered(observation, self._tokenizer, self._images, self.agent.special_tokens)
         as_message = self.agent.instruct
-        turn.observation = self._tokenizer.decode(self._tokenizer.reply(shown.text)) if as_message else shown.text
-        turn.shown = list(shown.shown)
+        turn.observation = (
+            self._tokenizer.decode(self._tokenizer.reply(rendering.text)) if as_message else rendering.text
+        )
+        turn.shown = list(rendering.shown)
 
     def _check(self, episode: Episode) -> None:
         """Raises AttemptFailed if the episode is not worth learning."""
@@ -221,8 +223,8 @@ class MMSearchTeacher:
     def _length(self, episode: Episode) -> int:
         """Number of tokens of an episode as the student reads it."""
         images = self._images
-        shown = [item.image for turn in episode.turns for item in turn.shown if item.digest]
-        pictures = [*episode.example.images, *shown]
+        observed = [item.image for turn in episode.turns for item in turn.shown if item.digest]
+        pictures = [*episode.example.images, *observed]
         expanded = sum(images.process(image).tokens - 1 for image in pictures) if images else 0
         texts = [turn.text + turn.observation for turn in episode.turns]
         return len(self._opening(episode.example)) + expanded + sum(len(self._tokenizer.encode(text)) for text in texts)
@@ -271,12 +273,12 @@ def teach(
 ) -> TeachingReport:
     """Lets the teacher work on the questions of `config.data`, and writes the right attempts.
 
-    After a kill, the same call goes on where the job was. No finished question is asked again.
+    After a kill, the same call continues the job. No finished question is asked again.
 
     Args:
       open_services: opens the teacher and the knowledge bases. It is not called if nothing is left to do.
       student: the policy of `config.student`, if it is in memory already.
-      overwrite: delete what a job with other settings has made in `workdir`.
+      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
       ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or

@@ -30,7 +30,7 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.curation.attempts import FAILED, Attempt, AttemptFailed, written
+from routerl_jax.curation.attempts import FAILED, Attempt, AttemptFailed, model_reply
 from routerl_jax.curation.job import begin, book_all, unfinished
 from routerl_jax.curation.questions import IMAGES, save_picture
 from routerl_jax.curation.report import ModelUse, Report, listed
@@ -64,9 +64,8 @@ class VqaConfig:
     job: Literal["vqa"] = "vqa"  # the job that this configuration is for
     # a text file with one concept per line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
     concepts: str = ""
-    llm: ChatModelConfig = dataclasses.field(
-        default_factory=ChatModelConfig
-    )  # the model that writes questions; it must read pictures
+    # the model that writes questions; it must read pictures
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
     # one knowledge base, which takes text queries and finds passages with pictures
     knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
     k: Size = 3  # passages per search; the first with a picture and a text is taken
@@ -274,13 +273,13 @@ class _Maker:
             raise AttemptFailed("no picture", f"{len(call.passages)} passages, none with a picture and a text")
         return page
 
-    async def _question(self, concept: Concept, page: Passage, made: Attempt, broken: list[str]) -> QuestionAnswer:
+    async def _question(self, concept: Concept, page: Passage, attempt: Attempt, broken: list[str]) -> QuestionAnswer:
         """A question that keeps the rules. If a reply breaks one, the model is told and asked again."""
         prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
         chat = [Message(role="user", content=prompt, images=(page.image,))]
         last: AttemptFailed | None = None
         for number in range(self.config.attempts):
-            reply = await self._ask(chat, made, number)
+            reply = await self._ask(chat, attempt, number)
             try:
                 return read_question(reply, concept.names)
             except AttemptFailed as reason:
@@ -296,12 +295,12 @@ class _Maker:
         assert last is not None
         raise last
 
-    async def _kind(self, asked: QuestionAnswer, made: Attempt, broken: list[str]) -> str:
-        chat = [Message(role="user", content=kind_prompt(asked.question, asked.answer))]
+    async def _kind(self, question_answer: QuestionAnswer, attempt: Attempt, broken: list[str]) -> str:
+        chat = [Message(role="user", content=kind_prompt(question_answer.question, question_answer.answer))]
         last: AttemptFailed | None = None
         for number in range(self.config.attempts):
             try:
-                return read_kind(await self._ask(chat, made, number))
+                return read_kind(await self._ask(chat, attempt, number))
             except AttemptFailed as reason:
                 if reason.outcome in FAILED:
                     raise
@@ -310,12 +309,12 @@ class _Maker:
         assert last is not None
         raise last
 
-    async def _ask(self, chat: Sequence[Message], made: Attempt, number: int) -> str:
+    async def _ask(self, chat: Sequence[Message], attempt: Attempt, number: int) -> str:
         config = self.config
         options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
-        return without_thinking(await written(self.services, chat, made, **options, sample=number))
+        return without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
 
-    def _row(self, concept: Concept, page: Passage, asked: QuestionAnswer, kind: str) -> dict[str, Any]:
+    def _row(self, concept: Concept, page: Passage, question_answer: QuestionAnswer, kind: str) -> dict[str, Any]:
         """The question as a row in FlashRAG's form."""
         try:
             picture = save_picture(page.image, self.images)
@@ -323,8 +322,8 @@ class _Maker:
             raise AttemptFailed("no picture", str(error)) from error
         return {
             "id": _digest(concept.name),
-            "question": asked.question,
-            "golden_answers": list(dict.fromkeys((asked.answer, *concept.names))),
+            "question": question_answer.question,
+            "golden_answers": list(dict.fromkeys((question_answer.answer, *concept.names))),
             "images": [picture],
             "metadata": {"type": kind, "concept": concept.name, "page": page.id, "page_title": page.title},
         }
@@ -383,13 +382,13 @@ def balanced(
     return [rows[i] for i in sorted(drawn - tested)], [rows[i] for i in sorted(tested)]
 
 
-def equal_shares(there: Mapping[str, int], wanted: int) -> dict[str, int]:
-    """How many of each kind to take to get `wanted` in all: equally many, as far as there are enough. The first kinds get the
+def equal_shares(available: Mapping[str, int], total: int) -> dict[str, int]:
+    """How many of each kind to take to get `total` in all: equally many, as far as there are enough. The first kinds get the
     remainder."""
-    counts = dict.fromkeys(there, 0)
-    remaining = min(wanted, sum(there.values()))
+    counts = dict.fromkeys(available, 0)
+    remaining = min(total, sum(available.values()))
     while remaining:
-        for name in [name for name in there if counts[name] < there[name]]:
+        for name in [name for name in available if counts[name] < available[name]]:
             if remaining:
                 counts[name] += 1
                 remaining -= 1

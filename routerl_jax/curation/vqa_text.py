@@ -113,8 +113,8 @@ def _words(text: str) -> list[str]:
 
 def _holds(text: str, name: str) -> bool:
     """Whether a text contains the words of a name, one after the other."""
-    words, wanted = _words(text), _words(name)
-    return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
+    words, name_words = _words(text), _words(name)
+    return bool(name_words) and any(words[i : i + len(name_words)] == name_words for i in range(len(words)))
 
 
 def _given_away(question: str, names: tuple[str, ...]) -> str:

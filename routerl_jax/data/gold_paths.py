@@ -99,8 +99,8 @@ def gold_passages(metadata: Mapping[str, Any]) -> dict[str, str]:
     passages = metadata.get("supporting_passages") or ()
     names, titles = metadata.get("supporting") or (), metadata.get("supporting_titles") or ()
     if not any(isinstance(passage, Mapping) for passage in passages):
-        known: dict[Any, Any] = dict(zip(names, titles)) if len(names) == len(titles) else {}
-        return {name: str(known.get(name, "")) for name in (*names, *passages) if isinstance(name, str)}
+        titles_by_id: dict[Any, Any] = dict(zip(names, titles)) if len(names) == len(titles) else {}
+        return {name: str(titles_by_id.get(name, "")) for name in (*names, *passages) if isinstance(name, str)}
     return {str(passage["id"]): str(passage["title"]) for passage in passages}
 
 
@@ -120,18 +120,20 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
     hops = []
-    for index, (step, answer, known) in enumerate(zip(steps, answers, aligned)):
-        named = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
-        name = str(step.get("support") or known.passage_id)
+    for index, (step, answer, triple_hop) in enumerate(zip(steps, answers, aligned)):
+        references = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
+        name = str(step.get("support") or triple_hop.passage_id)
         hops.append(
             GoldHop(
                 query=_REFERENCE.sub(lambda match: _answer(answers, int(match[1])), step["question"]).replace(
                     " >> ", ", "
                 ),
-                value=known.value or answer,
+                value=triple_hop.value or answer,
                 passage_id=name,
-                title=passages.get(name, known.title),
-                needs=tuple(sorted({one for one in named if 0 <= one < index} | set(known.needs))),
+                title=passages.get(name, triple_hop.title),
+                needs=tuple(
+                    sorted({reference for reference in references if 0 <= reference < index} | set(triple_hop.needs))
+                ),
             )
         )
     return tuple(hops)

@@ -26,7 +26,7 @@ _SPLIT = re.compile(r"[A-Za-z_]*")  # the start of a shard's name, such as train
 _SHARD = re.compile(r"(.*-)(\d+)-of-(\d+)(\..*)")
 
 
-class _Place(NamedTuple):
+class _Address(NamedTuple):
     """The parts of a name."""
 
     name: str
@@ -44,48 +44,48 @@ def on_this_machine(name: str) -> str:
     Raises:
       ValueError: a file does not exist on the hub, or can't be fetched; names it, and says what to do.
     """
-    return _NAME.sub(lambda match: _fetched(_place(match[0])), name)
+    return _NAME.sub(lambda match: _fetched(_address_of(match[0])), name)
 
 
-def _place(name: str) -> _Place:
+def _address_of(name: str) -> _Address:
     organisation, _, rest = name.removeprefix(PREFIX).partition("/")
     repo, _, file = rest.partition("/")
     repo, _, revision = repo.partition("@")
     if not organisation or not repo:
         raise ValueError(f"{name!r} is no data set of the hub: write {PREFIX}ORGANISATION/NAME/FILE")
     revision = urllib.parse.unquote(revision)
-    return _Place(name, f"{organisation}/{repo}", _CONVERTED.get(revision, revision) or "main", file.strip("/"))
+    return _Address(name, f"{organisation}/{repo}", _CONVERTED.get(revision, revision) or "main", file.strip("/"))
 
 
-def _fetched(place: _Place) -> str:
+def _fetched(address: _Address) -> str:
     """The path of a file, or a pattern for several files."""
-    last = place.file.rpartition("/")[2]
-    if "." in last and not is_pattern(place.file):
-        return str(_download(place, place.file))
-    pattern, names = _chosen(place, _listing(place))
-    _check_whole(place, names)
-    paths = [_download(place, name) for name in names]
+    last = address.file.rpartition("/")[2]
+    if "." in last and not is_pattern(address.file):
+        return str(_download(address, address.file))
+    pattern, names = _chosen(address, _listing(address))
+    _check_whole(address, names)
+    paths = [_download(address, name) for name in names]
     roots = {str(path)[: -len(name)] for path, name in zip(paths, names)}
     if len(roots) > 1:
-        raise place.error(f"{place.repo} changed while it was fetched; run the same again")
+        raise address.error(f"{address.repo} changed while it was fetched; run the same again")
     return roots.pop() + pattern if len(paths) > 1 else str(paths[0])
 
 
-def _chosen(place: _Place, there: Sequence[str]) -> tuple[str, list[str]]:
+def _chosen(address: _Address, available: Sequence[str]) -> tuple[str, list[str]]:
     """The pattern of the named files, and their names, sorted."""
-    if is_pattern(place.file):
-        names = sorted(name for name in there if _matches(place.file, name))
+    if is_pattern(address.file):
+        names = sorted(name for name in available if _matches(address.file, name))
         if not names:
-            raise place.error(f"no file of {place.repo} is called so; there are {_some(there)}")
-        return place.file, names
-    folder = f"{place.file}/" if place.file else ""
-    tables = sorted(name for name in there if name.startswith(folder) and name.endswith(".parquet"))
+            raise address.error(f"no file of {address.repo} is called so; there are {_first_names(available)}")
+        return address.file, names
+    folder = f"{address.file}/" if address.file else ""
+    tables = sorted(name for name in available if name.startswith(folder) and name.endswith(".parquet"))
     if not tables:
-        raise place.error(f"there are no .parquet files; name a file: {_some(there)}")
+        raise address.error(f"there are no .parquet files; name a file: {_first_names(available)}")
     splits = sorted(set(map(_split, tables)))
     if len(splits) > 1:
-        names = ", ".join(f"{place.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
-        raise place.error(f"there are several splits; name one: {names}")
+        names = ", ".join(f"{address.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
+        raise address.error(f"there are several splits; name one: {names}")
     return splits[0], tables
 
 
@@ -105,12 +105,12 @@ def _matches(pattern: str, name: str) -> bool:
     )
 
 
-def _some(names: Sequence[str]) -> str:
-    shown = [name for name in names if not name.startswith(".")][:8]
-    return f"{', '.join(shown)}{', ..' if len(names) > len(shown) else ''}" if shown else "none"
+def _first_names(names: Sequence[str]) -> str:
+    listed = [name for name in names if not name.startswith(".")][:8]
+    return f"{', '.join(listed)}{', ..' if len(names) > len(listed) else ''}" if listed else "none"
 
 
-def _check_whole(place: _Place, names: Sequence[str]) -> None:
+def _check_whole(address: _Address, names: Sequence[str]) -> None:
     """Checks that all shards are there, if their names have a total. A cache may hold only some of them."""
     for name in names:
         shard = _SHARD.fullmatch(name)
@@ -120,26 +120,26 @@ def _check_whole(place: _Place, names: Sequence[str]) -> None:
         for number in range(int(shard[3])):
             shard_name = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
             if shard_name not in names:
-                raise place.error(
+                raise address.error(
                     f"{shard_name} is missing; fetch it with a network, or name the shards that are meant"
                 )
 
 
-def _listing(place: _Place) -> list[str]:
+def _listing(address: _Address) -> list[str]:
     """Names of the repository's files; without a network, names of its files in the cache."""
     from huggingface_hub import HfApi, errors
 
     try:
-        return sorted(HfApi().list_repo_files(place.repo, repo_type="dataset", revision=place.revision))
+        return sorted(HfApi().list_repo_files(address.repo, repo_type="dataset", revision=address.revision))
     except errors.HfHubHTTPError as error:
-        raise _unfetched(place, error) from error
+        raise _unfetched(address, error) from error
     except (errors.HTTPError, OSError) as error:
-        if cached := _cached(place):
+        if cached := _cached(address):
             return cached
-        raise _unfetched(place, error) from error
+        raise _unfetched(address, error) from error
 
 
-def _cached(place: _Place) -> list[str]:
+def _cached(address: _Address) -> list[str]:
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -147,26 +147,26 @@ def _cached(place: _Place) -> list[str]:
     except CacheNotFound:
         return []
     for repository in repositories:
-        if (repository.repo_type, repository.repo_id) != ("dataset", place.repo):
+        if (repository.repo_type, repository.repo_id) != ("dataset", address.repo):
             continue
         for revision in repository.revisions:
-            if place.revision in (revision.commit_hash, *revision.refs):
+            if address.revision in (revision.commit_hash, *revision.refs):
                 return sorted(file.file_path.relative_to(revision.snapshot_path).as_posix() for file in revision.files)
     return []
 
 
-def _download(place: _Place, file: str) -> pathlib.Path:
+def _download(address: _Address, file: str) -> pathlib.Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return pathlib.Path(hf_hub_download(place.repo, file, repo_type="dataset", revision=place.revision))
+        return pathlib.Path(hf_hub_download(address.repo, file, repo_type="dataset", revision=address.revision))
     except (errors.HTTPError, errors.EntryNotFoundError, errors.HFValidationError, OSError) as error:
-        raise _unfetched(place, error) from error
+        raise _unfetched(address, error) from error
 
 
-def _unfetched(place: _Place, error: Exception) -> ValueError:
+def _unfetched(address: _Address, error: Exception) -> ValueError:
     why = " ".join(str(error).split()).removesuffix(".")
-    return place.error(
+    return address.error(
         f"could not be fetched ({why}). Check the name; of a gated data set accept its terms and set HF_TOKEN; without a "
         "network, fetch the file elsewhere and give its path"
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import ANSWER_KEYS, Row, distinct, example_id, images_of, texts
 from routerl_jax.data.formats.verl import PICTURE, question_in_prompt
@@ -28,8 +28,8 @@ from routerl_jax.data.rounds import RecordedRounds, Round
 _ROLES = ("system", "user", "assistant")
 
 
-def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed) with their places: a question and the rounds of an attempt at it.
+def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[RowLocation, RecordedRounds]]:
+    """The rows of a file (.jsonl or .json, may be compressed), located: a question and the rounds of an attempt at it.
 
     The question is `question`, or the text after the last "Question:" of the first user message, or that whole message if it is
     short. Instructions around it, and a system message, belong to another agent and are left out. The accepted answers are
@@ -42,9 +42,9 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
       ValueError: while reading: names file, row and key.
     """
     left_out = count = 0
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         try:
-            recorded = _recorded(row, place)
+            recorded = _recorded(row, location)
         except MissingPictureError:
             if not pictures:
                 raise
@@ -53,14 +53,14 @@ def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterat
             left_out += 1
             continue
         count += 1
-        yield place, recorded
+        yield location, recorded
     if left_out:
         logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + count)
 
 
 def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
-    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. What follows
-    the last round is left out.
+    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. The text
+    after the last round is left out.
 
     Args:
       name: gives the name of a picture in the row.
@@ -92,34 +92,36 @@ def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: st
     return row if recorded.frame_pixels is None else {**row, "frame_pixels": list(recorded.frame_pixels)}
 
 
-def _recorded(row: Row, place: Place) -> RecordedRounds:
-    first, *replies = contents = _contents(row, place)
-    images = images_of({"images": row.get("images") or []}, place, "images")
+def _recorded(row: Row, location: RowLocation) -> RecordedRounds:
+    first, *replies = contents = _contents(row, location)
+    images = images_of({"images": row.get("images") or []}, location, "images")
     marks = [content.count(PICTURE) for content in contents[::2]]
     if sum(marks) != len(images):
-        raise place.error(
+        raise location.error(
             f"key 'messages': users' messages have {sum(marks)} marks {PICTURE}, and 'images' {len(images)} pictures; give one "
             "for each mark"
         )
     ends = [sum(marks[:i]) for i in range(len(marks) + 1)]
     of_message = [images[start:end] for start, end in itertools.pairwise(ends)]
     question = row.get("question")
-    answers = next((texts(row[key], place, key) for key in ANSWER_KEYS if row.get(key)), [])
+    answers = next((texts(row[key], location, key) for key in ANSWER_KEYS if row.get(key)), [])
     example = Example(
-        id=example_id(row, place),
-        question=question if isinstance(question, str) and question else question_in_prompt(first, place, "messages"),
+        id=example_id(row, location),
+        question=question
+        if isinstance(question, str) and question
+        else question_in_prompt(first, location, "messages"),
         answers=distinct(answers),
         images=of_message[0],
     )
     observations = [*replies[1::2], ""]
     rounds = [
-        Round(text=text, observation=observation, images=shown)
-        for text, observation, shown in zip(replies[::2], observations, [*of_message[1:], ()], strict=True)
+        Round(text=text, observation=observation, images=pictures)
+        for text, observation, pictures in zip(replies[::2], observations, [*of_message[1:], ()], strict=True)
     ]
-    return RecordedRounds(example=example, rounds=tuple(rounds), frame_pixels=_frame_pixels(row, place))
+    return RecordedRounds(example=example, rounds=tuple(rounds), frame_pixels=_frame_pixels(row, location))
 
 
-def _frame_pixels(row: Row, place: Place) -> tuple[int, ...] | None:
+def _frame_pixels(row: Row, location: RowLocation) -> tuple[int, ...] | None:
     match row.get("frame_pixels"):
         case None:
             return None
@@ -129,37 +131,37 @@ def _frame_pixels(row: Row, place: Place) -> tuple[int, ...] | None:
             return least, most
         case other:
             expected = "expected [least, most] numbers of pixels, or [] for boxes that stay as they are"
-            raise place.error(f"key 'frame_pixels': {expected}; found {str(other)[:80]!r}")
+            raise location.error(f"key 'frame_pixels': {expected}; found {str(other)[:80]!r}")
 
 
-def _contents(row: Row, place: Place) -> list[str]:
+def _contents(row: Row, location: RowLocation) -> list[str]:
     """The messages of user and assistant, in turns. The first is a user's, the last the assistant's."""
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise place.error("key 'messages' must be a list of {role, content}, and not empty")
-    pairs = [_said(message, number, place) for number, message in enumerate(messages, 1)]
+        raise location.error("key 'messages' must be a list of {role, content}, and not empty")
+    pairs = [_role_and_content(message, number, location) for number, message in enumerate(messages, 1)]
     before = int(pairs[0][0] == "system")
     pairs = pairs[before:]
     for i, (role, content) in enumerate(pairs):
         where = f"key 'messages', message {1 + before + i}"
         expected = _ROLES[1 + i % 2]
         if role != expected:
-            raise place.error(f"{where}: expected the {expected}'s, found the {role}'s")
+            raise location.error(f"{where}: expected the {expected}'s, found the {role}'s")
         if role == "assistant" and (PICTURE in content or not content.strip()):
             fault = f"holds {PICTURE}, and a policy writes text" if content.strip() else "is empty"
-            raise place.error(f"{where}: the assistant's {fault}")
+            raise location.error(f"{where}: the assistant's {fault}")
     if not pairs or pairs[-1][0] != "assistant":
-        raise place.error(
+        raise location.error(
             "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
         )
     return [content for _, content in pairs]
 
 
-def _said(message: Any, number: int, place: Place) -> Sequence[str]:
+def _role_and_content(message: Any, number: int, location: RowLocation) -> Sequence[str]:
     """Role and content."""
     role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
     if role not in _ROLES or not isinstance(content, str):
-        raise place.error(
+        raise location.error(
             f"key 'messages', message {number}: expected {{role, content}} with one of {', '.join(_ROLES)} and a text, found "
             f"{str(message)[:80]!r}"
         )

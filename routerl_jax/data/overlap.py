@@ -124,7 +124,7 @@ class _Index:
     def matches(self, example: Example, shingles: np.ndarray, threshold: float) -> list[Overlap]:
         exact = self._exact.get(_key(example), [])
         equal = set(exact)
-        near = [(number, score) for number, score in self._near(shingles, threshold) if number not in equal]
+        near = [(number, score) for number, score in self._matches_above(shingles, threshold) if number not in equal]
         near.sort(key=lambda item: (-item[1], item[0]))
         pairs = [(number, 1.0, True) for number in exact] + [(number, score, False) for number, score in near]
         return [
@@ -139,7 +139,7 @@ class _Index:
             for number, score, is_exact in pairs
         ]
 
-    def _near(self, shingles: np.ndarray, threshold: float) -> list[tuple[int, float]]:
+    def _matches_above(self, shingles: np.ndarray, threshold: float) -> list[tuple[int, float]]:
         """(training question, similarity) of those that reach the threshold."""
         if not len(shingles):
             return []

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _ENDINGS = (".jpg", ".jpeg", ".JPEG", ".JPG", ".png", ".PNG", ".webp")
 
@@ -24,7 +24,7 @@ def picture_name(image: Any) -> str:
 
 
 def picture_beside(
-    name: str, place: Place, key: str, otherwise: str, folders: Sequence[str] = ("images",)
+    name: str, location: RowLocation, key: str, otherwise: str, folders: Sequence[str] = ("images",)
 ) -> pathlib.Path:
     """The picture that a row names by its path: beside the row's file, or in one of `folders` beside it.
 
@@ -35,20 +35,20 @@ def picture_beside(
     Raises:
       MissingPictureError: the picture is in none of these directories, or can't be read; names the row.
     """
-    beside = place.path.parent
-    directories = [beside, *(beside / folder for folder in folders)]
+    parent = location.path.parent
+    directories = [parent, *(parent / folder for folder in folders)]
     for directory in directories:
         if (path := directory / name).is_file():
             if fault := _fault_of_file(path, path.stat().st_mtime_ns):
-                raise _unreadable(place, key, fault, otherwise)
+                raise _unreadable(location, key, fault, otherwise)
             return path
     searched = " nor in ".join(map(str, directories))
     raise MissingPictureError(
-        str(place.error(f"image {name!r} is neither in {searched}; put it there, or {otherwise}"))
+        str(location.error(f"image {name!r} is neither in {searched}; put it there, or {otherwise}"))
     )
 
 
-def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
+def picture_called(name: str, location: RowLocation, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
     """The picture with an id: `NAME.jpg`, or NAME with another usual ending, in `folders` beside the row's file. None if there
     is no such file.
 
@@ -57,19 +57,19 @@ def picture_called(name: str, place: Place, folders: Sequence[str] = ("images",)
     """
     for folder in folders:
         for ending in _ENDINGS:
-            path = place.path.parent / folder / f"{name}{ending}"
+            path = location.path.parent / folder / f"{name}{ending}"
             if path.is_file():
                 if fault := _fault_of_file(path, path.stat().st_mtime_ns):
-                    raise _unreadable(place, path.name, fault, f"leave out such rows: {place.path}[pictures]")
+                    raise _unreadable(location, path.name, fault, f"leave out such rows: {location.path}[pictures]")
                 return path
     return None
 
 
-def check_picture(source: bytes | str, place: Place, key: str) -> None:
+def check_picture(source: bytes | str, location: RowLocation, key: str) -> None:
     """Checks a picture that a row holds as bytes or as a `data:` URI. Raises MissingPictureError, which names row and key,
     if it is no picture or can't be read."""
     if fault := _fault(source):
-        raise _unreadable(place, key, fault, f"leave out such rows: {place.path}[pictures]")
+        raise _unreadable(location, key, fault, f"leave out such rows: {location.path}[pictures]")
 
 
 @functools.lru_cache(maxsize=100_000)  # many rows name one picture
@@ -79,7 +79,7 @@ def _fault_of_file(path: pathlib.Path, changed: int) -> str:
 
 
 def _fault(source: bytes | str | pathlib.Path) -> str:
-    """What is wrong with a picture; "" if nothing is."""
+    """The fault of a picture; "" if it has none."""
     from routerl_jax.models.images import check_image  # a slow import; files without pictures don't need it
 
     try:
@@ -89,5 +89,5 @@ def _fault(source: bytes | str | pathlib.Path) -> str:
     return ""
 
 
-def _unreadable(place: Place, key: str, fault: str, otherwise: str) -> MissingPictureError:
-    return MissingPictureError(str(place.error(f"key {key!r}: the picture can't be read: {fault}; or {otherwise}")))
+def _unreadable(location: RowLocation, key: str, fault: str, otherwise: str) -> MissingPictureError:
+    return MissingPictureError(str(location.error(f"key {key!r}: the picture can't be read: {fault}; or {otherwise}")))

@@ -179,7 +179,7 @@ def open_dataset(name: str) -> ExampleSource:
     name = on_this_machine(name)
     whole, part = _split_part(name)
     if part:
-        return _part_of(whole, part)
+        return _open_part(whole, part)
     if name.startswith("atlas/"):
         from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
 
@@ -223,13 +223,13 @@ def _split_part(name: str) -> tuple[str, str]:
     return (match[1], match[2]) if match and not pathlib.Path(name).exists() else (name, "")
 
 
-def _whole(name: str) -> str:
+def _without_parts(name: str) -> str:
     """A name without the parts in brackets after it."""
     shorter, part = _split_part(name)
-    return _whole(shorter) if part else name
+    return _without_parts(shorter) if part else name
 
 
-def _part_of(whole: str, part: str) -> ExampleSource:
+def _open_part(whole: str, part: str) -> ExampleSource:
     name = f"{whole}[{part}]"
     form, path = split_name(whole)
     if part == "pictures" and (pathlib.Path(path).is_file() or is_pattern(path)):
@@ -251,7 +251,7 @@ def _part_of(whole: str, part: str) -> ExampleSource:
 def short_names(parts: Sequence[str]) -> list[str]:
     """A short name for each name: that of its file, without directory and extensions, or of its function. If these repeat, the
     directory's name is added."""
-    paths = [pathlib.Path(split_name(_whole(part).removeprefix(_PREPARED))[1]) for part in parts]
+    paths = [pathlib.Path(split_name(_without_parts(part).removeprefix(_PREPARED))[1]) for part in parts]
     short = [path.name.rpartition(":")[2].split(".")[0] for path in paths]
     if len(set(short)) == len(short):
         return short

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example, Observation, Shown
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.verl import PICTURE
@@ -71,22 +71,22 @@ class RecordedRounds:
     frame_pixels: tuple[int, ...] | None = None
 
 
-def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[Place, RecordedRounds]]:
-    """The rows of a file (.jsonl, .json; may be compressed), with their positions.
+def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, RecordedRounds]]:
+    """The rows of a file (.jsonl, .json; may be compressed), with their locations.
 
     Raises:
       ValueError: while reading: names file, row and key.
     """
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         question_row = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
-        example = FlashRag().example(question_row, place)
+        example = FlashRag().example(question_row, location)
         if example is None:
-            raise place.error("no answers; give them under 'golden_answers'")
+            raise location.error("no answers; give them under 'golden_answers'")
         items = row.get("rounds")
         if not isinstance(items, list) or not items:
-            raise place.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")
-        rounds = tuple(_round(item, number, place) for number, item in enumerate(items, 1))
-        yield place, RecordedRounds(example=example, rounds=rounds)
+            raise location.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")
+        rounds = tuple(_round(item, number, location) for number, item in enumerate(items, 1))
+        yield location, RecordedRounds(example=example, rounds=rounds)
 
 
 def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -> None:
@@ -98,23 +98,23 @@ def write_rounds(path: str | pathlib.Path, recorded: Iterable[RecordedRounds]) -
     write_json_lines(pathlib.Path(path), map(_row, recorded))
 
 
-def _round(item: Any, number: int, place: Place) -> Round:
+def _round(item: Any, number: int, location: RowLocation) -> Round:
     if not isinstance(item, dict):
-        raise place.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
+        raise location.error(f"key 'rounds', round {number}: expected an object, found {type(item).__name__}")
     if unknown := [key for key in item if key not in _KEYS]:
-        raise place.error(f"key 'rounds', round {number}: no key {unknown[0]!r}; there are: {', '.join(_KEYS)}")
+        raise location.error(f"key 'rounds', round {number}: no key {unknown[0]!r}; there are: {', '.join(_KEYS)}")
     texts = {key: item.get(key) or "" for key in ("tool", "observation")}
     for key, value in {"text": item.get("text"), **texts}.items():
         if not isinstance(value, str):
-            raise place.error(f"key 'rounds', round {number}: {key!r} must be a string")
+            raise location.error(f"key 'rounds', round {number}: {key!r} must be a string")
     passages = item.get("passages") or []
     if not isinstance(passages, list) or not all(isinstance(id, str) and id for id in passages):
-        raise place.error(
+        raise location.error(
             f"key 'rounds', round {number}: 'passages' must be a list of ids, found {str(passages)[:80]!r}"
         )
     error = item.get("error")
     if error is not None and (not isinstance(error, str) or not error):
-        raise place.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
+        raise location.error(f"key 'rounds', round {number}: 'error' must say why the call failed, or be null")
     tool, observation = texts["tool"], texts["observation"]
     return Round(text=item["text"], tool=tool, observation=observation, error=error, passages=tuple(passages))
 

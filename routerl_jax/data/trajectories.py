@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import picture_beside
@@ -167,8 +167,8 @@ def document_of(tool: str, passage: Passage, most: int = 0) -> Document:
 # --- files -------------------------------------------------------------------------------------------------------------
 
 
-def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Trajectory]]:
-    """Trajectories of a file, with their positions. Rows have the released schema, and optionally `id`, `question` and
+def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, Trajectory]]:
+    """Trajectories of a file, with their locations. Rows have the released schema, and optionally `id`, `question` and
     `image_names`.
 
     Texts are not changed. If a row has no `question`, it is the text after `Origin question:` in the first problem. If it has
@@ -177,21 +177,21 @@ def read_trajectories(path: str | pathlib.Path) -> Iterator[tuple[Place, Traject
     Raises:
       ValueError: while reading: names file, row, step and key.
     """
-    for place, row in read_rows(path):
-        yield place, trajectory_of(row, place)
+    for location, row in read_rows(path):
+        yield location, trajectory_of(row, location)
 
 
-def trajectory_of(row: Mapping[str, Any], place: Place) -> Trajectory:
+def trajectory_of(row: Mapping[str, Any], location: RowLocation) -> Trajectory:
     """The trajectory of a row; for its keys see `read_trajectories`. Raises ValueError that names row, step and key."""
     steps = row.get("steps")
     if not isinstance(steps, list) or not steps:
-        raise place.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
-    read = tuple(_step(step, place, number) for number, step in enumerate(steps, 1))
-    question, images = _question(row, read[0].problem, place), _images(row, place)
+        raise location.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
+    read = tuple(_step(step, location, number) for number, step in enumerate(steps, 1))
+    question, images = _question(row, read[0].problem, location), _images(row, location)
     try:
-        return Trajectory(id=str(row.get("id", place.number)), question=question, steps=read, images=images)
+        return Trajectory(id=str(row.get("id", location.number)), question=question, steps=read, images=images)
     except ValueError as error:
-        raise place.error(str(error)) from error
+        raise location.error(str(error)) from error
 
 
 def write_trajectories(path: str | pathlib.Path, trajectories: Iterable[Trajectory]) -> None:
@@ -215,16 +215,16 @@ def trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
 def documents_of(problem: str) -> tuple[Document, ...]:
     """The documents in a released problem, before its request: `ter-0: ..`, `tir-0: ..`, `tar-0: ..` and so on."""
     end = problem.rfind(_REQUEST)
-    shown = problem[: end if end >= 0 else len(problem)]
-    seen: collections.Counter[str] = collections.Counter()
+    context = problem[: end if end >= 0 else len(problem)]
+    counts: collections.Counter[str] = collections.Counter()
     marks = []
-    for mark in _MARK.finditer(shown):
-        if int(mark[2]) == seen[mark[1]]:  # otherwise the mark is part of a passage's text
-            seen[mark[1]] += 1
+    for mark in _MARK.finditer(context):
+        if int(mark[2]) == counts[mark[1]]:  # otherwise the mark is part of a passage's text
+            counts[mark[1]] += 1
             marks.append(mark)
-    ends = [*(mark.start() for mark in marks[1:]), len(shown)]
+    ends = [*(mark.start() for mark in marks[1:]), len(context)]
     return tuple(
-        Document(retriever=RETRIEVERS[mark[1]], text=shown[mark.end() : stop].strip())
+        Document(retriever=RETRIEVERS[mark[1]], text=context[mark.end() : stop].strip())
         for mark, stop in zip(marks, ends)
     )
 
@@ -245,70 +245,70 @@ def _step_row(step: Step) -> dict[str, Any]:
     return row
 
 
-def _step(row: Any, place: Place, number: int) -> Step:
+def _step(row: Any, location: RowLocation, number: int) -> Step:
     if not isinstance(row, dict):
-        raise place.error(f"step {number} must be an object, found {type(row).__name__}")
+        raise location.error(f"step {number} must be an object, found {type(row).__name__}")
     kind, answer = row.get("step_type"), row.get("answer")
     texts = {}
     for key in ("system", "problem"):
         if not isinstance(row.get(key), str):
-            raise place.error(f"step {number}: key {key!r} must be a string")
+            raise location.error(f"step {number}: key {key!r} must be a string")
         texts[key] = row[key]
     if kind == "ret":
-        return _route_step(answer, texts, place, number)
+        return _route_step(answer, texts, location, number)
     if kind != "ans":
-        raise place.error(f"step {number}: key 'step_type' must be 'ret' or 'ans', found {kind!r}")
+        raise location.error(f"step {number}: key 'step_type' must be 'ret' or 'ans', found {kind!r}")
     if isinstance(answer, str):  # one released answer is empty: the model that generated it wrote nothing
-        return AnswerStep(answer=answer, documents=_documents(row, place, number), **texts)
+        return AnswerStep(answer=answer, documents=_documents(row, location, number), **texts)
     if isinstance(answer, list) and answer and all(isinstance(item, str) and item.strip() for item in answer):
         return FinalStep(answers=tuple(answer), **texts)
-    raise place.error(
+    raise location.error(
         f"step {number}: key 'answer' must be a string (intermediate) or a list of strings (final), found {answer!r}"
     )
 
 
-def _route_step(answer: Any, texts: Mapping[str, str], place: Place, number: int) -> RouteStep:
+def _route_step(answer: Any, texts: Mapping[str, str], location: RowLocation, number: int) -> RouteStep:
     query = answer.get("query") if isinstance(answer, dict) else None
     retrievers = answer.get("retriever") if isinstance(answer, dict) else None
     named = isinstance(retrievers, list) and retrievers and all(isinstance(r, str) and r.strip() for r in retrievers)
     if not isinstance(query, str) or not query.strip() or not named:
-        raise place.error(
+        raise location.error(
             f"step {number}: key 'answer' must be {{'query': a string, 'retriever': a list of names}}, found {answer!r}"
         )
     names = [name.strip().lower() for name in retrievers or ()]
     if (query.strip().lower() == NONE) != (NONE in names) or (NONE in names and len(names) > 1):
-        raise place.error(
+        raise location.error(
             f"step {number}: the query is {query!r} and the retrievers are {retrievers!r}; 'none' must be both or neither"
         )
     return RouteStep(query=query, retrievers=tuple(retrievers or ()), **texts)
 
 
-def _documents(row: Mapping[str, Any], place: Place, number: int) -> tuple[Document, ...]:
+def _documents(row: Mapping[str, Any], location: RowLocation, number: int) -> tuple[Document, ...]:
     items = row.get("documents")
     if items is None:
         return documents_of(row["problem"])
     try:
         return tuple(Document(retriever=item["retriever"], text=item["text"]) for item in items)
     except (TypeError, KeyError) as error:
-        raise place.error(
+        raise location.error(
             f"step {number}: key 'documents' must be a list of {{'retriever': .., 'text': ..}}, found {items!r}"
         ) from error
 
 
-def _question(row: Mapping[str, Any], problem: str, place: Place) -> str:
+def _question(row: Mapping[str, Any], problem: str, location: RowLocation) -> str:
     question = row.get("question")
     if question is None and (match := _QUESTION.search(problem)):
         question = match[1].strip()
     if not isinstance(question, str) or not question.strip():
-        raise place.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
+        raise location.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
     return question
 
 
-def _images(row: Mapping[str, Any], place: Place) -> tuple[str, ...]:
+def _images(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
     key = "images" if "images" in row else "image_names"
     names = row.get(key) or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise place.error(f"key {key!r} must be a list of paths")
+        raise location.error(f"key {key!r} must be a list of paths")
     return tuple(names)
 
 
@@ -363,17 +363,17 @@ class StepExamples:
 
     def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
         self._examples: list[Example] = []
-        seen: dict[str, Place] = {}
-        for place, trajectory in read_trajectories(path):
+        first_locations: dict[str, RowLocation] = {}
+        for location, trajectory in read_trajectories(path):
             if text_only and trajectory.images:
                 continue
-            first = seen.setdefault(trajectory.id, place)
-            if first != place:
-                raise place.error(
+            first = first_locations.setdefault(trajectory.id, location)
+            if first != location:
+                raise location.error(
                     f"id {trajectory.id!r} is that of {first.unit} {first.number} too; ids must be distinct"
                 )
-            instead = f"leave out trajectories with images: trajectories/text:{place.path}"
-            images = tuple(picture_beside(name, place, "images", instead) for name in trajectory.images)
+            instead = f"leave out trajectories with images: trajectories/text:{location.path}"
+            images = tuple(picture_beside(name, location, "images", instead) for name in trajectory.images)
             self._examples += _examples(trajectory, images)
         if not self._examples:
             why = " without images" if text_only else ""
@@ -398,9 +398,9 @@ def check_retrievers(source: Iterable[Example], tools: Sequence[str], name: str)
     Raises:
       ValueError: names the missing retrievers and counts their steps.
     """
-    known = {label_of(tool) for tool in (*tools, NONE)}
+    labels = {label_of(tool) for tool in (*tools, NONE)}
     steps = [step for example in source if (step := golden_step(example)) is not None and step.kind == "route"]
-    missing = collections.Counter(step.retrievers[0] for step in steps if step.retrievers[0] not in known)
+    missing = collections.Counter(step.retrievers[0] for step in steps if step.retrievers[0] not in labels)
     if missing:
         counts = ", ".join(f"{retriever!r} ({number})" for retriever, number in missing.most_common())
         raise ValueError(

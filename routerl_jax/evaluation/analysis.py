@@ -119,7 +119,7 @@ def training_curves(
 def analyse_calibration(
     measured: Mapping[str, Mapping[str, Any]], penalty: float, trained: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Compares what the untrained policy knows and finds with the behaviour of the trained policy.
+    """Compares the knowledge and the searches of the untrained policy with the behaviour of the trained policy.
 
     Args:
       measured: `calibration` of results.json, by kind of question.

@@ -198,20 +198,22 @@ def _kb_usage(rows: Sequence[dict[str, Any]], path: pathlib.Path, knowledge_base
 def dots(
     axis: Any, series: Sequence[tuple[str, Sequence[tuple[float, float, float] | None]]], names: Sequence[str]
 ) -> None:
-    """Draws shares as dots with their intervals, in percent. Each name has a row, from above; the series lie a little apart.
+    """Draws shares as dots with their intervals, in percent.
+
+    Each name has a row, from top to bottom. Its series are drawn slightly apart.
 
     Args:
       series: label and, for each name, (mean, low, high), or None if there is none.
     """
-    apart = 0.5 / len(series)
+    spacing = 0.5 / len(series)
     for number, (label, values) in enumerate(series):
-        there = [(row, [100 * part for part in value]) for row, value in enumerate(values) if value is not None]
-        heights = [row + (number - (len(series) - 1) / 2) * apart for row, _ in there]
+        shown = [(row, [100 * part for part in value]) for row, value in enumerate(values) if value is not None]
+        heights = [row + (number - (len(series) - 1) / 2) * spacing for row, _ in shown]
         errors = [
-            [max(mean - low, 0) for _, (mean, low, _) in there],
-            [max(high - mean, 0) for _, (mean, _, high) in there],
+            [max(mean - low, 0) for _, (mean, low, _) in shown],
+            [max(high - mean, 0) for _, (mean, _, high) in shown],
         ]
-        means = [mean for _, (mean, _, _) in there]
+        means = [mean for _, (mean, _, _) in shown]
         axis.errorbar(
             means, heights, xerr=errors, fmt="o", color=color_of(number), label=label, markersize=4.5, elinewidth=1.2
         )
@@ -219,10 +221,10 @@ def dots(
     axis.set_ylim(len(names) - 0.5, -0.5)
 
 
-def legend(axis: Any, **where: Any) -> None:
+def legend(axis: Any, **options: Any) -> None:
     """Adds a legend to an axis, if anything is drawn on it."""
     if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize=8, **where)
+        axis.legend(frameon=False, fontsize=8, **options)
 
 
 def save_figure(figure: Any, path: pathlib.Path) -> None:

@@ -193,8 +193,8 @@ def _averages(
         "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(np.mean([e.answer is not None and _forced(e) for e in episodes])),
-        "finish_rate": float(np.mean([e.answer is not None and not _forced(e) for e in episodes])),
+        "forced_rate": float(np.mean([e.answer is not None and _last_turn_forced(e) for e in episodes])),
+        "finish_rate": float(np.mean([e.answer is not None and not _last_turn_forced(e) for e in episodes])),
         "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
@@ -217,7 +217,7 @@ def _last_action(episode: Episode) -> str:
     return "" if action is None else action.kind
 
 
-def _forced(episode: Episode) -> bool:
+def _last_turn_forced(episode: Episode) -> bool:
     """Whether the last turn was begun for the policy."""
     return any(turn.forced for turn in episode.turns[-1:])
 
@@ -286,12 +286,12 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
         ]
         shares |= {f"{name}_agreement": float(np.mean(agreed))} if agreed else {}
     for name, covers in (("right_where_cover_em", 1), ("right_where_not_cover_em", 0)):
-        found = [
+        right = [
             verdict.kind == "right"
             for verdict, row in judged
             if verdict.kind in ("right", "wrong") and row[ANSWER.index("cover_em")] == covers
         ]
-        shares |= {name: float(np.mean(found))} if found else {}
+        shares |= {name: float(np.mean(right))} if right else {}
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}

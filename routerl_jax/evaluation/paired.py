@@ -119,7 +119,7 @@ def compare_scores(ours: Float[np.ndarray, " N"], theirs: Float[np.ndarray, " N"
     return {
         "difference": float(differences.mean()),
         "interval": np.quantile(means, (0.025, 0.975)).tolist(),
-        "p": _chance(differences, bool(np.isin([ours, theirs], (0.0, 1.0)).all())),
+        "p": _p_value(differences, bool(np.isin([ours, theirs], (0.0, 1.0)).all())),
     }
 
 
@@ -135,7 +135,7 @@ def holm(chances: Sequence[float]) -> list[float]:
     return corrected
 
 
-def _chance(differences: Float[np.ndarray, " N"], binary: bool) -> float:
+def _p_value(differences: Float[np.ndarray, " N"], binary: bool) -> float:
     if binary:
         return _mcnemar(int((differences > 0).sum()), int((differences < 0).sum()))
     if len(differences) < 2 or not differences.any():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.files import write_atomic, write_json_lines
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import (
     Action,
     Branch,
@@ -63,16 +63,19 @@ class PictureFiles:
 
 
 def write_records(
-    path: pathlib.Path, episodes: Sequence[Episode], each: Sequence[Mapping[str, Any]] | None = None, **extra: Any
+    path: pathlib.Path,
+    episodes: Sequence[Episode],
+    fields_of_each: Sequence[Mapping[str, Any]] | None = None,
+    **extra: Any,
 ) -> None:
     """Writes episodes as JSON lines, and their pictures beside the file.
 
     Args:
-      each: further fields of every episode's record, in the episodes' order.
+      fields_of_each: further fields of every episode's record, in the episodes' order.
       extra: further fields of all records.
     """
     files = PictureFiles(path.parent)
-    own = [{}] * len(episodes) if each is None else each
+    own = [{}] * len(episodes) if fields_of_each is None else fields_of_each
     pairs = zip(episodes, own, strict=True)
     write_json_lines(path, (episode_record(episode, files, **fields, **extra) for episode, fields in pairs))
 
@@ -125,21 +128,21 @@ def _in_memory(image: Any) -> bool:
     return is_data(image) or not isinstance(image, str | os.PathLike)
 
 
-def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
+def episode_of(record: Mapping[str, Any], location: RowLocation) -> Episode:
     """The episode of a record, without token sequences. Raises ValueError that names the row if it is no record."""
     try:
         example = Example(
             id=str(record["id"]),
             question=record["question"],
             answers=tuple(record["golden_answers"]),
-            images=tuple(_beside(place, image) for image in record["images"]),
+            images=tuple(_picture_path(location, image) for image in record["images"]),
             metadata=record.get("metadata", {}),
         )
         return Episode(
             example=example,
             sample=record["sample"],
             answer=record["prediction"],
-            turns=[_turn(turn, place) for turn in record["turns"]],
+            turns=[_turn(turn, location) for turn in record["turns"]],
             sequences=[],
             prompt=record["prompt"],
             truncated=record["truncated"],
@@ -149,36 +152,37 @@ def episode_of(record: Mapping[str, Any], place: Place) -> Episode:
         )
     except (KeyError, TypeError) as error:
         fault = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise place.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
+        raise location.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
 
 
-def _turn(fields: Mapping[str, Any], place: Place) -> Turn:
+def _turn(fields: Mapping[str, Any], location: RowLocation) -> Turn:
     action = None if fields["action"] is None else Action(**_tuples(fields["action"]))
     calls = [
-        Call(**{**_tuples(call), "passages": tuple(_passage(passage, place) for passage in call["passages"])})
+        Call(**{**_tuples(call), "passages": tuple(_passage(passage, location) for passage in call["passages"])})
         for call in fields["calls"]
     ]
     shown = [
-        Shown(**{**_tuples(item), "image": _beside(place, item.get("image", ""))}) for item in fields.get("shown", ())
+        Shown(**{**_tuples(item), "image": _picture_path(location, item.get("image", ""))})
+        for item in fields.get("shown", ())
     ]
     return Turn(**{**fields, "action": action, "calls": calls, "shown": shown})
 
 
-def _passage(fields: Mapping[str, Any], place: Place) -> Passage:
-    return Passage(**{**fields, "image": _beside(place, fields.get("image", ""))})
+def _passage(fields: Mapping[str, Any], location: RowLocation) -> Passage:
+    return Passage(**{**fields, "image": _picture_path(location, fields.get("image", ""))})
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def picture_place(directory: pathlib.Path, image: str) -> str:
+def picture_path(directory: pathlib.Path, image: str) -> str:
     """The path or URI of a picture that a record in this directory names. Relative paths start at the directory."""
     return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
 
 
-def _beside(place: Place, image: str) -> str:
-    return picture_place(place.path.parent, image)
+def _picture_path(location: RowLocation, image: str) -> str:
+    return picture_path(location.path.parent, image)
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:

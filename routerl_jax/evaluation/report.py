@@ -101,13 +101,13 @@ def print_table(
 ) -> None:
     """Prints the table, with `by` also that of groups, and the paths of the files. `headline`: see `rows`."""
     console = open_console()
-    console.print(_printed("Held-out questions", table, headline))
+    console.print(_rich_table("Held-out questions", table, headline))
     if by:
-        console.print(_printed(f"By {by}", grouped(table, by), headline))
+        console.print(_rich_table(f"By {by}", grouped(table, by), headline))
     console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", soft_wrap=True)
 
 
-def _printed(title: str, table: Mapping[str, Mapping[str, Any]], headline: Sequence[str]) -> Table:
+def _rich_table(title: str, table: Mapping[str, Mapping[str, Any]], headline: Sequence[str]) -> Table:
     headings, cells = rows(table, headline)
     printed = Table(title=title, header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for i, (text, *column) in enumerate(zip(headings, *cells)):

@@ -64,9 +64,9 @@ def routing_accuracy(episodes: list[Episode], tools: Collection[str] | None = No
     Args:
       tools: names of the knowledge bases; default: those that were asked.
     """
-    known = {call.tool for episode in episodes for call in episode.calls} if tools is None else set(tools)
+    tool_names = {call.tool for episode in episodes for call in episode.calls} if tools is None else set(tools)
     gold = {hop["kb"] for episode in episodes for hop in known_path(episode.example.metadata) or ()}
-    if known and gold and not known & gold:
+    if tool_names and gold and not tool_names & gold:
         return None
     decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
     total = sum(count for _, count in decisions)

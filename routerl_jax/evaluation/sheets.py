@@ -13,7 +13,7 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from routerl_jax.core.files import write_atomic
-from routerl_jax.evaluation.records import picture_place
+from routerl_jax.evaluation.records import picture_path
 from routerl_jax.models.images import decode_image
 
 _PAGE = (640, 640)  # pixels that a page may take on the sheet
@@ -26,7 +26,7 @@ _WORDS = 110  # letters in a line
 
 @dataclasses.dataclass
 class _Page:
-    """A whole picture and what was cut from it: (number, box on it in its own pixels, crop)."""
+    """A whole picture and its crops: (number, box in the picture's own pixels, crop)."""
 
     number: str
     picture: Image.Image | str
@@ -103,7 +103,7 @@ def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
 
 def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
     try:
-        return decode_image(picture_place(directory, image))
+        return decode_image(picture_path(directory, image))
     except ValueError as error:
         return f"a picture that can't be drawn: {error}"
 
@@ -111,11 +111,11 @@ def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
 def _row(page: _Page) -> Image.Image:
     """A page with its boxes, and beside it their crops."""
     if isinstance(page.picture, str):
-        drawn = _text(page.picture)
+        canvas = _text(page.picture)
     else:
         scale = min(1.0, *(most / side for most, side in zip(_PAGE, page.picture.size)))
-        drawn = _sized(page.picture, scale)
-        draw = ImageDraw.Draw(drawn)
+        canvas = _sized(page.picture, scale)
+        draw = ImageDraw.Draw(canvas)
         _label(draw, (0, 0), page.number, "black")
         for number, box, _ in page.crops:
             colour = _colour(number)
@@ -124,14 +124,14 @@ def _row(page: _Page) -> Image.Image:
             _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(number), colour)
     crops = [_crop(number, crop) for number, _, crop in page.crops]
     if not crops:
-        return drawn
+        return canvas
     right = max(crop.width for crop in crops)
-    high = max(drawn.height, sum(crop.height + _GAP for crop in crops) - _GAP)
-    row = Image.new("RGB", (drawn.width + _GAP + right, high), "white")
-    row.paste(drawn, (0, 0))
+    high = max(canvas.height, sum(crop.height + _GAP for crop in crops) - _GAP)
+    row = Image.new("RGB", (canvas.width + _GAP + right, high), "white")
+    row.paste(canvas, (0, 0))
     top = 0
     for crop in crops:
-        row.paste(crop, (drawn.width + _GAP, top))
+        row.paste(crop, (canvas.width + _GAP, top))
         top += crop.height + _GAP
     return row
 
@@ -147,8 +147,8 @@ def _crop(number: int, crop: Image.Image | str) -> Image.Image:
 
 
 def _sized(picture: Image.Image, scale: float) -> Image.Image:
-    wide, high = (max(1, round(side * scale)) for side in picture.size)
-    return picture.resize((wide, high), Image.Resampling.LANCZOS)
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
 
 
 def _colour(number: int) -> str:
@@ -165,8 +165,8 @@ def _label(draw: ImageDraw.ImageDraw, position: tuple[float, float], text: str, 
 def _text(text: str, letters: int = _WORDS) -> Image.Image:
     lines = textwrap.wrap(" ".join(text.split()), letters) or [""]
     font = ImageFont.load_default(_FONT)
-    wide = max(round(font.getlength(line)) for line in lines)
-    image = Image.new("RGB", (max(wide, 1) + 2, _LINE * len(lines)), "white")
+    width = max(round(font.getlength(line)) for line in lines)
+    image = Image.new("RGB", (max(width, 1) + 2, _LINE * len(lines)), "white")
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
         draw.text((0, number * _LINE), line, fill="black", font=font)

@@ -15,11 +15,11 @@ from rich.text import Text
 from routerl_jax.evaluation.sheets import pictures_shown
 
 
-def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> RenderableType:
+def render(record: dict[str, Any], sheet: str | pathlib.Path | None = None) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer.
 
     Args:
-      drawn: path of the sheet with its pictures and boxes (evaluation.sheets).
+      sheet: path of the sheet with its pictures and boxes (evaluation.sheets).
     """
     numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
@@ -27,7 +27,7 @@ def render(record: dict[str, Any], drawn: str | pathlib.Path | None = None) -> R
     last = len(record["turns"]) - 1
     for index, turn in enumerate(record["turns"]):
         parts += turn_parts(turn, last=index == last, branch=branches.get(index), numbers=numbers)
-    return Group(*parts, *ending_parts(record, drawn))
+    return Group(*parts, *ending_parts(record, sheet))
 
 
 def turn_parts(
@@ -37,7 +37,7 @@ def turn_parts(
     branch: Mapping[str, Any] | None = None,
     numbers: Mapping[int, int] = types.MappingProxyType({}),
 ) -> list[RenderableType]:
-    """What a turn of a record says, and what followed from it.
+    """The texts of a turn of a record, and their consequences.
 
     Args:
       last: an answer in it is the episode's, which `ending_parts` shows.
@@ -74,7 +74,9 @@ def turn_parts(
         if call.get("nodes"):
             parts.append(Text.assemble(("  through ", "dim"), ("; ".join(call["nodes"]), "dim")))
         parts.append(findings(call, pictured))
-    parts += [_seen(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]]
+    parts += [
+        _shown_picture(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]
+    ]
     if turn.get("rewards"):
         parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     return parts
@@ -85,8 +87,8 @@ def searching(tool: str, query: str) -> Text:
     return Text.assemble(("searches  ", "bold yellow"), (f"[{tool}] ", "yellow"), query)
 
 
-def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = None) -> list[RenderableType]:
-    """The answer of a record, with its judgement. `drawn` as in `render`."""
+def ending_parts(record: Mapping[str, Any], sheet: str | pathlib.Path | None = None) -> list[RenderableType]:
+    """The answer of a record, with its judgement. `sheet` as in `render`."""
     parts: list[RenderableType] = []
     answer = record["prediction"]
     golds = record.get("golden_answers") or []
@@ -107,8 +109,8 @@ def ending_parts(record: Mapping[str, Any], drawn: str | pathlib.Path | None = N
         parts.append(Text.assemble(("took      ", "dim"), (usage_text, "dim")))
     if record.get("rewards"):
         parts.append(Text.assemble(("rewards   ", "dim"), (_terms(record["rewards"]), "dim")))
-    if drawn is not None:
-        parts.append(Text.assemble(("drawn     ", "dim"), (str(drawn), "magenta")))
+    if sheet is not None:
+        parts.append(Text.assemble(("drawn     ", "dim"), (str(sheet), "magenta")))
     return parts
 
 
@@ -116,7 +118,7 @@ def _terms(rewards: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:+.2f}" for name, value in rewards.items())
 
 
-def _seen(shown: dict[str, Any], number: int | None) -> RenderableType:
+def _shown_picture(shown: dict[str, Any], number: int | None) -> RenderableType:
     """A picture that the policy was shown, with its number on the sheet, or why it could not be shown."""
     source = f" of {shown['passage']}" if shown["passage"] else ""
     if shown["error"]:
@@ -131,7 +133,7 @@ def _box(box: Sequence[float]) -> str:
 
 
 def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> RenderableType:
-    """What a call found, in a frame, or why it failed.
+    """The passages of a call, in a frame, or the reason of its failure.
 
     Args:
       pictured: ids of the passages whose pictures were shown. If the call has some of them, its others are only counted.

@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.generation.quantized import Codes
 
-Held = Float[Array, "B K T H"] | Codes  # keys or values
+KeysOrValues = Float[Array, "B K T H"] | Codes  # keys or values
 # keys, values, and a mask of those that each query may see
-Block = tuple[Held, Held, Bool[Array, "#B #S T"]]
+Block = tuple[KeysOrValues, KeysOrValues, Bool[Array, "#B #S T"]]
 
 _KEYS = 128  # of a block in `chunked_attention`
 LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
@@ -63,7 +63,7 @@ def chunked_attention(
 ) -> Float[Array, "A S N H"]:
     """Attention of chunks of rows to all tokens of their rows up to each query. For the devices of a CPU.
 
-    It takes one chunk after the other, and of its row one block of keys after the other, as far as the row is filled. So the
+    It processes chunks one after the other, and for each chunk its row's blocks of keys, as far as the row is filled. So the
     scores of a block stay in a core's cache (online softmax, arXiv 2205.14135, algorithm 1).
 
     Args:
@@ -88,26 +88,26 @@ def chunked_attention(
 
     def of_chunk(i: Array, out: Array) -> Array:
         queries, row, start = q[i][None], rows[i], starts[i]
-        places = start + jnp.tile(jnp.arange(steps), group)[:, None]
+        positions = start + jnp.tile(jnp.arange(steps), group)[:, None]
 
-        def of_block(at: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def of_block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             peak, total, mixed = carry
-            first = jnp.minimum(at * size, length - size)  # the last block overlaps the one before it
+            first = jnp.minimum(number * size, length - size)  # the last block overlaps the one before it
             keys, values = jax.tree.map(lambda leaf: block(leaf, row, first), layer)
             codes, scale = _parts(keys, q)
             score = jnp.einsum("BKQH,BKTH->BKQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
             score = score if scale is None else score * scale
-            distance = places - (first + jnp.arange(size))
-            seen = (distance >= 0) & (first + jnp.arange(size) >= at * size)
-            seen = seen if window is None else seen & (distance < window)
-            score = jnp.where(seen, score, -jnp.inf)
+            distance = positions - (first + jnp.arange(size))
+            visible = (distance >= 0) & (first + jnp.arange(size) >= number * size)
+            visible = visible if window is None else visible & (distance < window)
+            score = jnp.where(visible, score, -jnp.inf)
             higher = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
-            weight, kept = jnp.exp(score - higher), jnp.exp(peak - higher)
-            total = total * kept + weight.sum(axis=-1, keepdims=True)
+            weight, rescale = jnp.exp(score - higher), jnp.exp(peak - higher)
+            total = total * rescale + weight.sum(axis=-1, keepdims=True)
             codes, scale = _parts(values, q)
             weight = (weight if scale is None else weight * scale).astype(codes.dtype)
             new = jnp.einsum("BKQT,BKTH->BKQH", weight, codes, preferred_element_type=jnp.float32)
-            return higher, total, mixed * kept + new
+            return higher, total, mixed * rescale + new
 
         columns = jnp.zeros((1, kv_heads, group * steps, 1), jnp.float32)
         carry = (columns + LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))
@@ -121,8 +121,8 @@ def chunked_attention(
     return out.reshape(chunks, steps, heads, width)
 
 
-def _parts(held: Held, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:
-    """What is multiplied with queries or weights, and the scale of each token."""
-    if not isinstance(held, Codes):
-        return held, None
-    return held.codes.astype(q.dtype), held.scale.swapaxes(-1, -2).astype(jnp.float32)
+def _parts(stored: KeysOrValues, q: Array) -> tuple[Float[Array, "B K T H"], Float[Array, "B K 1 T"] | None]:
+    """The values to multiply with queries or weights, and the scale of each token."""
+    if not isinstance(stored, Codes):
+        return stored, None
+    return stored.codes.astype(q.dtype), stored.scale.swapaxes(-1, -2).astype(jnp.float32)

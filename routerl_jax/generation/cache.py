@@ -160,11 +160,11 @@ def copy_rows(
         targets = jnp.where(targets[0] < rows, targets[0], sources)  # padding writes what is there
         origin = (0,) * len(rest)
 
-        def one(i: Array, x: Array) -> Array:
+        def copy_row(i: Array, x: Array) -> Array:
             part = jax.lax.dynamic_slice(x, (0, 0, sources[i], 0, *origin), (1, layers, 1, span, *rest))
             return jax.lax.dynamic_update_slice(x, part, (0, 0, targets[i], 0, *origin))
 
-        return jax.lax.fori_loop(0, sources.size, one, x)
+        return jax.lax.fori_loop(0, sources.size, copy_row, x)
 
     per_row = PartitionSpec(BATCH_AXES)
     return jax.shard_map(on_shard, mesh=mesh, in_specs=(stored, per_row, per_row), out_specs=stored)(

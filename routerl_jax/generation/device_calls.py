@@ -84,7 +84,7 @@ class DeviceCalls:
         self._cache_qtype: Qtype = cache_qtype
         work = Work(config=model.config)
         self._weights_in_tokens = work.decode_bytes(1, 0) / work.key_bytes(1)
-        self._place = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)
+        self._copy_weights = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)
         self._compiled_before = 0
         self.params: nnx.State | None = None
         self.cache: KVCache | None = None
@@ -108,13 +108,13 @@ class DeviceCalls:
         abstract = self._kind.abstract(
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype
         )
-        self._programs = jit_programs(self._place.graph, mesh, abstract)
+        self._programs = jit_programs(self._copy_weights.graph, mesh, abstract)
         self._allocate = allocator(abstract)
 
     def load(self, params: nnx.State) -> None:
         """Sets the weights (same structure and sharding), copied into the layout if there is one. Makes a cache if needed."""
         self.params = None  # frees an old copy before the new one is made
-        self.params = self._place(params)
+        self.params = self._copy_weights(params)
         if self.cache is None:
             self.cache = self._allocate()
 
@@ -269,7 +269,7 @@ class DeviceCalls:
             temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
             top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
-            given=_given(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
+            given=_given_tokens(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
             history=_history(layout, span + 1 + steps) if self._drafts else None,
         )
         cache, outputs = self._programs.decode(
@@ -292,12 +292,12 @@ class DeviceCalls:
         return layout, host
 
 
-def _given(layout: Placement[Stream], steps: int) -> np.ndarray:
-    given = np.full((*layout.shape, steps), -1, np.int32)
+def _given_tokens(layout: Placement[Stream], steps: int) -> np.ndarray:
+    given_tokens = np.full((*layout.shape, steps), -1, np.int32)
     for slot, stream in layout:
         tokens = stream.turn_request.given[:steps]
-        given[slot][: len(tokens)] = tokens
-    return given
+        given_tokens[slot][: len(tokens)] = tokens
+    return given_tokens
 
 
 def _history(layout: Placement[Stream], size: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from routerl_jax.generation.quantized import Qtype
 from routerl_jax.generation.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
 from routerl_jax.generation.sampling import GREEDY, MOST_TOP, Sampling
 from routerl_jax.generation.stops import StopTables
-from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, seen
+from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, prefix_of
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
@@ -257,7 +257,7 @@ class Engine:
             count = min(source.cached, len(target.ledger) - 1)
             if source.row is None or target.row is not None or count < 1:
                 continue
-            if seen(source, count) != seen(target, count):
+            if prefix_of(source, count) != prefix_of(target, count):
                 raise ValueError(
                     f"{target.name} differs from that of example {source.example_id!r}, sample {source.identity[1]}, "
                     f"within the {count} tokens that it would share"
@@ -458,7 +458,7 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                key = (stream.row[0], seen(stream, target))
+                key = (stream.row[0], prefix_of(stream, target))
                 if key in leaders:
                     followers.append((leaders[key], stream))
                     continue
@@ -482,5 +482,5 @@ class Engine:
         self.stats.decode_passes += int(outputs.passes.sum())
         for slot, stream in layout:
             self.stats.decoded_tokens += int(outputs.counts[slot])
-            if (done := record(stream, outputs, slot, stops[0], self.version)) is not None:
-                self._finished.append((stream, done))
+            if (generated := record(stream, outputs, slot, stops[0], self.version)) is not None:
+                self._finished.append((stream, generated))

@@ -212,8 +212,8 @@ def _kernel(q_ref, rows, starts, counts, *refs, parts: int, group: int, keys: in
 
     def load(refs: Any, begin: Any) -> tuple[Any, Any]:
         """Codes in the queries' dtype, and their scales."""
-        held = refs[0][row, pl.ds(begin, keys), head, :].astype(q.dtype)
-        return held, refs[1][row, pl.ds(begin, keys), head, 0].astype(jnp.float32)[None] if len(refs) > 1 else None
+        codes = refs[0][row, pl.ds(begin, keys), head, :].astype(q.dtype)
+        return codes, refs[1][row, pl.ds(begin, keys), head, 0].astype(jnp.float32)[None] if len(refs) > 1 else None
 
     def step(i: Any, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         mixed, total, peak = carry
@@ -221,16 +221,16 @@ def _kernel(q_ref, rows, starts, counts, *refs, parts: int, group: int, keys: in
         codes, scale = load(k_refs, begin)
         score = triton.dot(q, codes, trans_b=True, precision=precision) * (width**-0.5 * _LOG2_E)
         score = score if scale is None else score * scale
-        place = begin + jnp.arange(keys)
-        seen = (place[None] <= at[:, None]) & (place >= i * keys)[None]
-        seen = seen if window is None else seen & (at[:, None] - place[None] < window)
-        score = jnp.where(seen, score, -jnp.inf)
+        key_positions = begin + jnp.arange(keys)
+        visible = (key_positions[None] <= at[:, None]) & (key_positions >= i * keys)[None]
+        visible = visible if window is None else visible & (at[:, None] - key_positions[None] < window)
+        score = jnp.where(visible, score, -jnp.inf)
         higher = jnp.maximum(peak, score.max(axis=1))
-        weight, kept = jnp.exp2(score - higher[:, None]), jnp.exp2(peak - higher)
-        total = total * kept + weight.sum(axis=1)
+        weight, rescale = jnp.exp2(score - higher[:, None]), jnp.exp2(peak - higher)
+        total = total * rescale + weight.sum(axis=1)
         codes, scale = load(v_refs, begin)
         weight = (weight if scale is None else weight * scale).astype(q.dtype)
-        return mixed * kept[:, None] + triton.dot(weight, codes, precision=precision), total, higher
+        return mixed * rescale[:, None] + triton.dot(weight, codes, precision=precision), total, higher
 
     rowwise = jnp.zeros(size, jnp.float32)
     carry = (jnp.zeros((size, width), jnp.float32), rowwise, rowwise + LOWEST)

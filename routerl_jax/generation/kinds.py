@@ -17,23 +17,23 @@ from routerl_jax.parallel.mesh import on_gpu, on_tpu
 
 
 def cache_kind(
-    config: DecoderConfig, mesh: Mesh, dtype: Any, wanted: CacheKind = "auto", qtype: Qtype = ""
+    config: DecoderConfig, mesh: Mesh, dtype: Any, requested: CacheKind = "auto", qtype: Qtype = ""
 ) -> type[PagedCache] | type[FusedCache] | type[SegmentCache]:
     """The cache of an engine.
 
     Args:
       dtype: dtype of keys and values.
-      wanted: `auto` means pages on TPUs and the fused kernel on GPUs, if the kernel supports the model, else segments.
+      requested: `auto` means pages on TPUs and the fused kernel on GPUs, if the kernel supports the model, else segments.
       qtype: type of quantised keys and values. The paged kernel knows one constant scale for all tokens alone, so on TPUs these
         are in segments.
 
     Raises:
-      ValueError: the cache is unknown, or a kernel is wanted that does not support the model, the type or the devices.
+      ValueError: the cache is unknown, or a kernel is requested that does not support the model, the type or the devices.
     """
-    if wanted not in get_args(CacheKind):
-        raise ValueError(f"cache={wanted!r} is unknown; choose auto, segment, fused or paged")
+    if requested not in get_args(CacheKind):
+        raise ValueError(f"cache={requested!r} is unknown; choose auto, segment, fused or paged")
     own = "paged" if on_tpu(mesh) else "fused" if on_gpu(mesh) else "segment"
-    kind = own if wanted == "auto" else wanted
+    kind = own if requested == "auto" else requested
     if kind == "segment":
         return SegmentCache
     if kind == "paged":
@@ -42,7 +42,7 @@ def cache_kind(
         cache, reason = FusedCache, FusedCache.unsupported(config, mesh)
     if reason is None:
         return cache
-    if wanted == kind:
+    if requested == kind:
         raise ValueError(f"the {kind} kernel can't serve this model ({reason}); set cache='segment'")
     logging.warning("the %s kernel can't serve this model (%s): attention is plain XLA, which is slower", kind, reason)
     return SegmentCache

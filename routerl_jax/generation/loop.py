@@ -98,13 +98,13 @@ class EngineLoop:
     def _step(self) -> None:
         try:
             finished = {id(stream): generated for stream, generated in self.engine.step()}
-        except Exception as error:  # out of memory, a device that is gone: fails what is under way, not the process
+        except Exception as error:  # out of memory, a lost device: the turns under way fail, not the process
             logging.exception("the engine failed; %d conversations end with an error", len(self._awaited))
-            for one in self._awaited.values():
-                one.fail(error)
+            for awaited in self._awaited.values():
+                awaited.fail(error)
             return
-        for key, one in self._awaited.items():
-            one.notify(finished.get(key))
+        for key, awaited in self._awaited.items():
+            awaited.notify(finished.get(key))
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -94,8 +94,8 @@ def lower_programs(
     jitted = programs.jit_programs(copier.graph, mesh, stored)
     options = {"prompt_tokens": prompt_tokens, "cache": cache, "cache_qtype": cache_qtype}
     entries, steps = fed_at_once(model, mesh, rows, max_length, **options)
-    some = (shards, entries if prompt_rows is None else min(prompt_rows, per_shard))
-    fed = (*some, steps)
+    entry_shape = (shards, entries if prompt_rows is None else min(prompt_rows, per_shard))
+    fed = (*entry_shape, steps)
     image_inputs: dict[str, Any] = {}
     lowered = {}
     if isinstance(model, VisionLanguageModel):
@@ -108,11 +108,11 @@ def lower_programs(
     lowered["prefill"] = jitted.extend.lower(
         params=params,
         cache=stored,
-        rows=host(some),
-        starts=host(some),
+        rows=host(entry_shape),
+        starts=host(entry_shape),
         tokens=host(fed),
         positions=host((*fed, 3) if image_inputs else fed),
-        counts=host(some),
+        counts=host(entry_shape),
         **image_inputs,
         span=max_length,
     )

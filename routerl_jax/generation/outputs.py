@@ -1,4 +1,4 @@
-"""What a decode call has brought a conversation."""
+"""Records the outputs of a decode call in a conversation."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from routerl_jax.generation.streams import Generated, Stream
 
 
 def record(
-    stream: Stream, outputs: DecodeOutputs, place: tuple[int, int], automaton: StopAutomaton, version: int
+    stream: Stream, outputs: DecodeOutputs, slot: tuple[int, int], automaton: StopAutomaton, version: int
 ) -> Generated | None:
     """Records the new tokens of one row; returns the turn if it is finished.
 
     Args:
-      place: the row's index in the outputs.
+      slot: the row's index in the outputs.
       version: of the weights that sampled the tokens.
     """
     request = stream.turn_request
-    count = int(outputs.counts[place])
-    stream.ledger.sample(outputs.tokens[place][:count].tolist(), outputs.logprobs[place][:count].tolist(), version)
+    count = int(outputs.counts[slot])
+    stream.ledger.sample(outputs.tokens[slot][:count].tolist(), outputs.logprobs[slot][:count].tolist(), version)
     if outputs.chosen is not None:
-        stream.ledger.route(stream.cached, list(outputs.chosen[place][:count].copy()))
+        stream.ledger.route(stream.cached, list(outputs.chosen[slot][:count].copy()))
     stream.cached += count
     request.sampled += count
-    request.tops += outputs.tops(place, count, request.top)
+    request.tops += outputs.tops(slot, count, request.top)
     request.given = request.given[count:]
     request.remaining -= count
-    request.automaton_state = int(outputs.states[place])
-    stopped = int(outputs.stopped[place])
+    request.automaton_state = int(outputs.states[slot])
+    stopped = int(outputs.stopped[slot])
     if not stopped and request.remaining > 0:
         return None
     reason, stop = automaton.ending(stopped)

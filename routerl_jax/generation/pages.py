@@ -110,7 +110,7 @@ class PagedCache:
         layer: tuple[Int[Array, ""] | int, Float[Array, "D L R T C W"]],
         window: int | None,
         rows: Int[Array, " B"],
-        where: Int[Array, "B S"],
+        positions: Int[Array, "B S"],
         lengths: Int[Array, " B"],
     ) -> tuple[Float[Array, "B S N H"], Float[Array, "D L R T C W"]]:
         """Writes new keys and values of one layer, then attends to all tokens of the rows.
@@ -119,7 +119,7 @@ class PagedCache:
           layer: the layer's index, and the pages of all layers.
           window: number of tokens that a query sees, itself included; None: all.
           rows: local row of each batch entry; `self.rows` for padding.
-          where: position of each new token; `self.length` drops the token.
+          positions: position of each new token; `self.length` drops the token.
           lengths: tokens of each row, new ones included; the last query of a row is its newest token.
 
         Returns:
@@ -140,7 +140,7 @@ class PagedCache:
             out_specs=(tokens, stored),
             check_vma=False,  # the kernel does not declare over which axes its result varies
         )
-        out, pages = run(q, new, pages, jnp.asarray(i, jnp.int32), rows, where, lengths)
+        out, pages = run(q, new, pages, jnp.asarray(i, jnp.int32), rows, positions, lengths)
         return out[..., :head_dim], pages
 
 
@@ -154,7 +154,7 @@ class _Extension:
         self._padding = steps - counts
         before = starts[..., None] - self._padding[..., None] + jnp.arange(steps)
         padded = jnp.arange(steps) < self._padding[..., None]
-        self._where = jnp.where(padded, cache.length, before).reshape(-1, steps)
+        self._positions = jnp.where(padded, cache.length, before).reshape(-1, steps)
         self._lengths = jnp.maximum(starts + counts, 1).reshape(-1)
         self.caches = cache.pages
 
@@ -167,7 +167,7 @@ class _Extension:
         return jax.vmap(jax.vmap(functools.partial(jnp.roll, axis=0)))(by_row, -self._padding)
 
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
-        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._where, self._lengths)
+        return self._cache.write_and_attend(q, k, v, layer, window, self._rows, self._positions, self._lengths)
 
     def finish(self, caches: Array) -> PagedCache:
         return dataclasses.replace(self._cache, pages=caches)
@@ -190,9 +190,9 @@ class _Segment:
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, Array]:
             width = q.shape[1]
-            where = jnp.where(alive[:, None], first[:, None] + jnp.arange(width), self._cache.length)
+            positions = jnp.where(alive[:, None], first[:, None] + jnp.arange(width), self._cache.length)
             lengths = jnp.where(alive, first + width, 1)
-            return self._cache.write_and_attend(q, k, v, layer, window, self._rows, where, lengths)
+            return self._cache.write_and_attend(q, k, v, layer, window, self._rows, positions, lengths)
 
         return attend
 
@@ -219,7 +219,7 @@ def _on_shard(
     pages: Array,
     layer: Array,
     rows: Array,
-    where: Array,
+    positions: Array,
     lengths: Array,
     *,
     scale: float,
@@ -228,7 +228,7 @@ def _on_shard(
     """`write_and_attend` on one device: q [A, S, N, W], new [A, S, C, W], pages [1, L, R, T, C, W], rows [A]."""
     active, steps, heads, width = q.shape
     _, layers, stored_rows, length, combined, _ = pages.shape
-    pages = pages.at[0, layer, rows[:, None], where].set(new, mode="drop")
+    pages = pages.at[0, layer, rows[:, None], positions].set(new, mode="drop")
     page = page_length(length)
     per_row = length // page
     stretch = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)

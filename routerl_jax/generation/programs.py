@@ -95,12 +95,12 @@ class DecodeOutputs:
     # the experts of the token that each step read (of the token before the sampled one); None: not wanted
     chosen: Int[Array, "D A S L C"] | None = None
 
-    def tops(self, place: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
+    def tops(self, slot: tuple[int, int], count: int, top: int) -> list[TopLogprobs]:
         """The `top` likeliest tokens of each of a row's first `count` steps; empty if none were requested."""
         if not top or self.top_tokens is None or self.top_logprobs is None:
             return []
-        ids, values = (x[place][:count, :top].tolist() for x in (self.top_tokens, self.top_logprobs))
-        return [tuple(zip(*one)) for one in zip(ids, values)]
+        ids, values = (x[slot][:count, :top].tolist() for x in (self.top_tokens, self.top_logprobs))
+        return [tuple(zip(*pair)) for pair in zip(ids, values)]
 
 
 def extend(
@@ -202,7 +202,7 @@ def decode(
     temperature = jnp.repeat(flat(inputs.temperature), width)
     top_p, top_k = (jnp.repeat(flat(x), width) for x in (inputs.top_p, inputs.top_k)) if truncate else (None, None)
     given = None if inputs.given is None else jnp.pad(flat(inputs.given), ((0, 0), (0, drafts)), constant_values=-1)
-    # room behind the last token that may be kept for drafts that are not
+    # room behind the last accepted token for drafts that are rejected
     room = steps + (width if drafts else 0)
     segment = cache.segment(*_by_shard(mesh, (inputs.rows, inputs.starts)), steps=room, span=span)
     ahead = jnp.arange(width)
@@ -217,8 +217,8 @@ def decode(
     def body(state: dict[str, Any]) -> dict[str, Any]:
         counts = state["counts"]
         alive = running(counts, state["stopped"])
-        places = counts[:, None] + ahead  # of the tokens that are drawn here, among the new ones
-        fixed = None if given is None else jnp.take_along_axis(given, places, axis=1)
+        indices = counts[:, None] + ahead  # indices of this step's draws among the new tokens
+        fixed = None if given is None else jnp.take_along_axis(given, indices, axis=1)
         read = state["token"][:, None]
         if drafts:
             draft = lookup(state["history"], starts + 1 + counts, drafts)
@@ -227,7 +227,7 @@ def decode(
         read = _by_shard(mesh, read)
         hidden, cached, routing = model.run(
             read,
-            rotary[:, None] + places,
+            rotary[:, None] + indices,
             segment.attend(counts if drafts else state["step"], alive),
             segment.caches(state["cached"]),
             unroll=True,
@@ -236,37 +236,37 @@ def decode(
             mesh=mesh,
         )
         logits = model.unembed(hidden).reshape(batch * width, -1)
-        positions = (starts[:, None] + places + 1).reshape(-1)
+        positions = (starts[:, None] + indices + 1).reshape(-1)
         drawn, logprob = sample_tokens(logits, keys, positions, temperature, top_p, top_k)
         if fixed is not None:
-            drawn, logprob = _given_instead(fixed.reshape(-1), logits, temperature, drawn, logprob)
+            drawn, logprob = _with_given_tokens(fixed.reshape(-1), logits, temperature, drawn, logprob)
         drawn, logprob = drawn.reshape(batch, width), logprob.reshape(batch, width)
         going, token, automaton, stopped = alive, state["token"], state["automaton"], state["stopped"]
-        taken = []
+        accepted_draws = []
         for i in range(width):
-            taken.append(going)
+            accepted_draws.append(going)
             hit = hits[automaton, drawn[:, i]] & stop_masks
             token = jnp.where(going, drawn[:, i], token)
             stopped = jnp.where(going, hit, stopped)
             automaton = jnp.where(going, transition[automaton, drawn[:, i]], automaton)
-            if i < drafts:  # the next draw is of this sequence if the draft says what was drawn
+            if i < drafts:  # the next draw belongs to this sequence if the draft equals the drawn token
                 going = going & (draft[:, i] == drawn[:, i]) & (hit == 0) & (counts + i + 1 < limits)
-        kept = jnp.stack(taken, axis=1)
+        accepted = jnp.stack(accepted_draws, axis=1)
         tops = state["tops"]
         if top:
             likeliest = (x.reshape(batch, width, -1) for x in top_logprobs(logits, temperature, top))
-            tops = [put(held, new, counts, kept) for held, new in zip(tops, likeliest)]
+            tops = [put(held, new, counts, accepted) for held, new in zip(tops, likeliest)]
         chosen = state["chosen"]
         if routes and routing is not None:
-            chosen = put(chosen, routing.chosen.astype(jnp.int16), counts, kept)
+            chosen = put(chosen, routing.chosen.astype(jnp.int16), counts, accepted)
         return {
             "step": state["step"] + 1,
             "token": token,
             "cached": cached,
-            "history": put(state["history"], drawn, starts + 1 + counts, kept) if drafts else None,
-            "tokens": put(state["tokens"], drawn, counts, kept),
-            "logprobs": put(state["logprobs"], logprob, counts, kept),
-            "counts": counts + kept.sum(axis=1),
+            "history": put(state["history"], drawn, starts + 1 + counts, accepted) if drafts else None,
+            "tokens": put(state["tokens"], drawn, counts, accepted),
+            "logprobs": put(state["logprobs"], logprob, counts, accepted),
+            "counts": counts + accepted.sum(axis=1),
             "passes": state["passes"] + alive,
             "automaton": automaton,
             "stopped": stopped,
@@ -295,14 +295,14 @@ def decode(
     return segment.finish(state["cached"], outputs.counts), outputs
 
 
-def _given_instead(
+def _with_given_tokens(
     given: Int[Array, " N"],
     logits: Float[Array, "N V"],
     temperature: Float[Array, " N"],
     drawn: Int[Array, " N"],
     logprob: Float[Array, " N"],
 ) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    """The given tokens and their log-probabilities; what was drawn, where none is given (-1)."""
+    """The given tokens and their log-probabilities; the drawn ones where no token is given (-1)."""
     drawn = jnp.where(given >= 0, given, drawn)
     return drawn, jnp.where(given >= 0, token_logprobs(logits, drawn, temperature), logprob)
 

@@ -1,7 +1,7 @@
 """Keys and values as int8, with a scale per token and head.
 
-A token is quantised when it is computed, before anything attends to it. So all that see it see the same numbers, whether it is
-fed whole, in parts or decoded, and a copied row holds what its source holds.
+A token is quantised when it is computed, before any query attends to it. So all queries see the same numbers, whether the token
+was fed or decoded, in one call or several, and a copied row equals its source.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class Codes(NamedTuple):
 def quantize_tokens(x: Float[Array, "*B H"]) -> Codes:
     """Symmetric int8 over the last axis: the largest entry is 127 steps. Scales have the dtype of `x`.
 
-    (Of qwix's steps it is 127.5, between two codes: programs that round otherwise in the last bit would keep different ones.)
+    (In qwix it is 127.5 steps, between two codes. Then programs that round differently in the last bit would store different
+    codes.)
     """
-    wide = x.astype(jnp.float32)
-    scale = (jnp.abs(wide).max(axis=-1, keepdims=True) / 127).astype(x.dtype)
-    steps = wide / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
+    x32 = x.astype(jnp.float32)
+    scale = (jnp.abs(x32).max(axis=-1, keepdims=True) / 127).astype(x.dtype)
+    steps = x32 / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
     return Codes(jnp.clip(jnp.round(steps), -127, 127).astype(jnp.int8), scale)

@@ -90,19 +90,19 @@ class Placement(Generic[S]):
             by_shard[shard].append((local, holder))
         self.shape = (table.shards, round_up(max(map(len, by_shard)), sizes, "rows of a shard in a call"))
         self.rows = np.full(self.shape, table.rows_per_shard, np.int32)
-        self._places: list[tuple[tuple[int, int], S]] = []
+        self._slots: list[tuple[tuple[int, int], S]] = []
         for shard, group in enumerate(by_shard):
             for i, (local, holder) in enumerate(group):
                 self.rows[shard, i] = local
-                self._places.append(((shard, i), holder))
+                self._slots.append(((shard, i), holder))
 
     def __iter__(self) -> Iterator[tuple[tuple[int, int], S]]:
-        return iter(self._places)
+        return iter(self._slots)
 
     def gather(self, value: Callable[[S], Any], dtype: Any = np.int32) -> np.ndarray:
         """value(holder) at each holder's index, 0 elsewhere."""
         result = np.zeros(self.shape, dtype)
-        for slot, holder in self._places:
+        for slot, holder in self._slots:
             result[slot] = value(holder)
         return result
 
@@ -225,8 +225,11 @@ def _calls_of_chunks(
 
 
 def filled_size(count: int, sizes: tuple[int, ...]) -> int:
-    """The size, one of `sizes`, of the next call for `count` chunks: the smallest that holds all, if no more than an eighth of
-    it (or one chunk) is empty, else the largest that they fill (the smallest of all, if there is none)."""
+    """The size of the next call for `count` chunks, one of `sizes`.
+
+    It is the smallest size that holds all chunks, if at most an eighth of it (or one chunk) is empty. Else it is the largest
+    size that the chunks fill, or the smallest size of all.
+    """
     size = round_up(min(count, sizes[-1]), sizes, "chunks")
     return (
         size if size - count <= max(1, size // 8) else max((each for each in sizes if each <= count), default=sizes[0])

@@ -41,13 +41,13 @@ GREEDY = Sampling(temperature=0.0)
 def row_keys(seed: Int[Array, ""], identity: UInt32[Array, "B 3"]) -> Array:
     """One PRNG key per row from (seed, example hash, sample index, turn), [B]. It does not depend on the row or other rows."""
 
-    def one(parts: Array) -> Array:
+    def row_key(parts: Array) -> Array:
         key = jax.random.key(seed)
         for i in range(3):
             key = jax.random.fold_in(key, parts[i])
         return key
 
-    return jax.vmap(one)(identity)
+    return jax.vmap(row_key)(identity)
 
 
 def sample_tokens(
@@ -129,15 +129,15 @@ def _truncate(weights: Float[Array, "B V"], top_p: Float[Array, " B"], top_k: In
 
 
 def _largest(
-    holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], wanted: Bool[Array, ""]
+    holds: Callable[[Int[Array, "B 1"]], Bool[Array, "B 1"]], start: Int[Array, "B 1"], enabled: Bool[Array, ""]
 ) -> Int[Array, "B 1"]:
-    """Bits of the largest float for which `holds` is true; it must be true from 0 up to some float. `start` if not wanted."""
+    """Bits of the largest float for which `holds` is true; it must hold from 0 up to some float. `start` unless `enabled`."""
 
-    def bit(i: Int[Array, ""], found: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
-        trial = found | (1 << (30 - i))
-        return jnp.where(holds(trial), trial, found)
+    def bit(i: Int[Array, ""], prefix: Int[Array, "B 1"]) -> Int[Array, "B 1"]:
+        trial = prefix | (1 << (30 - i))
+        return jnp.where(holds(trial), trial, prefix)
 
-    return jax.lax.fori_loop(0, jnp.where(wanted, 31, 0), bit, start)
+    return jax.lax.fori_loop(0, jnp.where(enabled, 31, 0), bit, start)
 
 
 def _inverse_cdf(weights: Float[Array, "B V"], uniforms: Float[Array, "B 2"]) -> Int[Array, " B"]:

@@ -40,13 +40,17 @@ class SegmentCache:
     def abstract(
         cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
     ) -> Self:
-        home = NamedSharding(mesh, _stored(config, mesh))
+        sharding = NamedSharding(mesh, _stored(config, mesh))
 
-        def held(width: int, dtype: Any) -> Any:
+        def cache_shape(width: int, dtype: Any) -> Any:
             shape = (shards, config.layers, rows, length, config.kv_heads, width)
-            return jax.ShapeDtypeStruct(shape, dtype, sharding=home)
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-        each = Codes(held(config.head_dim, jnp.int8), held(1, dtype)) if qtype else held(config.head_dim, dtype)
+        each = (
+            Codes(cache_shape(config.head_dim, jnp.int8), cache_shape(1, dtype))
+            if qtype
+            else cache_shape(config.head_dim, dtype)
+        )
         return cls(k=each, v=each, config=config, mesh=mesh)
 
     @staticmethod
@@ -70,8 +74,8 @@ class SegmentCache:
         """Attention to rows that are read in place."""
         return chunked_attention
 
-    def held(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"] | Codes:
-        """New keys or values in the form in which the cache holds them."""
+    def in_cache_form(self, x: Float[Array, "B S K H"]) -> Float[Array, "B S K H"] | Codes:
+        """New keys or values in the cache's form: quantised if the cache is."""
         return quantize_tokens(x) if isinstance(self.k, Codes) else x
 
     def extension(self, rows: Array, starts: Array, counts: Array, *, steps: int, span: int) -> Chunks | _WholeRows:
@@ -109,7 +113,7 @@ class SegmentCache:
         Returns:
           The attention output (undefined behind the new tokens), and the keys and values.
         """
-        i, held = layer
+        i, cached = layer
         stored = _stored(self.config, self.mesh)
         tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
         per_row = PartitionSpec(BATCH_AXES)
@@ -120,7 +124,9 @@ class SegmentCache:
             out_specs=(tokens, stored),
             check_vma=False,  # loops begin with values that are equal on all devices, and kernels don't say how theirs vary
         )
-        return run(q, (self.held(k), self.held(v)), held, jnp.asarray(i, jnp.int32), rows, starts, counts)
+        return run(
+            q, (self.in_cache_form(k), self.in_cache_form(v)), cached, jnp.asarray(i, jnp.int32), rows, starts, counts
+        )
 
 
 class _PaddedAtTheEnd:
@@ -174,7 +180,7 @@ class _WholeRows(_PaddedAtTheEnd):
         if window is not None:
             seen_new = seen_new & (self._distance_new < window)
             seen_cached = seen_cached & (self._distance_cached < window)
-        new = self._cache.held(k), self._cache.held(v)
+        new = self._cache.in_cache_form(k), self._cache.in_cache_form(v)
         blocks: list[Block] = [(*_heads_first(new), seen_new)]
         if layer is not None:
             blocks.append((*layer, seen_cached))
@@ -204,10 +210,10 @@ class _Segment:
         new = indices >= self._span
 
         def attend(q: Array, k: Array, v: Array, layer: tuple, window: int | None) -> tuple[Array, tuple]:
-            taken = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
-            visible = jnp.where(new, indices - self._span <= taken, indices < flat)
-            distance = jnp.where(new, self._span, flat) + taken - indices
-            fresh = _heads_first((self._cache.held(k), self._cache.held(v)))
+            preceding = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
+            visible = jnp.where(new, indices - self._span <= preceding, indices < flat)
+            distance = jnp.where(new, self._span, flat) + preceding - indices
+            fresh = _heads_first((self._cache.in_cache_form(k), self._cache.in_cache_form(v)))
             keys, values = jax.tree.map(functools.partial(self._put, counts), layer, fresh)
             mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
@@ -215,11 +221,13 @@ class _Segment:
         return attend
 
     def _put(
-        self, counts: Int[Array, "*B"], held: Float[Array, "B K P H"], new: Float[Array, "B K S H"]
+        self, counts: Int[Array, "*B"], cached: Float[Array, "B K P H"], new: Float[Array, "B K S H"]
     ) -> Float[Array, "B K P H"]:
         if not counts.ndim:  # what is behind the last token of a row that is not alive is never read
-            return jax.lax.dynamic_update_slice_in_dim(held, new, self._span + counts, axis=2)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(held, new, self._span + counts)
+            return jax.lax.dynamic_update_slice_in_dim(cached, new, self._span + counts, axis=2)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(
+            cached, new, self._span + counts
+        )
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
         new = jax.tree.map(
@@ -236,7 +244,7 @@ def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
 def _on_shard(
     q: Array,
     new: tuple[Any, Any],
-    held: tuple[Any, Any],
+    cached: tuple[Any, Any],
     layer: Array,
     rows: Array,
     starts: Array,
@@ -245,19 +253,19 @@ def _on_shard(
     attention: RowAttention,
     window: int | None,
 ) -> tuple[Array, tuple[Any, Any]]:
-    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], held [1, L, R, T, K, ...], rows [1, A]."""
-    _, layers, stored_rows, length = jax.tree.leaves(held)[0].shape[:4]
+    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], cached [1, L, R, T, K, ...], rows [1, A]."""
+    _, layers, stored_rows, length = jax.tree.leaves(cached)[0].shape[:4]
     rows, starts, counts = rows[0], starts[0], counts[0]
-    where = _positions(starts, counts, q.shape[1], length)
-    held = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], where].set(x, mode="drop"), held, new)
+    positions = _positions(starts, counts, q.shape[1], length)
+    cached = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], positions].set(x, mode="drop"), cached, new)
     # the rows of all layers in one axis
-    flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), held)
+    flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), cached)
     rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
-    return attention(q, flat, rows, starts, counts, window), held
+    return attention(q, flat, rows, starts, counts, window), cached
 
 
 def _positions(starts: Int[Array, "*A"], counts: Int[Array, "*A"], steps: int, length: int) -> Int[Array, "*A S"]:
-    """Of new tokens in their rows; the rows' length, where nothing is written, behind the last one."""
+    """Positions of new tokens in their rows. Behind the last one: the rows' length, where nothing is written."""
     offsets = jnp.arange(steps)
     return jnp.where(offsets < counts[..., None], starts[..., None] + offsets, length)
 
@@ -267,28 +275,28 @@ def _heads_first(x: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), x)
 
 
-def _read(held: Any, layer: int, rows: Array, span: int) -> Any:
+def _read(cached: Any, layer: int, rows: Array, span: int) -> Any:
     """A layer's cached entries of some rows, [D, L, R, T, K, ...] -> [B, K, P, ...]."""
 
-    def one(leaf: Array) -> Array:
+    def read_leaf(leaf: Array) -> Array:
         read = jax.vmap(lambda shard, index: shard.at[layer, index, :span].get(mode="fill", fill_value=0))
         return read(leaf, rows).reshape(-1, span, *leaf.shape[4:])
 
-    return _heads_first(jax.tree.map(one, held))
+    return _heads_first(jax.tree.map(read_leaf, cached))
 
 
 def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new: tuple[Any, Any]) -> SegmentCache:
     """The cache with the first `counts` of new keys and values, [L, B, S, K, ...], behind the `starts` tokens of each row."""
     steps = jax.tree.leaves(new)[0].shape[2]
-    where = _positions(starts, counts, steps, cache.length)
+    positions = _positions(starts, counts, steps, cache.length)
 
-    def one(leaf: Array, values: Array) -> Array:
-        values = values.reshape(values.shape[0], *where.shape, *values.shape[3:])
+    def write_leaf(leaf: Array, values: Array) -> Array:
+        values = values.reshape(values.shape[0], *positions.shape, *values.shape[3:])
 
         def on_shard(shard: Array, row: Array, position: Array, value: Array) -> Array:
             return shard.at[:, row[:, None], position].set(value, mode="drop")
 
-        return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, where, values)
+        return jax.vmap(on_shard, in_axes=(0, 0, 0, 1))(leaf, rows, positions, values)
 
-    k, v = jax.tree.map(one, (cache.k, cache.v), new)
+    k, v = jax.tree.map(write_leaf, (cache.k, cache.v), new)
     return dataclasses.replace(cache, k=k, v=v)

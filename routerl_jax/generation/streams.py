@@ -8,7 +8,7 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import StopReason, Usage
 from routerl_jax.generation.sampling import Sampling
 
-# The likeliest tokens in one place, best first, and their log-probabilities.
+# The likeliest tokens at one position, best first, and their log-probabilities.
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
@@ -31,7 +31,7 @@ class Generated:
     """A finished turn: its token ids, why it ended and, if a stop string ended it, which.
 
     Attributes:
-      tops: of each token the likeliest ones in its place, where they were asked for.
+      tops: for each token the likeliest ones at its position, if they were requested.
     """
 
     tokens: list[int]
@@ -83,11 +83,11 @@ class EngineStats:
     evictions: int = 0
 
 
-Seen = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
+Prefix = tuple[tuple[int, ...], tuple[tuple[int, str], ...]]
 
 
-def seen(stream: Stream, count: int) -> Seen:
-    """The first `count` tokens of a conversation, and where which images are among them."""
+def prefix_of(stream: Stream, count: int) -> Prefix:
+    """The first `count` tokens of a conversation, and the positions and digests of the images among them."""
     images = tuple((at, image.digest) for at, image in stream.ledger.images if at < count)
     return tuple(stream.ledger.tokens[:count]), images
 

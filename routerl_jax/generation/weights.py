@@ -23,7 +23,7 @@ class WeightCopier:
 
     Args:
       model: the learner's, or its shapes; only its structure is kept.
-      mesh: the engine's devices: those of the learner's weights, or all others than those.
+      mesh: the engine's devices: the same as the learner's, or none of them.
       layout: one of parallel.sharding.LAYOUTS; empty: the learner's weights are used unchanged.
       dtype: dtype of the copy's parameters.
       qtype: quantises the blocks' matrices of the copy (models.lora.quantized); empty: nothing is quantised.
@@ -65,13 +65,13 @@ class WeightCopier:
         if self._fits(params):
             return None
         target = self.abstract(params)
-        made = target if _same_devices(params, target) else _where_they_are(params, target)
-        return self._jit_copy(made).lower(params)
+        program_target = target if _same_devices(params, target) else _at_current_shardings(params, target)
+        return self._jit_copy(program_target).lower(params)
 
     def abstract(self, params: nnx.State) -> nnx.State:
         """Shapes, dtypes and shardings of the copy of `params` (values or abstract ones)."""
 
-        def one(variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
+        def copy_shape(variable: nnx.Variable, sharding: nnx.Variable) -> nnx.Variable:
             value = variable.get_value()
             learnt = isinstance(variable, nnx.Param) and jax.numpy.issubdtype(value.dtype, jax.numpy.floating)
             dtype = self._dtype if learnt else value.dtype
@@ -79,13 +79,13 @@ class WeightCopier:
 
         shapes = jax.eval_shape(self._quantized, params) if self._qtype else params
         placed = shardings(shapes, self._mesh, self._layout)
-        return jax.tree.map(one, shapes, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+        return jax.tree.map(copy_shape, shapes, placed, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
     def _quantized(self, params: nnx.State) -> nnx.State:
         return nnx.state(quantized(nnx.merge(self._learnt, params), self._qtype)) if self._qtype else params
 
     def _fits(self, params: nnx.State) -> bool:
-        """Whether the learner's weights are what the engine needs."""
+        """Whether the engine can use the learner's weights as they are."""
         if self._qtype or not self._layout:
             return not self._layout
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self.abstract(params)), strict=True)
@@ -105,26 +105,26 @@ class WeightCopier:
 
     def _to_other_devices(self, params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
         """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
-        convert = self._jit_copy(_where_they_are(params, target))
-        places = jax.tree.map(lambda want: want.sharding, target)
-        return lambda given: jax.device_put(convert(given), places)
+        convert = self._jit_copy(_at_current_shardings(params, target))
+        target_shardings = jax.tree.map(lambda want: want.sharding, target)
+        return lambda weights: jax.device_put(convert(weights), target_shardings)
 
 
 def _same_devices(params: nnx.State, target: nnx.State) -> bool:
     """Whether arrays lie on the devices of their targets, so that a program can re-lay them."""
-    home = jax.tree.leaves(target)[0].sharding.device_set
-    return all(leaf.sharding.device_set == home for leaf in jax.tree.leaves(params))
+    devices = jax.tree.leaves(target)[0].sharding.device_set
+    return all(leaf.sharding.device_set == devices for leaf in jax.tree.leaves(params))
 
 
-def _where_they_are(params: nnx.State, target: nnx.State) -> nnx.State:
+def _at_current_shardings(params: nnx.State, target: nnx.State) -> nnx.State:
     """The dtypes of `target` with the shardings of `params`; scales that `params` lacks are on all of its devices."""
-    homes = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(params)}
-    some = next(iter(homes.values()))
-    whole = NamedSharding(some.mesh, PartitionSpec()) if isinstance(some, NamedSharding) else some
+    current = {path: leaf.get_value().sharding for path, leaf in nnx.to_flat_state(params)}
+    sharding = next(iter(current.values()))
+    replicated = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
     placed = []
     for path, variable in nnx.to_flat_state(target):
         want = variable.get_value()
-        shape = jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=homes.get(path, whole))
+        shape = jax.ShapeDtypeStruct(want.shape, want.dtype, sharding=current.get(path, replicated))
         placed.append((path, variable.replace(shape)))
     return nnx.from_flat_state(placed)
 

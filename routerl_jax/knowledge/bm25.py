@@ -119,7 +119,7 @@ class Bm25KB(KnowledgeBase):
         return len(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        best = [self._best(query, k) for query in queries]
+        best = [self._best_rows(query, k) for query in queries]
         rows = np.unique(np.concatenate([ids for ids, _ in best]))
         passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
         return [
@@ -127,7 +127,7 @@ class Bm25KB(KnowledgeBase):
             for ids, scores in best
         ]
 
-    def _best(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
+    def _best_rows(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
         terms = self._retriever.get_tokens_ids(self._terms(query))
         scores = self._retriever.get_scores_from_ids(terms) if terms else np.zeros(0, np.float32)
         ids = np.flatnonzero(scores > 0)

@@ -34,8 +34,8 @@ from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
-    encoder_place,
     own_prefix,
+    resolved_encoder,
     shared_encoder,
     token_counter,
 )
@@ -195,18 +195,18 @@ def _build(
     together: bool = False,
 ) -> BuildReport:
     encoder_paths = {
-        key: encoder_place(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
+        key: resolved_encoder(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
     }
     config = dataclasses.replace(config, **encoder_paths)
     clock, embedding = Clock(), Vectoriser(config, encoder)
-    given = FaissVectors(config.vectors) if config.vectors else None
-    if given is not None:
-        config = dataclasses.replace(config, vectors=str(given.path))
-    fingerprint = _fingerprint(config, source.digest, embedding.manifest, given)
+    faiss_vectors = FaissVectors(config.vectors) if config.vectors else None
+    if faiss_vectors is not None:
+        config = dataclasses.replace(config, vectors=str(faiss_vectors.path))
+    fingerprint = _fingerprint(config, source.digest, embedding.manifest, faiss_vectors)
     steps = _together if together else _alone
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
         if not steps.main(lambda: is_built(writer, config, source.digest, embedding.manifest)):
-            _write(config, writer, source, embedding, given, clock, progress, steps)
+            _write(config, writer, source, embedding, faiss_vectors, clock, progress, steps)
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
@@ -262,25 +262,27 @@ def _write(
     writer: StoreWriter,
     source: Source,
     embedding: Vectoriser,
-    given: FaissVectors | None,
+    faiss_vectors: FaissVectors | None,
     clock: Clock,
     progress: bool,
     steps: _Steps,
 ) -> None:
     """Runs all stages of a build. The parts that an earlier run has finished are skipped."""
-    INDEXES.get(backend_over(config.index, given)).require()
-    if given is not None:
-        check_width(given.path, given.shape[1], embedding.width())
+    INDEXES.get(backend_over(config.index, faiss_vectors)).require()
+    if faiss_vectors is not None:
+        check_width(faiss_vectors.path, faiss_vectors.shape[1], embedding.width())
     bar = functools.partial(Bar, unit="passage", disable=not progress)
     count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
     clock.lap("read")
-    if given is not None:
+    if faiss_vectors is not None:
         steps.main(
-            lambda: check_vectors(given.path, given, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding)
+            lambda: check_vectors(
+                faiss_vectors.path, faiss_vectors, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding
+            )
         )
         embedding.embedded = 0
         clock.lap("check")
-        steps.main(lambda: _finish(config, writer, source, embedding, given, count, clock))
+        steps.main(lambda: _finish(config, writer, source, embedding, faiss_vectors, count, clock))
         return
     steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
     shards = writer.embeddings(embedding.width(), config.shard_size)
@@ -299,14 +301,14 @@ def _finish(
     writer: StoreWriter,
     source: Source,
     embedding: Vectoriser,
-    given: FaissVectors | None,
+    faiss_vectors: FaissVectors | None,
     count: int,
     clock: Clock,
 ) -> None:
     """Makes the index over all embeddings, and the manifest, which completes the knowledge base."""
-    vectors = given or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
+    vectors = faiss_vectors or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     shutil.rmtree(writer.index_directory, ignore_errors=True)
-    backend = backend_over(config.index, given)
+    backend = backend_over(config.index, faiss_vectors)
     with explained(writer.index_directory, f"All {count:,} vectors are kept"):
         saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
     clock.lap("index")
@@ -319,7 +321,9 @@ def _finish(
             count=count,
             embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
             index={"backend": backend, **saved},
-            settings={} if given is None else {VECTORS: {"file": str(given.path), "digest": given.digest}},
+            settings={}
+            if faiss_vectors is None
+            else {VECTORS: {"file": str(faiss_vectors.path), "digest": faiss_vectors.digest}},
         )
     )
 
@@ -413,13 +417,22 @@ def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | N
     return recall(index, vectors, jittered(vectors, queries, seed=1))
 
 
-def _fingerprint(config: BuildConfig, corpus: str, made: Embedding, given: FaissVectors | None) -> str:
+def _fingerprint(config: BuildConfig, corpus: str, embedding: Embedding, faiss_vectors: FaissVectors | None) -> str:
     """Fingerprint of everything that passages and embeddings depend on. A build only continues a killed one with the same."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
     tables += [config.table_format] if config.table_format != "compact" else []
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
-    tables += [given.digest] if given is not None else []
-    parts = [FORMAT, config.kind, corpus, made.encoder, made.digest, made.passage_prefix, config.shard_size, tables]
+    tables += [faiss_vectors.digest] if faiss_vectors is not None else []
+    parts = [
+        FORMAT,
+        config.kind,
+        corpus,
+        embedding.encoder,
+        embedding.digest,
+        embedding.passage_prefix,
+        config.shard_size,
+        tables,
+    ]
     return digest_of(parts)
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from routerl_jax.core.buckets import fetched, place_of
+from routerl_jax.core.buckets import fetched, url_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.index import fits
@@ -26,7 +26,7 @@ _UNSAID = "dense_text"  # the kind that `changes` leaves out
 
 
 class Source(NamedTuple):
-    """Where the passages of a build come from.
+    """The source of a build's passages.
 
     Attributes:
       path: path of the file or directory; "" for passages in memory.
@@ -41,7 +41,7 @@ class Source(NamedTuple):
 
 def corpus_source(
     corpus: str,
-    what: str,
+    expected: str,
     read: Callable[[pathlib.Path], Iterable[Passage]],
     *,
     check: Callable[[pathlib.Path], Any] = lambda path: None,
@@ -50,19 +50,19 @@ def corpus_source(
     """The source for a file or directory.
 
     Args:
-      what: the content that it should have, for the message.
+      expected: the expected content, for the message.
       read: returns its passages.
-      check: raises an error that can be found without reading all of it.
+      check: raises the errors that can be found without reading all of it.
       digest: returns the digest of its content.
 
     Raises:
       ValueError: `corpus` is empty, or an error of `check` or `digest`.
     """
     if not corpus:
-        raise ValueError(f"corpus must be set: {what} to build from (--config.corpus=PATH)")
+        raise ValueError(f"corpus must be set: {expected} to build from (--config.corpus=PATH)")
     path = fetched(corpus)
     check(path)
-    return Source(place_of(path.resolve()), digest(path), lambda: read(path))
+    return Source(url_of(path.resolve()), digest(path), lambda: read(path))
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:
@@ -178,7 +178,7 @@ class BuildReport:
     def __str__(self) -> str:
         rows = {"knowledge base": f"{self.name} ({self.kind}) at {self.directory}"}
         if self.seconds:
-            numbers = ", ".join(f"{number:,} {what}" for what, number in self.numbers.items())
+            numbers = ", ".join(f"{number:,} {label}" for label, number in self.numbers.items())
             rows["passages"] = f"{self.count:,}" + (f"; {numbers}" if numbers else "")
         if self.failed:
             rows["failed"] = "; ".join(f"{id}: {why}" for id, why in list(self.failed.items())[:5])

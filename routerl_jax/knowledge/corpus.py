@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from routerl_jax.core.compressed import plain_name
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.linked_tables import linked_passages
@@ -112,40 +112,44 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
     """The passages one by one. Raises ValueError if there are none, one is empty, or an id repeats."""
     if not passages:
         raise ValueError("no passages to build a knowledge base from")
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for i, passage in enumerate(passages):
         if not passage.text.strip():
             raise ValueError(f"passage {i} ({passage.id!r}) is empty")
-        if passage.id in seen:
+        if passage.id in seen_ids:
             raise ValueError(f"passage {i}: id {passage.id!r} occurs twice; ids must be distinct")
-        seen.add(passage.id)
+        seen_ids.add(passage.id)
         yield passage
 
 
-def string_field(row: dict[str, Any], key: str, place: Place, *, default: str | None = None) -> str:
+def string_field(row: dict[str, Any], key: str, location: RowLocation, *, default: str | None = None) -> str:
     """`row[key]` as a string that can be stored (numbers are spelled out, null counts as absent)."""
     value = row.get(key)
     if value is None:
         if default is None:
-            raise place.error(f"key {key!r} is missing (keys: {', '.join(row) or 'none'}). Every row needs it")
+            raise location.error(f"key {key!r} is missing (keys: {', '.join(row) or 'none'}). Every row needs it")
         return default
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise place.error(f"key {key!r} holds {type(value).__name__}, expected a string")
+        raise location.error(f"key {key!r} holds {type(value).__name__}, expected a string")
     value = str(value)
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise place.error(f"key {key!r} holds half of a surrogate pair ({error.reason}). Re-encode the file") from error
+        raise location.error(
+            f"key {key!r} holds half of a surrogate pair ({error.reason}). Re-encode the file"
+        ) from error
     return value
 
 
-def new_id(row_id: str, place: Place, seen: dict[str, int]) -> str:
-    """Returns `row_id` and adds it to `seen`. Raises ValueError if it is empty or was used before."""
+def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:
+    """Returns `row_id` and adds it to `used_ids`. Raises ValueError if it is empty or was used before."""
     if not row_id.strip():
-        raise place.error("key 'id' is empty. Give every row an id of its own")
-    if row_id in seen:
-        raise place.error(f"key 'id': {row_id!r} was used in {place.unit} {seen[row_id]} already. Make ids distinct")
-    seen[row_id] = place.number
+        raise location.error("key 'id' is empty. Give every row an id of its own")
+    if row_id in used_ids:
+        raise location.error(
+            f"key 'id': {row_id!r} was used in {location.unit} {used_ids[row_id]} already. Make ids distinct"
+        )
+    used_ids[row_id] = location.number
     return row_id
 
 
@@ -156,29 +160,31 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
         if (linked_rows := linked_passages(file)) is not None:
             yield from _linked(linked_rows, linked, ids)
             continue
-        for place, passage, page in _READERS[_kind(file) or ""](file):
+        for location, passage, page in _READERS[_kind(file) or ""](file):
             if not passage.text.strip():
-                raise place.error("empty passage: there is no text. Remove the row or fill it in")
+                raise location.error("empty passage: there is no text. Remove the row or fill it in")
             cut = split or (Split() if page else None)
             pieces = [passage] if cut is None else list(_pieces(passage, cut))
             for piece in pieces:
-                ids.add(piece.id, place)
+                ids.add(piece.id, location)
                 yield piece
     ids.finish()
     if not len(ids):
         raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
 
 
-def _linked(passages: Iterator[tuple[Place, Passage]], seen: dict[str, int], ids: DistinctIds) -> Iterator[Passage]:
-    """Each passage once, even if several tables link to it. `seen`: hashes of texts by id."""
-    for place, passage in passages:
+def _linked(
+    passages: Iterator[tuple[RowLocation, Passage]], digests: dict[str, int], ids: DistinctIds
+) -> Iterator[Passage]:
+    """Each passage once, even if several tables link to it. `digests`: hashes of texts by id."""
+    for location, passage in passages:
         if not passage.text.strip():
-            raise place.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
+            raise location.error(f"empty passage: {passage.id!r} has no text. Remove it or fill it in")
         digest = hash(passage.text)
-        if seen.setdefault(passage.id, digest) != digest:
-            raise place.error(f"{passage.id!r} has another text than in a file before. Make them equal")
-        if len(ids) < len(seen):
-            yield dataclasses.replace(passage, id=ids.add(passage.id, place))
+        if digests.setdefault(passage.id, digest) != digest:
+            raise location.error(f"{passage.id!r} has another text than in a file before. Make them equal")
+        if len(ids) < len(digests):
+            yield dataclasses.replace(passage, id=ids.add(passage.id, location))
 
 
 def _is_built(path: pathlib.Path) -> bool:
@@ -200,39 +206,41 @@ def _pieces(page: Passage, split: Split) -> Iterator[Passage]:
         yield dataclasses.replace(page, id=f"{page.id}#{number}", text=text)
 
 
-_Read = Iterator[tuple[Place, Passage, bool]]  # its position, the passage, and whether it is a whole page to be split
+_Read = Iterator[
+    tuple[RowLocation, Passage, bool]
+]  # its position, the passage, and whether it is a whole page to be split
 
 
 def _from_rows(path: pathlib.Path) -> _Read:
-    for place, row in read_rows(path):
+    for location, row in read_rows(path):
         if "wikipedia_title" in row and isinstance(row.get("text"), list):
-            yield place, _kilt_page(row, place), True
+            yield location, _kilt_page(row, location), True
             continue
-        title, text = _title_and_text(row, place)
+        title, text = _title_and_text(row, location)
         if not text.strip():
             key = "text" if "text" in row else "contents"
-            raise place.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
-        if place.unit == "item":  # HippoRAG's lists number their passages explicitly or by their order
-            row = {"id": row.get("idx", place.number - 1), **row}
-        yield place, Passage(id=string_field(row, "id", place), title=title, text=text), False
+            raise location.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
+        if location.unit == "item":  # HippoRAG's lists number their passages explicitly or by their order
+            row = {"id": row.get("idx", location.number - 1), **row}
+        yield location, Passage(id=string_field(row, "id", location), title=title, text=text), False
 
 
-def _kilt_page(row: dict[str, Any], place: Place) -> Passage:
+def _kilt_page(row: dict[str, Any], location: RowLocation) -> Passage:
     """KILT's knowledge source: a page as a list of paragraphs, headings and list items marked with colons."""
-    paragraphs = [string_field({"text": part}, "text", place) for part in row["text"]]
+    paragraphs = [string_field({"text": part}, "text", location) for part in row["text"]]
     text = re.sub(r"(Section|BULLET)::::", "", "".join(paragraphs))
     key = "wikipedia_id" if "wikipedia_id" in row else "_id"
-    title = string_field(row, "wikipedia_title", place)
-    return Passage(id=string_field(row, key, place), title=title, text=text)
+    title = string_field(row, "wikipedia_title", location)
+    return Passage(id=string_field(row, key, location), title=title, text=text)
 
 
 def _from_tsv(path: pathlib.Path) -> _Read:
-    yield from ((place, passage, False) for place, passage in read_tsv(path))
+    yield from ((location, passage, False) for location, passage in read_tsv(path))
 
 
 def _from_dump(path: pathlib.Path) -> _Read:
-    for place, page in read_dump(path):
-        yield place, Passage(id=page.id, title=page.title, text=page.text), True
+    for location, page in read_dump(path):
+        yield location, Passage(id=page.id, title=page.title, text=page.text), True
 
 
 _READERS = {"rows": _from_rows, "tsv": _from_tsv, "xml": _from_dump}
@@ -250,10 +258,10 @@ def _hidden(path: pathlib.Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def _title_and_text(row: dict[str, Any], place: Place) -> tuple[str, str]:
+def _title_and_text(row: dict[str, Any], location: RowLocation) -> tuple[str, str]:
     if "text" in row or "contents" not in row:
-        return string_field(row, "title", place, default=""), string_field(row, "text", place)
-    return split_contents(string_field(row, "contents", place))
+        return string_field(row, "title", location, default=""), string_field(row, "text", location)
+    return split_contents(string_field(row, "contents", location))
 
 
 def split_contents(contents: str) -> tuple[str, str]:

@@ -16,15 +16,15 @@ class StageCounts:
     """Counters of stages. Safe to use from several threads.
 
     Args:
-      kept: stages with a cache.
-      others: stages without a cache.
+      cached: stages with a cache.
+      uncached: stages without a cache.
     """
 
-    def __init__(self, *kept: str, others: tuple[str, ...] = ()) -> None:
+    def __init__(self, *cached: str, uncached: tuple[str, ...] = ()) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, dict[str, int]] = {
-            **{stage: {ASKED: 0, HITS: 0, FAILURES: 0} for stage in kept},
-            **{stage: {ASKED: 0, FAILURES: 0} for stage in others},
+            **{stage: {ASKED: 0, HITS: 0, FAILURES: 0} for stage in cached},
+            **{stage: {ASKED: 0, FAILURES: 0} for stage in uncached},
         }
 
     def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0) -> None:

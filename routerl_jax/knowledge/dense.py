@@ -40,10 +40,10 @@ class QueryCache:
         self.users = 0
         self._size = size
         self._vectors: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._wanted: dict[str, dict[str, str]] = {}
+        self._pending: dict[str, dict[str, str]] = {}
         self._lock = threading.Lock()
 
-    def known(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
+    def cached(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
         """The cached vectors of these (distinct) queries."""
         with self._lock:
             vectors = {query: self._vectors[query] for query in queries if query in self._vectors}
@@ -51,16 +51,16 @@ class QueryCache:
                 self._vectors.move_to_end(query)
         return vectors
 
-    def want(self, prefix: str, texts: Mapping[str, str]) -> None:
+    def request(self, prefix: str, texts: Mapping[str, str]) -> None:
         """Adds texts, by their keys, to those that will be embedded next."""
         with self._lock:
-            self._wanted.setdefault(prefix, {}).update(texts)
+            self._pending.setdefault(prefix, {}).update(texts)
 
     def take(self, prefix: str) -> dict[str, str]:
-        """Takes all wanted texts with a prefix that are not cached yet, by their keys."""
+        """Removes all pending texts of a prefix. Returns those that are not cached yet, by their keys."""
         with self._lock:
-            wanted = self._wanted.pop(prefix, {})
-            return {key: text for key, text in wanted.items() if key not in self._vectors}
+            pending = self._pending.pop(prefix, {})
+            return {key: text for key, text in pending.items() if key not in self._vectors}
 
     def add(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Adds vectors, and drops the oldest if there are too many."""
@@ -109,7 +109,7 @@ class QueryVectors:
         """One vector per query, with the store's prefix or another one."""
         prefix = self.prefix if prefix is None else prefix
         texts = {_key(prefix, query): query for query in queries}
-        vectors = self.cache.known(list(texts))
+        vectors = self.cache.cached(list(texts))
         if len(vectors) < len(texts):
             vectors |= self._computed({key: text for key, text in texts.items() if key not in vectors}, prefix)
         result = np.stack([vectors[_key(prefix, query)] for query in queries])
@@ -122,21 +122,21 @@ class QueryVectors:
 
     def _computed(self, texts: dict[str, str], prefix: str) -> dict[str, np.ndarray]:
         """Vectors by key. A rollout asks several knowledge bases at once; one of them embeds the missing texts of all."""
-        self.cache.want(prefix, texts)
+        self.cache.request(prefix, texts)
         if self.cache.users > 1:
             time.sleep(_WINDOW)
         with self.cache.computing:
-            vectors = self.cache.known(list(texts))  # another thread may have computed them
-            own = {key: text for key, text in texts.items() if key not in vectors}
-            if not own:
+            vectors = self.cache.cached(list(texts))  # another thread may have computed them
+            missing = {key: text for key, text in texts.items() if key not in vectors}
+            if not missing:
                 return vectors
-            wanted = self.cache.take(prefix) | own
+            pending = self.cache.take(prefix) | missing
             try:
-                fresh = self._embedded(wanted, prefix)
+                fresh = self._embedded(pending, prefix)
             except Exception:
-                if len(wanted) == len(own):
+                if len(pending) == len(missing):
                     raise
-                fresh = self._embedded(own, prefix)  # the failure may be due to another's text
+                fresh = self._embedded(missing, prefix)  # the failure may be due to another's text
             self.cache.add(fresh)
         return vectors | fresh
 

@@ -65,12 +65,12 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
       ValueError: there is nothing usable of this name, or it is no text encoder with a tokenizer.
     """
     local = local_mesh(mesh)
-    key = (encoder_place(name), tuple(device.id for device in local.devices.flat))
+    key = (resolved_encoder(name), tuple(device.id for device in local.devices.flat))
     texts = shared_encoder(name.removeprefix(COLOURS), mesh) if name.startswith(COLOURS) else None
-    beside = encoder_digest(texts) if texts is not None else ""
+    text_digest = encoder_digest(texts) if texts is not None else ""
     with _lock:
         if key not in _loaded and texts is not None:
-            _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{beside}"
+            _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{text_digest}"
         if key not in _loaded:
             directory = resolve(name)
             model = load_pretrained(str(directory), mesh=local)
@@ -80,10 +80,10 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
         return _loaded[key][0]
 
 
-def encoder_place(name: str) -> str:
+def resolved_encoder(name: str) -> str:
     """A name of the encoder that does not depend on the working directory: a directory's absolute path, or the name itself."""
     if name.startswith(COLOURS):
-        return COLOURS + encoder_place(name.removeprefix(COLOURS))
+        return COLOURS + resolved_encoder(name.removeprefix(COLOURS))
     if in_bucket(name):
         return name
     path = pathlib.Path(name).expanduser()

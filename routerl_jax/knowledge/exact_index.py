@@ -71,7 +71,7 @@ class ExactIndex(VectorIndex):
         self.dtype, self.recall_target, self.device_bytes = dtype, recall_target, device_bytes
         self._mesh = local_mesh(mesh)
         self._rows, self.streams = self._rows_per_block()
-        self._kept: dict[int, tuple[np.ndarray, ...]] = {}  # copies of streamed blocks in the smaller dtype
+        self._reduced_blocks: dict[int, tuple[np.ndarray, ...]] = {}  # copies of streamed blocks in the smaller dtype
         self._resident = None if self.streams else [self._put(i) for i in range(self.blocks)]
         self._best: Any = jax.jit(self._best_of_shards, static_argnums=4)
 
@@ -125,10 +125,10 @@ class ExactIndex(VectorIndex):
         tile = _CPU_TILE if on_cpu(self._mesh) else _TILE
         limit = self.device_bytes or _memory(self._mesh)
         row = width * np.dtype(_numpy_dtype(self.dtype)).itemsize + 4 * (self.dtype == "int8")
-        whole = -(-n // devices)
-        streams = bool(limit) and whole * row > limit
-        most = min(max(1, limit // (2 * row)) if streams else whole, tile)  # two blocks at a time are there
-        rows = -(-whole // -(-whole // most))  # blocks of about one size
+        rows_per_device = -(-n // devices)
+        streams = bool(limit) and rows_per_device * row > limit
+        most = min(max(1, limit // (2 * row)) if streams else rows_per_device, tile)  # two blocks at a time are there
+        rows = -(-rows_per_device // -(-rows_per_device // most))  # blocks of about one size
         if rows >= _GROUP * _LEAST_GROUPS:
             rows = -(-rows // _GROUP) * _GROUP
             rows = min(rows, most // _GROUP * _GROUP) if streams else rows
@@ -141,25 +141,25 @@ class ExactIndex(VectorIndex):
         sharding = NamedSharding(self._mesh, PartitionSpec("data"))
         parts: dict[tuple[int, int], tuple[np.ndarray, ...]] = {}
 
-        def part(which: int, index: tuple[slice, ...] | None) -> np.ndarray:
+        def part(array_index: int, index: tuple[slice, ...] | None) -> np.ndarray:
             start, stop, _ = (index or (slice(None),))[0].indices(self._rows)
             if (start, stop) not in parts:
                 values = self.vectors.read(min(first + start, n), min(first + stop, n))
                 missing = stop - start - len(values)  # only in the last block: padded with copies
                 padded = np.pad(values, ((0, missing), (0, 0))) if missing else values
                 parts[start, stop] = _reduced(padded, self.dtype)
-            return parts[start, stop][which]
+            return parts[start, stop][array_index]
 
-        if i in self._kept:
-            return tuple(jax.device_put(array, sharding) for array in self._kept[i])
+        if i in self._reduced_blocks:
+            return tuple(jax.device_put(array, sharding) for array in self._reduced_blocks[i])
         if self.dtype != "float32" and self.streams:  # the reduced copy is small enough to be kept
             part(0, (slice(0, self._rows), slice(None)))
-            self._kept[i] = parts[0, self._rows]
+            self._reduced_blocks[i] = parts[0, self._rows]
             return self._put(i)
         shapes = [(self._rows, width), (self._rows,)][: 2 if self.dtype == "int8" else 1]
         return tuple(
-            jax.make_array_from_callback(shape, sharding, functools.partial(part, which))
-            for which, shape in enumerate(shapes)
+            jax.make_array_from_callback(shape, sharding, functools.partial(part, array_index))
+            for array_index, shape in enumerate(shapes)
         )
 
     def _best_of_shards(

@@ -39,15 +39,15 @@ class Lists:
     """How an IndexIVFFlat partitions its vectors.
 
     Attributes:
-      centroids: of the lists, [L, D].
-      ids: of the vectors of each list, in the order in which they lie in the file.
-      places: of each list's first vector, in bytes from the beginning of the file.
+      centroids: centroids of the lists, [L, D].
+      ids: ids of the vectors of each list, in the order of the file.
+      offsets: position of each list's first vector, in bytes from the beginning of the file.
       probes: lists that a search looks into (`nprobe`).
     """
 
     centroids: Float32[np.ndarray, "L D"]
     ids: tuple[Int[np.ndarray, " S"], ...]
-    places: tuple[int, ...]
+    offsets: tuple[int, ...]
     probes: int
 
 
@@ -55,7 +55,7 @@ class FaissVectors:
     """The vectors of a FAISS index file by their ids, from 0 on; a `vector_index.VectorSource`. The file is mapped, not copied.
 
     Attributes:
-      lists: of an IndexIVFFlat; None for other indexes.
+      lists: the lists of an IndexIVFFlat; None for other indexes.
 
     Raises:
       ValueError: the file is missing, cut short, or no index that can be read here; names it, and what can be.
@@ -89,14 +89,14 @@ class FaissVectors:
         rows = np.asarray(rows)
         if self.lists is None:
             return np.array(self._matrix(self._start, len(self))[rows], np.float32)
-        offsets = self._places[rows.reshape(-1)].tolist()
+        offsets = self._offsets[rows.reshape(-1)].tolist()
         vectors = [np.frombuffer(self._bytes, "<f4", self._shape[1], offset) for offset in offsets]
         return np.array(vectors, np.float32).reshape(*rows.shape, self._shape[1])
 
     def of_list(self, number: int) -> Float32[np.ndarray, "S D"]:
         """The vectors of a list, in the order of its ids."""
         assert self.lists is not None, "only an IndexIVFFlat has lists"
-        return self._matrix(self.lists.places[number], len(self.lists.ids[number]))
+        return self._matrix(self.lists.offsets[number], len(self.lists.ids[number]))
 
     @functools.cached_property
     def digest(self) -> str:
@@ -136,7 +136,7 @@ class FaissVectors:
             raise file.error(f"an index of kind {kind!r} has no vectors that can be read here: {_READABLE}")
 
     def _flat(self) -> tuple[int, tuple[int, int]]:
-        """Where an IndexFlat's floats begin, after its letters, and its shape."""
+        """Offset of an IndexFlat's floats, after its letters, and its shape."""
         count, width = self._file.head()
         floats = self._file.number("<u8")
         if floats != count * width:
@@ -161,25 +161,25 @@ class FaissVectors:
         if (file.number("<u8"), file.number("<u8"), centroids) != (number, 4 * width, number):
             raise file.error("is damaged: its numbers of lists differ")
         sizes = self._sizes(number)
-        ids, offsets, known = [], [], np.full(count, -1, np.int64)
+        ids, offsets, vector_offsets = [], [], np.full(count, -1, np.int64)
         for size in sizes.tolist():
             offsets.append(file.offset)
             file.skip(4 * width * size)
             ids.append(file.array("<i8", size))
-            known_ids = ids[-1]
-            if size and (known_ids.min() < 0 or known_ids.max() >= count):
+            list_ids = ids[-1]
+            if size and (list_ids.min() < 0 or list_ids.max() >= count):
                 raise file.error(
                     f"its ids must be 0 to {count - 1}, the rows of a corpus; it was made with ids of its own"
                 )
-            known[known_ids] = offsets[-1] + 4 * width * np.arange(size)
-        if (known < 0).any():
+            vector_offsets[list_ids] = offsets[-1] + 4 * width * np.arange(size)
+        if (vector_offsets < 0).any():
             raise file.error(
-                f"has no vector of id {int(np.argmin(known))}: vectors were removed, or ids were given twice"
+                f"has no vector of id {int(np.argmin(vector_offsets))}: vectors were removed, or ids were given twice"
             )
-        self._places = known
+        self._offsets = vector_offsets
         matrix = self._matrix(offset, centroids)
         return Lists(
-            centroids=np.array(matrix, np.float32), ids=tuple(ids), places=tuple(offsets), probes=max(1, probes)
+            centroids=np.array(matrix, np.float32), ids=tuple(ids), offsets=tuple(offsets), probes=max(1, probes)
         )
 
     def _sizes(self, lists: int) -> Int[np.ndarray, " L"]:
@@ -208,8 +208,8 @@ class _Reader:
     def offset(self) -> int:
         return self._file.tell()
 
-    def error(self, what: str) -> ValueError:
-        return ValueError(f"{self._path}: {what}")
+    def error(self, problem: str) -> ValueError:
+        return ValueError(f"{self._path}: {problem}")
 
     def skip(self, size: int) -> None:
         if not 0 <= size <= self._size - self.offset:
@@ -237,8 +237,8 @@ class _Reader:
         self.skip(2 * 8 + 1)
         metric = self.number("<i4")
         if metric != _INNER_PRODUCT:
-            what = "L2 distances" if metric == 1 else f"metric {metric}"
-            raise self.error(f"is made for {what}; searches here go by inner products (faiss.METRIC_INNER_PRODUCT)")
+            problem = "L2 distances" if metric == 1 else f"metric {metric}"
+            raise self.error(f"is made for {problem}; searches here go by inner products (faiss.METRIC_INNER_PRODUCT)")
         if count < 1 or width < 1:
             raise self.error(f"holds {count} vectors of width {width}")
         return count, width

@@ -58,18 +58,18 @@ class FaissIVFIndex(VectorIndex):
         lists, count = self._lists, min(count, len(self))
         near = queries @ lists.centroids.T
         probed = np.argpartition(-near, self.probes - 1, axis=1)[:, : self.probes]
-        asking: dict[int, list[int]] = collections.defaultdict(list)
+        rows_of_list: dict[int, list[int]] = collections.defaultdict(list)
         for query, numbers in enumerate(probed.tolist()):
             for number in numbers:
-                asking[number].append(query)
+                rows_of_list[number].append(query)
         best: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in queries]
-        for number, asked in asking.items():
+        for number, query_rows in rows_of_list.items():
             if not len(ids := lists.ids[number]):
                 continue
-            scores = queries[asked] @ self._file.of_list(number).T
-            for query, row in zip(asked, scores):
-                kept = np.argpartition(-row, count - 1)[:count] if len(row) > count else np.arange(len(row))
-                best[query].append((row[kept], ids[kept]))
+            scores = queries[query_rows] @ self._file.of_list(number).T
+            for query, row in zip(query_rows, scores):
+                nearest = np.argpartition(-row, count - 1)[:count] if len(row) > count else np.arange(len(row))
+                best[query].append((row[nearest], ids[nearest]))
         result = np.full((len(queries), count), -1, np.int64)
         for query, parts in enumerate(best):
             if parts:

@@ -58,28 +58,29 @@ class GraphRAGKB(PackagedKB):
         self._engine, self._rows = _opened(store.directory / FILES, helpers)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        return [self._one(query, k) for query in queries]
+        return [self._search_one(query, k) for query in queries]
 
-    def _one(self, query: str, k: int) -> list[Passage]:
+    def _search_one(self, query: str, k: int) -> list[Passage]:
         settings = self._engine.context_builder_params
         context = self._engine.context_builder.build_context(query, **settings).context_records
         records = {name: frame.to_dict("records") for name, frame in context.items()}
-        entities = [f"{one['entity']}: {one['description']}" for one in records.get("entities", ())]
+        entities = [f"{record['entity']}: {record['description']}" for record in records.get("entities", ())]
         relations = [
-            f"{one['source']} and {one['target']}: {one['description']}" for one in records.get("relationships", ())
+            f"{record['source']} and {record['target']}: {record['description']}"
+            for record in records.get("relationships", ())
         ]
-        reports = [one["content"] for one in records.get("reports", ())]
+        reports = [record["content"] for record in records.get("reports", ())]
         return self.results(
-            (entities, relations, reports), [self._rows[str(one["id"])] for one in records.get("sources", ())], k
+            (entities, relations, reports), [self._rows[str(record["id"])] for record in records.get("sources", ())], k
         )
 
 
 def build_graphrag(
-    config: GraphRAGConfig, directory: str | pathlib.Path, *, progress: bool = True, **given: Any
+    config: GraphRAGConfig, directory: str | pathlib.Path, *, progress: bool = True, **options: Any
 ) -> BuildReport:
     """`packaged.build_packaged` with GraphRAG. Raises ValueError also if the package is missing."""
     _package()  # raises before anything is written
-    return build_packaged(config, directory, _inserted, progress=progress, **given)
+    return build_packaged(config, directory, _inserted, progress=progress, **options)
 
 
 def _inserted(files: pathlib.Path, helpers: Helpers, texts: Iterable[tuple[int, str]]) -> Mapping[str, Any]:
@@ -131,17 +132,17 @@ def _settings(files: pathlib.Path, helpers: Helpers) -> Any:
     _helpers[key := uuid.uuid4().hex] = helpers
     model = {"type": _TYPE, "model_provider": _TYPE, "model": helpers.model_name, "metrics": None, "key": key}
 
-    def place(name: str) -> dict[str, str]:
+    def storage(name: str) -> dict[str, str]:
         return {"type": "file", "base_dir": str(files / name)}
 
     return package.GraphRagConfig(
         completion_models={"default_completion_model": model},
         embedding_models={"default_embedding_model": model},
         concurrent_requests=config.llm.concurrency,
-        input_storage=place("input"),
-        output_storage=place("output"),
-        update_output_storage=place("update"),
-        reporting=place("logs"),
+        input_storage=storage("input"),
+        output_storage=storage("output"),
+        update_output_storage=storage("update"),
+        reporting=storage("logs"),
         cache={"type": "none"},  # ours keeps the answers
         vector_store={"type": "lancedb", "db_uri": str(files / "vectors"), "vector_size": helpers.embedding.dim},
         chunking={"type": "tokens", "size": config.chunk_tokens, "overlap": 100, "encoding_model": "cl100k_base"},
@@ -157,20 +158,20 @@ def _completions(package: _Package) -> type:
         def __init__(self, *, key: str, tokenizer: Any, metrics_store: Any, **_: Any) -> None:
             self._helpers, self._tokenizer, self._metrics_store = _helpers[key], tokenizer, metrics_store
 
-        def completion(self, /, **given: Any) -> Any:
-            messages, form = given["messages"], given.get("response_format")
+        def completion(self, /, **arguments: Any) -> Any:
+            messages, form = arguments["messages"], arguments.get("response_format")
             spoken: list[dict[str, Any]] = (
                 [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
             )
-            conversation = [Message(role=one["role"], content=one["content"]) for one in spoken]
+            conversation = [Message(role=message["role"], content=message["content"]) for message in spoken]
             text = self._helpers.answer(conversation, form.model_json_schema() if form is not None else None)
             response = package.create_completion_response(text)
             if form is not None:
                 response.formatted_response = package.structure_completion_response(text, form)
             return response
 
-        async def completion_async(self, /, **given: Any) -> Any:
-            return await asyncio.to_thread(functools.partial(self.completion, **given))
+        async def completion_async(self, /, **arguments: Any) -> Any:
+            return await asyncio.to_thread(functools.partial(self.completion, **arguments))
 
         metrics_store = property(lambda self: self._metrics_store)
         tokenizer = property(lambda self: self._tokenizer)
@@ -185,11 +186,11 @@ def _embeddings(package: _Package) -> type:
         def __init__(self, *, key: str, tokenizer: Any, metrics_store: Any, **_: Any) -> None:
             self._helpers, self._tokenizer, self._metrics_store = _helpers[key], tokenizer, metrics_store
 
-        def embedding(self, /, **given: Any) -> Any:
-            return self._embedded(given["input"], query=True)
+        def embedding(self, /, **arguments: Any) -> Any:
+            return self._embedded(arguments["input"], query=True)
 
-        async def embedding_async(self, /, **given: Any) -> Any:
-            return await asyncio.to_thread(self._embedded, given["input"], query=False)
+        async def embedding_async(self, /, **arguments: Any) -> Any:
+            return await asyncio.to_thread(self._embedded, arguments["input"], query=False)
 
         def _embedded(self, texts: Sequence[str], query: bool) -> Any:
             vectors = self._helpers.embed(texts, query=query)
@@ -222,7 +223,7 @@ class _Package:
 
 @functools.cache
 def _package() -> _Package:
-    """What we use of the package. Our models are registered with it. Raises ValueError if it is not installed."""
+    """The parts of the package that are used here, with our models registered. Raises ValueError if it is not installed."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the web for prices
 
     def of(module: str) -> Any:

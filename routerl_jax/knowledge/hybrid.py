@@ -40,9 +40,7 @@ def reciprocal_rank_fusion(
             key = (passage.id, passage.title, passage.text)
             scores[key] += weight / (constant + rank)
             passages.setdefault(key, passage)
-    best = sorted(passages, key=lambda key: -scores[key])[
-        :k
-    ]  # stable: ties stay in the order of their first appearance
+    best = sorted(passages, key=lambda key: -scores[key])[:k]  # stable: ties keep the order of their first appearance
     return [dataclasses.replace(passages[key], score=scores[key]) for key in best]
 
 
@@ -160,12 +158,12 @@ def _relative(member: pathlib.Path, directory: pathlib.Path) -> str:
 def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResults:
     """The member's results for the parts of each query that it reads; [] for a query without such parts."""
     readable = [_readable(query, member.reads) for query in queries]
-    found, seconds = timed_search(member.search, readable, k)
-    return TimedResults(found, seconds, found.walks if isinstance(found, TimedResults) else ())
+    results, seconds = timed_search(member.search, readable, k)
+    return TimedResults(results, seconds, results.walks if isinstance(results, TimedResults) else ())
 
 
 def _joined(walks: Iterable[Walk]) -> Walk:
-    """What the members' walks passed, each phrase and fact once."""
+    """One walk with the phrases and facts of the members' walks, each once."""
     facts, nodes = ([name for names in part for name in names] for part in zip(*walks))
     return Walk(facts=tuple(dict.fromkeys(facts)), nodes=tuple(dict.fromkeys(nodes)))
 
@@ -187,9 +185,9 @@ def _check(members: int, weights: Sequence[float], constant: float, depth: int) 
         raise ValueError(f"weights={list(weights)}, constant={constant} must not be negative, depth={depth} at least 1")
 
 
-def is_url(place: str) -> bool:
+def is_url(source: str) -> bool:
     """Whether a member is served by another process."""
-    return place.startswith(("http://", "https://"))
+    return source.startswith(("http://", "https://"))
 
 
 KB_BUILDERS.register("hybrid")(Builder(HybridConfig, build_hybrid))

@@ -30,30 +30,30 @@ AUTO = "auto"  # ScaNN if it is installed, else exact search; few pages are all 
 _BY_AUTO = ("scann", "exact", "maxsim", FAISS_IVF)  # backends that `auto` may choose
 
 
-def backend_of(asked: str) -> str:
+def backend_of(requested: str) -> str:
     """The backend for a setting. If `auto` is not ScaNN, a warning says so once."""
-    if asked != AUTO:
-        return asked
+    if requested != AUTO:
+        return requested
     if has_scann():
         return "scann"
-    _say_once()
+    _warn_once()
     return "exact"
 
 
-def opening_backend(asked: str | None, built: str) -> str:
+def opening_backend(requested: str | None, built: str) -> str:
     """The backend for searching a knowledge base that was built with `built`.
 
-    It is the one asked for. Without one, or for `auto`, it is `built`. If that is ScaNN and ScaNN is not installed, it is exact
+    It is the requested one. Without one, or for `auto`, it is `built`. If that is ScaNN and ScaNN is not installed, it is exact
     search, which only needs the embeddings.
     """
-    if asked and asked != AUTO:
-        return asked
+    if requested and requested != AUTO:
+        return requested
     return backend_of(AUTO) if built == "scann" else built
 
 
-def fits(asked: str, built: str) -> bool:
+def fits(requested: str, built: str) -> bool:
     """Whether a knowledge base built with a backend fits a setting."""
-    return asked == built or (asked == AUTO and built in _BY_AUTO)
+    return requested == built or (requested == AUTO and built in _BY_AUTO)
 
 
 def has_scann() -> bool:
@@ -66,7 +66,7 @@ def has_scann() -> bool:
 
 
 @functools.cache
-def _say_once() -> None:
+def _warn_once() -> None:
     logging.warning(
         "ScaNN is not installed, so all vectors are compared, exactly (slower from some 100,000 on). It has wheels for "
         "Linux on x86-64: %s",

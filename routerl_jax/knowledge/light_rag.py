@@ -62,9 +62,9 @@ class LightRAGKB(PackagedKB):
         return _run(self._all(queries, k))
 
     async def _all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return list(await asyncio.gather(*(self._one(query, k) for query in queries)))
+        return list(await asyncio.gather(*(self._search_one(query, k) for query in queries)))
 
-    async def _one(self, query: str, k: int) -> list[Passage]:
+    async def _search_one(self, query: str, k: int) -> list[Passage]:
         config = self.helpers.config
         assert isinstance(config, LightRAGConfig)
         parameters = _package().QueryParam(
@@ -78,31 +78,31 @@ class LightRAGKB(PackagedKB):
         )
         reply = await self._rag.aquery_data(query.ljust(_SHORTEST, "."), parameters)
         data = reply.get("data") or {}
-        entities = [f"{one['entity_name']}: {one['description']}" for one in data.get("entities", [])]
+        entities = [f"{item['entity_name']}: {item['description']}" for item in data.get("entities", [])]
         relations = [
-            f"{one['src_id']} and {one['tgt_id']}: {one['description']}" for one in data.get("relationships", [])
+            f"{item['src_id']} and {item['tgt_id']}: {item['description']}" for item in data.get("relationships", [])
         ]
-        said = [[line.replace("<SEP>", " ") for line in lines] for lines in (entities, relations)]
-        return self.results(said, [int(chunk["file_path"]) for chunk in data.get("chunks", [])], k)
+        sentences_by_kind = [[line.replace("<SEP>", " ") for line in lines] for lines in (entities, relations)]
+        return self.results(sentences_by_kind, [int(chunk["file_path"]) for chunk in data.get("chunks", [])], k)
 
 
 def build_lightrag(
-    config: LightRAGConfig, directory: str | pathlib.Path, *, progress: bool = True, **given: Any
+    config: LightRAGConfig, directory: str | pathlib.Path, *, progress: bool = True, **options: Any
 ) -> BuildReport:
     """`packaged.build_packaged` with LightRAG. Raises ValueError also if the package is missing."""
     _package()  # raises before anything is written
-    return build_packaged(config, directory, _inserted, progress=progress, **given)
+    return build_packaged(config, directory, _inserted, progress=progress, **options)
 
 
 def _inserted(files: pathlib.Path, helpers: Helpers, texts: Iterable[tuple[int, str]]) -> Mapping[str, Any]:
     workspace = uuid.uuid4().hex[:12]  # the package keeps what it has read in the process, by this name
 
     async def work() -> None:
-        rag, left = await _opened(files, workspace, helpers), iter(texts)
+        rag, remaining = await _opened(files, workspace, helpers), iter(texts)
         try:
-            while some := list(itertools.islice(left, _AT_ONCE)):
-                names = [str(row) for row, _ in some]
-                await rag.ainsert([text for _, text in some], ids=names, file_paths=names)
+            while batch := list(itertools.islice(remaining, _AT_ONCE)):
+                names = [str(row) for row, _ in batch]
+                await rag.ainsert([text for _, text in batch], ids=names, file_paths=names)
         finally:
             await rag.finalize_storages()
 
@@ -117,7 +117,9 @@ async def _opened(files: pathlib.Path, workspace: str, helpers: Helpers) -> Any:
 
     async def answer(prompt: str, system_prompt: str | None = None, history_messages: Any = (), **_: Any) -> str:
         conversation = [Message(role="system", content=system_prompt)] if system_prompt else []
-        conversation += [Message(role=one["role"], content=one["content"]) for one in history_messages or ()]
+        conversation += [
+            Message(role=message["role"], content=message["content"]) for message in history_messages or ()
+        ]
         return await asyncio.to_thread(helpers.answer, [*conversation, Message(role="user", content=prompt)])
 
     async def embed(texts: list[str], context: str = "document") -> Float32[ndarray, "N D"]:
@@ -164,7 +166,7 @@ class _Package:
 
 @functools.cache
 def _package() -> _Package:
-    """What we use of the package. Raises ValueError if it is not installed."""
+    """The parts of the package that are used here. Raises ValueError if it is not installed."""
     with needs("LightRAG", "lightrag"):
         main, utils = map(importlib.import_module, ("lightrag", "lightrag.utils"))
     logging.getLogger("lightrag").setLevel(logging.WARNING)  # it has a line for every query

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from jax.sharding import Mesh
 
-from routerl_jax.core.buckets import fetched, in_bucket, place_of, resolve_place
+from routerl_jax.core.buckets import fetched, in_bucket, resolve_url, url_of
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import passages_sha256
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_place
+from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder
 from routerl_jax.knowledge.hybrid import HybridKB, is_url
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.kinds import KB_BUILDERS, KB_KINDS
@@ -75,31 +75,31 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
     settings = dict(store.manifest.settings)
     members = []
     for member in settings.pop("members", ()):
-        at = _member_place(store.directory, member)
-        vectors = not is_url(at) and Manifest.read(fetched(at)).embedding is not None
+        source = _member_source(store.directory, member)
+        vectors = not is_url(source) and Manifest.read(fetched(source)).embedding is not None
         try:
-            own = index if has_index(at) else None
-            members.append(load_kb(at, mesh=mesh, index=own, encoder=encoder if vectors else None))
+            member_index = index if has_index(source) else None
+            members.append(load_kb(source, mesh=mesh, index=member_index, encoder=encoder if vectors else None))
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
 
 
-def _member_place(directory: pathlib.Path, member: str) -> str:
+def _member_source(directory: pathlib.Path, member: str) -> str:
     if is_url(member) or in_bucket(member):
         return member
-    path = place_of(directory)
-    return resolve_place(path, member) if in_bucket(path) else str((directory / member).resolve())
+    path = url_of(directory)
+    return resolve_url(path, member) if in_bucket(path) else str((directory / member).resolve())
 
 
-def has_index(place: str) -> bool:
+def has_index(source: str) -> bool:
     """Whether the knowledge base in a directory (or a member of it) has vectors in an index, so that `load_kb` takes `index`.
 
     Raises ValueError if there is no knowledge base.
     """
-    if is_url(place):
+    if is_url(source):
         return False
-    directory = fetched(place)
+    directory = fetched(source)
     manifest = Manifest.read(directory)
     if manifest.kind == "ocr":
         return has_index(str(directory / TEXTS))
@@ -107,14 +107,14 @@ def has_index(place: str) -> bool:
 
 
 def check_kb(
-    directory: str | pathlib.Path, said: Mapping[str, str], where: str, passages: Sequence[Passage] | None = None
+    directory: str | pathlib.Path, expected: Mapping[str, str], section: str, passages: Sequence[Passage] | None = None
 ) -> None:
     """Checks that an existing knowledge base fits a configuration. Otherwise keys of the configuration would have no effect.
 
     Args:
-      said: any of kind, encoder, index and source. A source fits if its path or its content is the same; a missing file is not
-        compared.
-      where: the section of the configuration, for the message.
+      expected: any of kind, encoder, index and source. A source fits if its path or its content is the same. A missing file
+        is not compared.
+      section: the section of the configuration, for the message.
       passages: the passages of `source`, if it is not a file.
 
     Raises:
@@ -129,17 +129,17 @@ def check_kb(
         "index": str(searched.index.get("backend", "")),
         "source": manifest.corpus or "passages in memory",
     }
-    for key, value in said.items():
+    for key, value in expected.items():
         if key == "source":
             same = _same_source(manifest, value, passages)
         elif key == "index":
             same = fits(value, actual[key])
         else:
-            same = actual[key] == (encoder_place(value) if key == "encoder" else value)
+            same = actual[key] == (resolved_encoder(value) if key == "encoder" else value)
         if not same:
             raise ValueError(
-                f"{where}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
-                f"Change {where}.{key}, or give another {where}.directory"
+                f"{section}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
+                f"Change {section}.{key}, or give another {section}.directory"
             )
 
 
@@ -149,6 +149,6 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if in_bucket(source) and source == manifest.corpus:
         return True
     path = fetched(source)
-    if not path.exists() or place_of(path.resolve()) == manifest.corpus:
+    if not path.exists() or url_of(path.resolve()) == manifest.corpus:
         return True
     return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256

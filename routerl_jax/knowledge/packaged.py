@@ -29,7 +29,7 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser
 from routerl_jax.knowledge.builds import BuildReport, changes, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
@@ -47,7 +47,7 @@ _BLOCK = 1024  # passages read at a time
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PackagedConfig:
-    """What the configurations of such knowledge bases have in common."""
+    """The fields that the configurations of all such knowledge bases share."""
 
     corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = ""  # kind of the knowledge base
@@ -152,14 +152,14 @@ class PackagedKB(KnowledgeBase, abc.ABC):
     def __len__(self) -> int:
         return len(self.store)
 
-    def results(self, said: Sequence[Sequence[str]], rows: Sequence[int], k: int) -> list[Passage]:
+    def results(self, sentences_by_kind: Sequence[Sequence[str]], rows: Sequence[int], k: int) -> list[Passage]:
         """The k best results.
 
         Args:
-          said: sentences of the graph, by kind (entities, relations, ..), the most important ones first.
+          sentences_by_kind: sentences of the graph, by kind (entities, relations, ..), the most important ones first.
           rows: passages, best first; repetitions are left out.
         """
-        text = _text_of(said, self.helpers.config.graph_words)
+        text = _text_of(sentences_by_kind, self.helpers.config.graph_words)
         graph = Passage(id=f"{self.store.manifest.kind}#graph", title="What the graph says", text=text)
         distinct = list(dict.fromkeys(rows))[:k]
         passages = self.store.passages.take(np.asarray(distinct, np.int64)) if distinct else []
@@ -167,17 +167,17 @@ class PackagedKB(KnowledgeBase, abc.ABC):
         return [dataclasses.replace(passage, score=1 / rank) for rank, passage in enumerate(best, 1)]
 
 
-def _text_of(said: Sequence[Sequence[str]], words: int) -> str:
+def _text_of(sentences_by_kind: Sequence[Sequence[str]], words: int) -> str:
     """The first sentence of each kind, then the second, and so on, as long as there is room."""
-    kept: list[str] = []
-    for at in range(max(map(len, said), default=0)):
-        for sentences in said:
-            for sentence in sentences[at : at + 1]:
+    lines: list[str] = []
+    for index in range(max(map(len, sentences_by_kind), default=0)):
+        for sentences in sentences_by_kind:
+            for sentence in sentences[index : index + 1]:
                 words -= len(sentence.split())
                 if words < 0:
-                    return "\n".join(kept)
-                kept.append(" ".join(sentence.split()))
-    return "\n".join(kept)
+                    return "\n".join(lines)
+                lines.append(" ".join(sentence.split()))
+    return "\n".join(lines)
 
 
 def build_packaged(
@@ -205,7 +205,7 @@ def build_packaged(
     source = corpus_source(
         config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
     )
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
     inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
     vectors = Vectoriser(inner, model)
@@ -239,13 +239,13 @@ def build_packaged(
 
 def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]:
     """(row, title and text) of the passages in DIRECTORY/passages, without repetitions of texts."""
-    stored, seen = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
+    stored, seen_texts = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
     with Bar(total=len(stored), desc="inserting", unit="passage", disable=not progress) as bar:
         for start in range(0, len(stored), _BLOCK):
             for row, passage in enumerate(stored.read(start, min(start + _BLOCK, len(stored))), start):
                 text = f"{passage.title}\n{passage.text}".strip()
-                if text not in seen:
-                    seen.add(text)
+                if text not in seen_texts:
+                    seen_texts.add(text)
                     yield row, text
                 bar.update(1)
 

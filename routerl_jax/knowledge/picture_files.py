@@ -47,7 +47,7 @@ class PictureFiles:
     def encode(self, picture: Image.Image, source: pathlib.Path | None = None) -> bytes:
         """A picture in its stored form. The bytes of `source`, the file from which it was read unchanged, are used if
         possible."""
-        if source is not None and (encoded := source.read_bytes()) and self._plain(encoded, picture):
+        if source is not None and (encoded := source.read_bytes()) and self._is_plain(encoded, picture):
             return encoded
         buffer = io.BytesIO()
         if self.format == "png":
@@ -56,15 +56,15 @@ class PictureFiles:
             picture.save(buffer, "JPEG", quality=_QUALITY, subsampling=0)  # coloured letters stay sharp
         return buffer.getvalue()
 
-    def _plain(self, encoded: bytes, picture: Image.Image) -> bool:
+    def _is_plain(self, encoded: bytes, picture: Image.Image) -> bool:
         """Whether the file shows exactly this picture to any reader: same format and size, RGB, upright."""
-        with Image.open(io.BytesIO(encoded)) as shown:
-            upright = shown.getexif().get(0x0112, 1) == 1
+        with Image.open(io.BytesIO(encoded)) as file:
+            upright = file.getexif().get(0x0112, 1) == 1
             return (
-                (shown.format or "").lower() == self.format
-                and shown.mode == "RGB"
+                (file.format or "").lower() == self.format
+                and file.mode == "RGB"
                 and upright
-                and (shown.size == picture.size)
+                and (file.size == picture.size)
             )
 
 
@@ -78,12 +78,12 @@ class PictureJournal:
 
     def __enter__(self) -> PictureJournal:
         notes = list(read_json_lines(self._path)) if self._path.is_file() else []  # a kill may have cut the last one
-        shown: dict[int, str] = {}
+        latest: dict[int, str] = {}
         for name, row in notes:
             self._rows[name] = row
-            shown[row] = name  # the last one that was written there
+            latest[row] = name  # the last one that was written there
         self._rows = {
-            name: row for name, row in self._rows.items() if shown[row] == name and self._files.path(row).is_file()
+            name: row for name, row in self._rows.items() if latest[row] == name and self._files.path(row).is_file()
         }
         write_json_lines(self._path, notes)
         self._file = self._path.open("a", encoding="utf-8")

@@ -51,10 +51,10 @@ def as_read(query: Query, reads: Collection[str]) -> Query:
     searches would have different keys."""
     if isinstance(query, str):
         return query
-    return _plain(dataclasses.replace(query, **{key: "" for key in _BESIDE if key not in reads}))
+    return _simplified(dataclasses.replace(query, **{key: "" for key in _BESIDE if key not in reads}))
 
 
-def _plain(query: TextAndImage) -> Query:
+def _simplified(query: TextAndImage) -> Query:
     """The query as a string if it is a text alone."""
     alone = query.image is None and not any(getattr(query, key) for key in _BESIDE)
     return query.text or "" if alone else query
@@ -82,8 +82,8 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
         query = TextAndImage(text=query)
     elif not isinstance(query, TextAndImage):
         raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
-    beside = {key: getattr(query, key) for key in _BESIDE if key in reads}
-    for key, value in beside.items():
+    extra_fields = {key: getattr(query, key) for key in _BESIDE if key in reads}
+    for key, value in extra_fields.items():
         if not isinstance(value, str):
             raise ValueError(f"query {number} has a {key} of type {type(value).__name__}, expected a string")
     text, image = replace_surrogates(query.text or ""), query.image
@@ -91,5 +91,5 @@ def checked_query(query: object, number: int, reads: Collection[str], name: str)
         raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
     if text.strip() and "text" not in reads:
         raise ValueError(f"query {number} has a text, but knowledge base {name!r} is searched by pictures alone")
-    beside = {key: replace_surrogates(value) for key, value in beside.items()}
-    return _plain(TextAndImage(text=text or None, image=image, **beside))
+    extra_fields = {key: replace_surrogates(value) for key, value in extra_fields.items()}
+    return _simplified(TextAndImage(text=text or None, image=image, **extra_fields))

@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from routerl_jax.core.text import one_line
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.counts import Counts
-from routerl_jax.knowledge.encoders import encoder_place, local_mesh
+from routerl_jax.knowledge.encoders import local_mesh, resolved_encoder
 from routerl_jax.knowledge.query import query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.models.cross_encoder import CrossEncoder
@@ -32,7 +32,7 @@ def shared_reranker(name: str) -> CrossEncoder:
     Raises:
       ValueError: there is no usable model of that name, or it is no cross-encoder with a tokenizer.
     """
-    key = encoder_place(name)
+    key = resolved_encoder(name)
     with _lock:
         if key not in _loaded:
             model = load_pretrained(name, mesh=local_mesh(None))
@@ -79,7 +79,7 @@ class RerankedKB(KnowledgeBase):
         return len(self.kb)
 
     def stage_counts(self) -> Counts:
-        """Those of the knowledge base that it reranks."""
+        """The counts of the reranked knowledge base."""
         return self.kb.stage_counts()
 
     @property
@@ -106,7 +106,9 @@ class RerankedKB(KnowledgeBase):
             sorted(passages, key=lambda passage: -passage.score)[:k] if text else passages[:k]
             for text, passages in zip(texts, scored)
         ]
-        each = (time.perf_counter() - started) / max(len(pairs), 1)
-        taken = [each * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
+        seconds_per_pair = (time.perf_counter() - started) / max(len(pairs), 1)
+        rerank_seconds = [seconds_per_pair * len(passages) if text else 0.0 for text, passages in zip(texts, results)]
         walks = results.walks if isinstance(results, TimedResults) else ()
-        return TimedResults(best, [one + more for one, more in zip(seconds, taken)], walks)
+        return TimedResults(
+            best, [search_time + rerank_time for search_time, rerank_time in zip(seconds, rerank_seconds)], walks
+        )

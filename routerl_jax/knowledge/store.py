@@ -90,7 +90,7 @@ class Manifest:
         format."""
         path = directory / MANIFEST
         if not path.is_file():
-            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_what_instead(directory)}")
+            raise ValueError(f"{path} is missing: {directory} is not a knowledge base. {_manifest_hint(directory)}")
         fields = read_json(path, rebuild_hint(directory))
         version = fields.get("format") if isinstance(fields, dict) else None
         if version != FORMAT:
@@ -106,12 +106,12 @@ class Manifest:
         write_atomic(directory / MANIFEST, text, sync=True)
 
 
-def built_at(place: str) -> pathlib.Path | None:
-    """The knowledge base that was built at a place, as a directory here (for a bucket, a copy in the cache); None if there is
-    none yet. Raises ValueError if a bucket can't be read."""
-    if in_bucket(place) and MANIFEST not in listing(place):
+def built_at(source: str) -> pathlib.Path | None:
+    """The local directory of the knowledge base at a path or URL (for a bucket, a copy in the cache); None if there is none
+    yet. Raises ValueError if a bucket can't be read."""
+    if in_bucket(source) and MANIFEST not in listing(source):
         return None
-    directory = fetched(place)
+    directory = fetched(source)
     return directory if (directory / MANIFEST).is_file() else None
 
 
@@ -135,18 +135,18 @@ def rebuild_hint(directory: pathlib.Path, manifest: Manifest | None = None) -> s
     kind = values.pop("kind", "")
     config = f"--config=configs/build_kb.py:{kind}" if kind else "--config=configs/build_kb.py"
     flags = " ".join(shlex.quote(f"--config.{key}={value}") for key, value in values.items())
-    where = shlex.quote(f"--workdir={directory}")
-    return f"Rebuild it: python -m launch.build_kb {config} {where} {flags} --config.overwrite"
+    workdir = shlex.quote(f"--workdir={directory}")
+    return f"Rebuild it: python -m launch.build_kb {config} {workdir} {flags} --config.overwrite"
 
 
-def _what_instead(directory: pathlib.Path) -> str:
-    """What to do about a directory without a manifest. Its other content is not touched, so nothing can be built there."""
+def _manifest_hint(directory: pathlib.Path) -> str:
+    """Advice about a directory without a manifest. Its other content is never touched, so nothing can be built there."""
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
     inside = [path for path in entries if (path / MANIFEST).is_file()]
     if inside:
         return f"Give one of those in it: {', '.join(map(str, inside[:8]))}{', ..' if len(inside) > 8 else ''}"
-    where = "DIR" if entries else shlex.quote(str(directory))
-    command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={where} --config.corpus=FILE"
+    workdir = "DIR" if entries else shlex.quote(str(directory))
+    command = f"python -m launch.build_kb --config=configs/build_kb.py --workdir={workdir} --config.corpus=FILE"
     return f"Give the directory of one{', or build one elsewhere' if entries else ', or build it here'}: {command}"
 
 
@@ -161,7 +161,7 @@ class StoredArray:
         try:
             self._array = ts.open(_location(path), open=True, read=True).result()
         except ValueError as error:
-            raise ValueError(f"{path} is missing or damaged ({_brief(error)}). {hint}") from error
+            raise ValueError(f"{path} is missing or damaged ({_first_sentence(error)}). {hint}") from error
         self.path, self._hint = path, hint
         self._opened = _identity(path)
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
@@ -182,11 +182,11 @@ class StoredArray:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows start..stop."""
-        return self._memory[start:stop] if self._small else self._got([self._array[start:stop].read()])[0]
+        return self._memory[start:stop] if self._small else self._results([self._array[start:stop].read()])[0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """The rows with the given numbers, in their order."""
-        return self._memory[rows] if self._small else self._got([self._array[rows].read()])[0]
+        return self._memory[rows] if self._small else self._results([self._array[rows].read()])[0]
 
     def ranges(self, starts: Sequence[int], stops: Sequence[int]) -> list[np.ndarray]:
         """Several ranges of rows, read at once."""
@@ -194,27 +194,26 @@ class StoredArray:
             return [self._memory[start:stop] for start, stop in zip(starts, stops)]
         with ts.Batch() as batch:
             pending = [self._array[int(a) : int(b)].read(batch=batch) for a, b in zip(starts, stops)]
-        return self._got(pending)
+        return self._results(pending)
 
     @functools.cached_property
     def _memory(self) -> np.ndarray:
-        return self._got([self._array.read()])[0]
+        return self._results([self._array.read()])[0]
 
-    def _got(self, pending: Sequence[Any]) -> list[np.ndarray]:
+    def _results(self, pending: Sequence[Any]) -> list[np.ndarray]:
         damage: ValueError | None = None
         arrays = []
         try:
             arrays = [future.result() for future in pending]
         except ValueError as error:
             damage = error
-        if (
-            _identity(self.path) != self._opened
-        ):  # checked last: an array that is there at the end was there during the read
+        # This is checked after the read: an array that is the same at the end was there during the read.
+        if _identity(self.path) != self._opened:
             raise RuntimeError(
                 f"{self.path} was replaced since the knowledge base was opened (it was compacted, or built anew): open it again"
             ) from damage
         if damage is not None:
-            raise ValueError(f"{self.path} is damaged ({_brief(damage)}). {self._hint}") from damage
+            raise ValueError(f"{self.path} is damaged ({_first_sentence(damage)}). {self._hint}") from damage
         return arrays
 
     def _check_files(self) -> None:
@@ -293,7 +292,7 @@ class Store:
                     f"{self.directory}: no such directory, but {replaced} is what was there when a build or an update "
                     f"was killed at its last step: run that again, or rename it"
                 )
-            raise ValueError(f"{self.directory}: no such directory. {_what_instead(self.directory)}")
+            raise ValueError(f"{self.directory}: no such directory. {_manifest_hint(self.directory)}")
         self.manifest = Manifest.read(self.directory)
         self.hint = rebuild_hint(self.directory, self.manifest)
         self._embeddings: VectorSource | None = None
@@ -327,16 +326,22 @@ class Store:
 
     def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
         """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
-        gone = set(self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist())
-        return [(row, passage) for row, passage in enumerate(self.passages.read(start, stop), start) if row not in gone]
+        deleted_rows = set(
+            self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist()
+        )
+        return [
+            (row, passage)
+            for row, passage in enumerate(self.passages.read(start, stop), start)
+            if row not in deleted_rows
+        ]
 
     def _open_vectors(self, memory_limit: int) -> VectorSource:
         """The vectors of the main part: its own, or those of the FAISS file that it was built over."""
-        given = self.manifest.settings.get(VECTORS)
-        if given is None:
+        recorded = self.manifest.settings.get(VECTORS)
+        if recorded is None:
             return StoredArray(self.directory / EMBEDDINGS, memory_limit, self.hint)
-        vectors = FaissVectors(given["file"])
-        if vectors.digest != given["digest"]:
+        vectors = FaissVectors(recorded["file"])
+        if vectors.digest != recorded["digest"]:
             raise ValueError(f"{vectors.path} is not the file that {self.directory} was built with. {self.hint}")
         return vectors
 
@@ -360,8 +365,8 @@ class Store:
     def _check(self, part: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape != expected:
             raise ValueError(
-                f"{self.directory / part} holds {_times(shape)}, but {self.directory / MANIFEST} calls for "
-                f"{_times(expected)}: they are of different builds. {self.hint}"
+                f"{self.directory / part} holds {_shape_text(shape)}, but {self.directory / MANIFEST} calls for "
+                f"{_shape_text(expected)}: they are of different builds. {self.hint}"
             )
 
 
@@ -411,11 +416,11 @@ def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _brief(error: Exception) -> str:
+def _first_sentence(error: Exception) -> str:
     return str(error).partition(" [")[0]
 
 
-def _times(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 

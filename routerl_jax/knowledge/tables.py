@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from routerl_jax.core.compressed import plain_name
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.linked_tables import table_rows
 from routerl_jax.knowledge.corpus import corpus_files, new_id, string_field
@@ -212,34 +212,34 @@ def _clean(text: str) -> str:
 
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
-    seen: dict[str, int] = {}
-    for place, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
+    used_ids: dict[str, int] = {}
+    for location, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
-            id=new_id(_id(row, place), place, seen),
-            title=string_field(row, title, place, default=""),
-            header=_names(row.get("header"), place),
-            rows=_rows(row.get("rows"), len(row["header"]), place),
-            section=string_field(row, "section_title", place, default=""),
-            caption=string_field(row, "caption", place, default=""),
-            flattened=string_field(row, "flattened", place, default=""),
+            id=new_id(_id(row, location), location, used_ids),
+            title=string_field(row, title, location, default=""),
+            header=_names(row.get("header"), location),
+            rows=_rows(row.get("rows"), len(row["header"]), location),
+            section=string_field(row, "section_title", location, default=""),
+            caption=string_field(row, "caption", location, default=""),
+            flattened=string_field(row, "flattened", location, default=""),
         )
-    if not seen:
+    if not used_ids:
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
 
 
-def _id(row: dict[str, Any], place: Place) -> str:
+def _id(row: dict[str, Any], location: RowLocation) -> str:
     if "id" not in row and "flattened" in row:
-        return str(row.get("index", place.number))
-    return string_field(row, "original_table_id" if "id" not in row and "original_table_id" in row else "id", place)
+        return str(row.get("index", location.number))
+    return string_field(row, "original_table_id" if "id" not in row and "original_table_id" in row else "id", location)
 
 
-def _names(header: Any, place: Place) -> tuple[str, ...]:
+def _names(header: Any, location: RowLocation) -> tuple[str, ...]:
     if not isinstance(header, list) or not any(str(name or "").strip() for name in header):
-        raise place.error("key 'header' must be a list of column names, and it is empty or absent. Name the columns")
+        raise location.error("key 'header' must be a list of column names, and it is empty or absent. Name the columns")
     names: list[str] = []
     for column, name in enumerate(header, 1):
-        name = _cell(name, place, f"key 'header', column {column}").strip() or f"column {column}"
+        name = _cell(name, location, f"key 'header', column {column}").strip() or f"column {column}"
         repeats = 1
         while (unique := name if repeats == 1 else f"{name} ({repeats})") in names:
             repeats += 1
@@ -247,25 +247,27 @@ def _names(header: Any, place: Place) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(rows: Any, width: int, place: Place) -> tuple[tuple[str, ...], ...]:
+def _rows(rows: Any, width: int, location: RowLocation) -> tuple[tuple[str, ...], ...]:
     if not isinstance(rows, list) or not rows:
-        raise place.error("key 'rows' must be a list of rows, and it is empty or absent. Fill in or remove the table")
+        raise location.error(
+            "key 'rows' must be a list of rows, and it is empty or absent. Fill in or remove the table"
+        )
     result = []
     for number, row in enumerate(rows):
-        where = f"key 'rows', row {number}"
+        row_name = f"key 'rows', row {number}"
         if not isinstance(row, list) or len(row) != width:
             cells = f"{len(row)} cells" if isinstance(row, list) else type(row).__name__
-            raise place.error(f"{where} has {cells}, but the header names {width} columns. Pad or repair the row")
-        cells = tuple(_cell(value, place, f"{where}, column {column}") for column, value in enumerate(row, 1))
+            raise location.error(f"{row_name} has {cells}, but the header names {width} columns. Pad or repair the row")
+        cells = tuple(_cell(value, location, f"{row_name}, column {column}") for column, value in enumerate(row, 1))
         if not any(cell.strip() for cell in cells):
-            raise place.error(f"{where} is empty. Remove it")
+            raise location.error(f"{row_name} is empty. Remove it")
         result.append(cells)
     return tuple(result)
 
 
-def _cell(value: Any, place: Place, where: str) -> str:
+def _cell(value: Any, location: RowLocation, cell_name: str) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | str | int | float):
-        return string_field({where: str(value)}, where, place)
-    raise place.error(f"{where} holds {type(value).__name__}, expected text or a number")
+        return string_field({cell_name: str(value)}, cell_name, location)
+    raise location.error(f"{cell_name} holds {type(value).__name__}, expected text or a number")

@@ -14,7 +14,7 @@ async def search_together(
     search: Callable[[Sequence[Query]], Awaitable[Sequence[T]]],
     parts: Sequence[Sequence[Query]],
     *,
-    wanted: Callable[[int], bool] = lambda part: True,
+    is_wanted: Callable[[int], bool] = lambda part: True,
     lost: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> AsyncIterator[tuple[int, Sequence[T] | Exception]]:
     """Searches for the queries of all parts at once. If that raises, it searches for each part separately.
@@ -22,7 +22,7 @@ async def search_together(
     Args:
       search: returns one result per query.
       parts: queries of different callers.
-      wanted: called before a part is searched separately; False skips the part.
+      is_wanted: called before a part is searched separately; False skips the part.
       lost: errors after which a separate search would not help either, such as that of a time limit.
 
     Yields:
@@ -43,7 +43,7 @@ async def search_together(
             yield number, failure
         return
     for number, part in enumerate(parts):
-        if wanted(number):
+        if is_wanted(number):
             try:
                 yield number, await search(part)
             except Exception as error:

@@ -67,8 +67,8 @@ class UpdateReport:
     seconds: float
 
     def __str__(self) -> str:
-        what = f"{self.added:,} passages added, {self.deleted:,} deleted, {self.count:,} in {self.directory}"
-        return f"{what}{' (compacted)' if self.compacted else ''}, {self.seconds:.1f} s"
+        summary = f"{self.added:,} passages added, {self.deleted:,} deleted, {self.count:,} in {self.directory}"
+        return f"{summary}{' (compacted)' if self.compacted else ''}, {self.seconds:.1f} s"
 
 
 def add(
@@ -119,17 +119,17 @@ def update(
     with StoreWriter(directory, lambda: _fingerprint(directory, add, delete), overwrite=True) as writer:
         store = Store(directory)
         _check_kind(directory, store.manifest)
-        gone = _rows_to_delete(store, delete, add)
-        if len(store) - len(gone) + len(add) == 0:
+        deleted_rows = _rows_to_delete(store, delete, add)
+        if len(store) - len(deleted_rows) + len(add) == 0:
             raise ValueError(f"{directory}: nothing would be left. Delete the directory instead")
         if store.manifest.embedding is None:
-            _rebuild_words(writer, store, gone, add, progress)
+            _rebuild_words(writer, store, deleted_rows, add, progress)
             compacted = True
         elif store.manifest.kind == "graph":
             rebuild_graph(
                 writer,
                 store,
-                lambda: _remaining(store, gone, add, progress),
+                lambda: _remaining(store, deleted_rows, add, progress),
                 add,
                 encoder=encoder,
                 llm=llm,
@@ -137,14 +137,14 @@ def update(
             )
             compacted = True
         else:
-            if add or gone:
+            if add or deleted_rows:
                 with explained(directory / EMBEDDINGS, "All that was there is kept"):
-                    _write_delta(store, gone, add, encoder, progress)
+                    _write_delta(store, deleted_rows, add, encoder, progress)
             compacted = _compact(writer, Store(directory), compact_above, progress)
     return UpdateReport(
         directory=str(directory),
         added=len(add),
-        deleted=len(gone),
+        deleted=len(deleted_rows),
         count=len(Store(directory)),
         compacted=compacted,
         seconds=time.perf_counter() - start,
@@ -173,11 +173,11 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
 
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
     """Rows of the ids to delete. Checks that no id to add remains after that."""
-    wanted = {*delete, *(passage.id for passage in add)}
+    affected = {*delete, *(passage.id for passage in add)}
     rows: dict[str, int] = {}
     for start in range(0, len(store.passages), _BLOCK):
         for row, passage in store.live(start, min(start + _BLOCK, len(store.passages))):
-            if passage.id in wanted:
+            if passage.id in affected:
                 rows[passage.id] = row
     missing = [name for name in delete if name not in rows]
     if missing:
@@ -193,21 +193,23 @@ def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage])
 
 
 def _write_delta(
-    store: Store, gone: set[int], new: Sequence[Passage], encoder: TextEncoder | None, progress: bool
+    store: Store, deleted_rows: set[int], new: Sequence[Passage], encoder: TextEncoder | None, progress: bool
 ) -> None:
     """Writes the next generation, with all changes since the main part was built, and makes it current."""
     manifest = store.manifest
-    old = _added_rows(store, gone)
-    kept = [passage for _, passage in old]
-    vectors = np.concatenate([_added_vectors(store, [row for row, _ in old]), _embed(manifest, new, encoder, progress)])
-    deleted = np.union1d(store.deleted, np.array([row for row in gone if row < manifest.count], np.int64))
+    earlier_rows = _added_rows(store, deleted_rows)
+    kept_passages = [passage for _, passage in earlier_rows]
+    vectors = np.concatenate(
+        [_added_vectors(store, [row for row, _ in earlier_rows]), _embed(manifest, new, encoder, progress)]
+    )
+    deleted = np.union1d(store.deleted, np.array([row for row in deleted_rows if row < manifest.count], np.int64))
     generation = manifest.updates + 1
     target = delta_directory(store.directory, generation)
     scratch = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)  # left by an update that was killed before it became current
     scratch.mkdir()
-    passages = [*kept, *new]
+    passages = [*kept_passages, *new]
     if passages:
         write_passages(scratch, passages)
         array = create_array(scratch / EMBEDDINGS, vectors.shape, "float32", _SHARD, 16, compress=False)
@@ -218,9 +220,9 @@ def _write_delta(
     sync(store.directory)  # on disk before kb.json names it
     delta = Delta(generation=generation, added=len(passages), deleted=len(deleted))
     dataclasses.replace(manifest, delta=delta, updates=generation).write(store.directory)
-    before = manifest.delta.generation if manifest.delta else generation
+    previous_generation = manifest.delta.generation if manifest.delta else generation
     for old_delta in store.directory.glob("delta-*"):  # the last one stays for those who have it open
-        if old_delta.name not in {target.name, delta_directory(store.directory, before).name}:
+        if old_delta.name not in {target.name, delta_directory(store.directory, previous_generation).name}:
             shutil.rmtree(old_delta, ignore_errors=True)
 
 
@@ -241,13 +243,15 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
         saved = INDEXES.get(name).build(vectors, settings).save(writer.index_directory)
     index = {"backend": name, **saved}
-    kept = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
-    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept))
+    kept_settings = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
+    writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept_settings))
     return True
 
 
-def _rebuild_words(writer: StoreWriter, store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> None:
-    count = writer.passages(_remaining(store, gone, new, progress))
+def _rebuild_words(
+    writer: StoreWriter, store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool
+) -> None:
+    count = writer.passages(_remaining(store, deleted_rows, new, progress))
     words = Words(**{key: value for key, value in store.manifest.index.items() if key != "backend"})
     index_words(writer.scratch, words, progress)
     writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))
@@ -284,20 +288,20 @@ def _embed(
     return np.asarray(vectors, np.float32)
 
 
-def _live(store: Store, what: str, progress: bool) -> Iterator[tuple[int, Passage]]:
-    with Bar(total=len(store), desc=what, unit="passage", disable=not progress) as bar:
+def _live(store: Store, label: str, progress: bool) -> Iterator[tuple[int, Passage]]:
+    with Bar(total=len(store), desc=label, unit="passage", disable=not progress) as bar:
         for start in range(0, len(store.passages), _BLOCK):
             block = store.live(start, min(start + _BLOCK, len(store.passages)))
             bar.update(len(block))
             yield from block
 
 
-def _added_rows(store: Store, gone: set[int]) -> list[tuple[int, Passage]]:
+def _added_rows(store: Store, deleted_rows: set[int]) -> list[tuple[int, Passage]]:
     """Rows that were added earlier and stay."""
     first = store.manifest.count
     if len(store.passages) == first:
         return []
-    return [(row, passage) for row, passage in store.live(first, len(store.passages)) if row not in gone]
+    return [(row, passage) for row, passage in store.live(first, len(store.passages)) if row not in deleted_rows]
 
 
 def _added_vectors(store: Store, rows: Sequence[int]) -> Float32[np.ndarray, "N D"]:
@@ -314,9 +318,9 @@ def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
     return np.concatenate(parts) if parts else np.zeros((0, store.embeddings.shape[1]), np.float32)
 
 
-def _remaining(store: Store, gone: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
+def _remaining(store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
     """The passages that stay, then the new ones."""
-    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in gone)
+    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in deleted_rows)
     yield from new
 
 

@@ -61,18 +61,18 @@ class UpdatedIndex:
     def _search_main(self, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k best rows that are not deleted; -1 and -inf if there are fewer."""
         n = len(self.main)
-        left = min(k, n - len(self.deleted))
-        all_ids = np.full((len(queries), max(left, 0)), -1, np.int64)
+        count = min(k, n - len(self.deleted))
+        all_ids = np.full((len(queries), max(count, 0)), -1, np.int64)
         all_scores = np.full(all_ids.shape, -np.inf, np.float32)
         rows, depth = np.arange(len(queries)), min(k + min(_SPARE, len(self.deleted)), n)
-        while left > 0 and len(rows):
+        while count > 0 and len(rows):
             ids, scores = self.main.search(queries[rows], depth)
             alive = (ids >= 0) & ~np.isin(ids, self.deleted)
-            order = np.argsort(~alive, axis=1, kind="stable")[:, :left]
+            order = np.argsort(~alive, axis=1, kind="stable")[:, :count]
             alive, ids, scores = (np.take_along_axis(part, order, 1) for part in (alive, ids, scores))
             all_ids[rows, : ids.shape[1]] = np.where(alive, ids, -1)
             all_scores[rows, : ids.shape[1]] = np.where(alive, scores, -np.inf)
             if depth == n:
                 break
-            rows, depth = rows[alive.sum(1) < left], min(depth * _GROWTH, n)
+            rows, depth = rows[alive.sum(1) < count], min(depth * _GROWTH, n)
         return all_ids, all_scores

@@ -103,7 +103,7 @@ class StoreWriter:
             logging.warning("waiting for the process that is building %s", self.directory)
             self._lock.acquire()
         try:
-            self._after_a_crash()
+            self._recover()
             if not isinstance(self._fingerprint, str):
                 self._name_scratch(self._fingerprint())
         except BaseException:
@@ -115,7 +115,7 @@ class StoreWriter:
         self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
         self._progress = self.scratch / _PROGRESS
 
-    def _after_a_crash(self) -> None:
+    def _recover(self) -> None:
         """Cleans up after a `commit` that was killed between its two renames, or right after them."""
         if self.existing is not None:
             shutil.rmtree(self._replaced, ignore_errors=True)
@@ -164,8 +164,8 @@ class StoreWriter:
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
-        own = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
-        return Shards(self.scratch, self._progress, dim, shard_size, own)
+        process = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
+        return Shards(self.scratch, self._progress, dim, shard_size, process)
 
     def part(self, name: str) -> Part:
         """A part with its own texts and vectors, in a directory of this name. Call it after `passages`."""
@@ -230,7 +230,7 @@ class Shards:
     """The embedding matrix while it is written, shard by shard. With several processes, each writes its share."""
 
     def __init__(
-        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, own: tuple[int, int] = (0, 1)
+        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, process: tuple[int, int] = (0, 1)
     ) -> None:
         self.passages = StoredPassages(directory, memory_limit=0, hint="")
         self.dim = dim
@@ -243,7 +243,7 @@ class Shards:
             finish(marker, {"count": count, "dim": dim})
         self._size = size
         bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
-        bounds = bounds[own[0] :: own[1]]
+        bounds = bounds[process[0] :: process[1]]
         self.rows = sum(stop - start for start, stop in bounds)
         self.todo = [bound for bound in bounds if not self._is_written(bound[0])]
         self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)
@@ -265,8 +265,8 @@ class Shards:
                 array[start:stop].write(self._checked(vectors(start, stop), start, stop)).result()
                 finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
 
-    def _checked(self, given: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
-        vectors = np.asarray(given, np.float32)
+    def _checked(self, values: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
+        vectors = np.asarray(values, np.float32)
         if vectors.shape != (stop - start, self.dim):
             raise ValueError(f"the encoder gave {vectors.shape}, expected {(stop - start, self.dim)}")
         finite = np.isfinite(vectors).all(1)
@@ -277,16 +277,16 @@ class Shards:
 
     def _is_written(self, start: int) -> bool:
         """Whether a shard is complete. One with a marker whose file lost data in a crash of the machine is written again."""
-        said = finished(self._marker(start))
-        if said is None:
+        content = finished(self._marker(start))
+        if content is None:
             return False
         try:
-            whole = said["bytes"] == self._file(start).stat().st_size
+            complete = content["bytes"] == self._file(start).stat().st_size
         except (OSError, KeyError):
-            whole = False
-        if not whole:
+            complete = False
+        if not complete:
             logging.warning("%s is not what was written there: its rows are embedded again", self._file(start))
-        return whole
+        return complete
 
     def _file(self, start: int) -> pathlib.Path:
         return self._path / "c" / str(start // self._size) / "0"
@@ -312,19 +312,19 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
 
 
 @contextlib.contextmanager
-def explained(place: pathlib.Path, kept: str = "") -> Iterator[None]:
-    """Turns errors of a full disk (from Python and tensorstore) into one that says what is kept and what to do."""
+def explained(path: pathlib.Path, saved: str = "") -> Iterator[None]:
+    """Turns errors of a full disk (from Python and tensorstore) into one that says what to do. `saved`: what is saved."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
-        said = [text for text in _FULL_TEXTS if text in str(error)]
-        if getattr(error, "errno", None) not in _FULL and not said:
+        matches = [text for text in _FULL_TEXTS if text in str(error)]
+        if getattr(error, "errno", None) not in _FULL and not matches:
             raise
-        free = shutil.disk_usage(next(path for path in place.parents if path.exists())).free
+        free = shutil.disk_usage(next(parent for parent in path.parents if parent.exists())).free
         raise ValueError(
-            f"{place}: no room to write ({said[0] if said else error}; {free / 1e9:.1f} GB are free there). "
-            f"{kept + '. ' if kept else ''}Make room, or raise the limit on files, and run the same command again: it goes on "
-            f"where it stopped"
+            f"{path}: no room to write ({matches[0] if matches else error}; {free / 1e9:.1f} GB are free there). "
+            f"{saved + '. ' if saved else ''}Make room, or raise the limit on files, and run the same command again: it goes "
+            f"on where it stopped"
         ) from error
 
 
@@ -379,16 +379,17 @@ def finish(marker: pathlib.Path, content: Mapping[str, Any]) -> None:
 
 
 def finished(marker: pathlib.Path) -> dict[str, Any] | None:
-    """What a marker says; None if what it stands for is still to be done. A marker that lost data in a crash of the machine is
-    removed with a warning, and its part is done again."""
+    """The content of a marker; None if its part is not finished.
+
+    A marker that lost data in a crash of the machine is removed with a warning, so its part is done again."""
     if not marker.is_file():
         return None
     try:
-        said = read_json(marker, "what it stands for is done again")
-        if not isinstance(said, dict):
+        content = read_json(marker, "what it stands for is done again")
+        if not isinstance(content, dict):
             raise ValueError(f"{marker} holds no object; what it stands for is done again")
     except ValueError as error:
         logging.warning("%s", error)
         marker.unlink()
         return None
-    return said
+    return content

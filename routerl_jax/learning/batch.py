@@ -138,9 +138,9 @@ class BatchLayout:
         Raises:
           ValueError: a sequence is longer than the largest bucket.
         """
-        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _alone(sequences)
+        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _unshared_bundles(sequences)
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
-        placed = _places(parts, starts, len(sequences))
+        placed = _placed(parts, starts, len(sequences))
         while self.capacity < len(chunk_buckets):
             self.capacity *= 2
         shape = (self.capacity, self.shards, self.width)
@@ -177,14 +177,14 @@ class BatchLayout:
             images, arrays["image_index"] = self._place_images(sequences, placed, shape)
         sharding = batch_sharding(self.mesh, axis=1)
 
-        def place(array: np.ndarray) -> jax.Array:
+        def on_devices(array: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
         batch = Batch(
             buckets=bucket_ids,
             count=np.asarray(len(chunk_buckets), np.int32),
             images=images,
-            **{name: place(array) for name, array in arrays.items()},
+            **{name: on_devices(array) for name, array in arrays.items()},
         )
         return batch, BatchIndex(placed=placed, tokens=sum(map(len, parts)))
 
@@ -315,7 +315,7 @@ class BatchLayout:
 Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and the slot of every token within it
 
 
-def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
+def _unshared_bundles(sequences: Seq[Sequence]) -> list[Bundle]:
     """One bundle per sequence: nothing is shared."""
     parts = [Bundle() for _ in sequences]
     for i, (part, sequence) in enumerate(zip(parts, sequences)):
@@ -323,7 +323,7 @@ def _alone(sequences: Seq[Sequence]) -> list[Bundle]:
     return parts
 
 
-def _places(parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], count: int) -> list[Placed]:
+def _placed(parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], count: int) -> list[Placed]:
     placed: list[Placed] = [(0, 0, np.zeros(0, int))] * count
     for part, (micro, shard, start) in zip(parts, starts):
         for member, slots in zip(part.members, part.slots):
@@ -344,7 +344,7 @@ class BatchIndex:
     tokens: int
 
     @property
-    def places(self) -> list[tuple[int, int, int]]:
+    def starts(self) -> list[tuple[int, int, int]]:
         """Per sequence: micro-batch, shard, and slot of its first token. Without sharing, the other tokens follow it."""
         return [(micro, shard, int(slots[0]) if len(slots) else 0) for micro, shard, slots in self.placed]
 

@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
 
-from routerl_jax.core.buckets import in_bucket, listing, place_of
+from routerl_jax.core.buckets import in_bucket, listing, url_of
 from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import DecoderConfig
 
@@ -34,12 +34,12 @@ class Checkpoints:
     file that says so. A kill at any moment leaves the previous one valid.
 
     Args:
-      directory: made if missing; or what stands for a place in a bucket.
+      directory: made if missing; or the mirror of a directory in a bucket.
       keep: number of newest checkpoints that are kept.
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
-        self.directory = _home(pathlib.Path(directory))
+        self.directory = _root(pathlib.Path(directory))
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -155,16 +155,16 @@ class Checkpoints:
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, ascending; makes nothing there."""
-    root = _home(directory)
-    if not in_bucket(root):
+    location = _root(directory)
+    if not in_bucket(location):
         return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal())
-    names = (name.split("/") for name in listing(root))
+    names = (name.split("/") for name in listing(location))
     return sorted({int(step) for step, *rest in names if step.isdecimal() and rest == [_COMMITTED]})
 
 
-def _home(directory: pathlib.Path) -> str:
-    """Where checkpoints are: the place in a bucket if orbax knows its kind, else the absolute path here."""
-    path = place_of(directory)
+def _root(directory: pathlib.Path) -> str:
+    """The location of checkpoints: the URL in a bucket if orbax supports its kind, else the absolute path here."""
+    path = url_of(directory)
     if not path.startswith("s3://"):
         return path
     if jax.process_count() > 1:
@@ -174,24 +174,24 @@ def _home(directory: pathlib.Path) -> str:
     return str(directory.absolute())
 
 
-def check_same_model(saved: dict[str, Any], model: DecoderConfig, where: str) -> None:
+def check_same_model(saved: dict[str, Any], model: DecoderConfig, source: str) -> None:
     """Raises ValueError that names the differing fields if a checkpoint was made by another architecture."""
     current = model_fields(model)
     keys = {*saved, *current} - {"bos_id", "eos_ids"}  # the weights do not depend on these tokens
     differing = [key for key in sorted(keys) if saved.get(key) != current.get(key)]
     if differing:
         shown = ", ".join(f"{key}: {saved.get(key)!r} there, {current.get(key)!r} here" for key in differing[:5])
-        raise ValueError(f"{where} is a checkpoint of another architecture ({shown}); use the model it was made with")
+        raise ValueError(f"{source} is a checkpoint of another architecture ({shown}); use the model it was made with")
 
 
-def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, where: str) -> None:
+def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | None, source: str) -> None:
     """Raises ValueError if a checkpoint's adapter or its base differs from the current one (None: all weights are trained)."""
     if saved is None or current is None:
         if saved is not current:
             kinds = ("a LoRA adapter", "all weights")
             saved_kind, current_kind = kinds if saved is not None else reversed(kinds)
             raise ValueError(
-                f"{where} holds {saved_kind}, but the run trains {current_kind}; set config.model.lora as it was"
+                f"{source} holds {saved_kind}, but the run trains {current_kind}; set config.model.lora as it was"
             )
         return
     for key, noun in (("adapters", "adapter"), ("qtypes", "quantisation")):
@@ -199,10 +199,10 @@ def check_same_adapter(saved: dict[str, Any] | None, current: dict[str, Any] | N
         differing = [name for name in sorted(names) if saved[key].get(name) != current[key].get(name)]
         if differing:
             shown = ", ".join(f"{n}: {saved[key].get(n)} there, {current[key].get(n)} here" for n in differing[:5])
-            raise ValueError(f"{where} has another {noun} ({shown}); set config.model.lora as it was")
+            raise ValueError(f"{source} has another {noun} ({shown}); set config.model.lora as it was")
     if saved["base"] != current["base"]:
         raise ValueError(
-            f"{where} is an adapter on other weights than these (digest {saved['base'][:12]} there, {current['base'][:12]} "
+            f"{source} is an adapter on other weights than these (digest {saved['base'][:12]} there, {current['base'][:12]} "
             f"here); use the base model, in the dtype, that it was trained on"
         )
 

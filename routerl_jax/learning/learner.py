@@ -164,9 +164,9 @@ class Learner:
         Raises:
           OutOfMemory: micro-batches can't be smaller, the weights were lost, or the job has several processes.
         """
-        return with_less(work, self._smaller, "the learner", _REMEDY)
+        return with_less(work, self._smaller_layout, "the learner", _REMEDY)
 
-    def _smaller(self) -> str | None:
+    def _smaller_layout(self) -> str | None:
         # Accelerators find no room before a program has its donated arguments, when it is compiled or its scratch allocated.
         # CPUs find none afterwards; then the weights are gone.
         lost = any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
@@ -205,8 +205,8 @@ def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:
     parts = {path[0] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))}
     for name in frozen:
         if name not in parts:
-            kind, known = model.architecture.model_type, ", ".join(sorted(map(str, parts)))
-            raise ValueError(f"config.model.freeze: a {kind} model has no part {name!r}; it has {known}")
+            kind, names = model.architecture.model_type, ", ".join(sorted(map(str, parts)))
+            raise ValueError(f"config.model.freeze: a {kind} model has no part {name!r}; it has {names}")
     if adapters(model):
         return nnx.LoRAParam
     return nnx.All(nnx.Param, lambda path, _: path[0] not in frozen) if frozen else nnx.Param

@@ -29,7 +29,7 @@ class Scores(NamedTuple):
     logprobs: Float[Array, "B T"]
     entropies: Float[Array, "B T"]
     divergences: Float[Array, "B T"]  # KL with a reference, summed over the vocabulary
-    routing: Routing | None = None  # what the model's routers did; None without experts
+    routing: Routing | None = None  # statistics of the model's routers; None without experts
 
 
 def target_scores(
@@ -96,7 +96,7 @@ def target_scores(
         x = jnp.pad(x, ((0, 0), (0, chunks * size - length), *((0, 0),) * (x.ndim - 2)))
         return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
-    def one(chunk: tuple[Array, Array, Array | None]) -> Scores:
+    def score_chunk(chunk: tuple[Array, Array, Array | None]) -> Scores:
         logits = _split(model.unembed(chunk[0]) / temperature, mesh)
         log_total = jax.nn.logsumexp(logits, axis=-1)
         # A masked sum works on a sharded vocabulary; indexing would gather all of it.
@@ -116,8 +116,8 @@ def target_scores(
     ran = hidden(model)
     inputs = ran.hidden, targets, of_reference
     if chunks == 1:
-        return one(inputs)._replace(routing=ran.routing)
-    scores = jax.lax.map(jax.checkpoint(one), jax.tree.map(cut, inputs))
+        return score_chunk(inputs)._replace(routing=ran.routing)
+    scores = jax.lax.map(jax.checkpoint(score_chunk), jax.tree.map(cut, inputs))
     whole = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length], scores)
     return whole._replace(routing=ran.routing)
 

@@ -119,8 +119,8 @@ def bundles(
         for index in [order[position] for position in run]:
             start = 0
             if bundle.members:
-                taken = bundle.trained[bundle.slots[-1][:-1]]  # trained by any member, not just the neighbour
-                start = _shared(units[index], units[bundle.members[-1]], trained[index], taken)
+                bundle_trained = bundle.trained[bundle.slots[-1][:-1]]  # trained by any member, not just the neighbour
+                start = _shared(units[index], units[bundle.members[-1]], trained[index], bundle_trained)
                 if start < least or len(bundle) + len(sequences[index]) - start > longest:
                     result.append(bundle)
                     bundle, start = Bundle(), 0
@@ -160,15 +160,17 @@ def _units(sequences: Seq[Sequence]) -> list[Units]:
     return result
 
 
-def _shared(one: Units, other: Units, trained: np.ndarray, taken: np.ndarray) -> int:
-    """How many first tokens of `one` may share the slots of those of `other`: the equal ones, but not the last of these.
+def _shared(units: Units, previous: Units, trained: np.ndarray, previous_trained: np.ndarray) -> int:
+    """How many first tokens of a sequence may share the slots of the previous one: the equal ones, except the last of these.
 
     Args:
-      trained: the tokens of `one` on which it is trained.
-      taken: for each slot of `other`, whether a member is trained on the token that it predicts.
+      units: the sequence's tokens (`_units`).
+      previous: those of the previous sequence.
+      trained: the tokens on which the sequence is trained.
+      previous_trained: for each slot of `previous`, whether a member is trained on the token that it predicts.
     """
-    count = min(len(one), len(other))
-    differs = (one[:count] != other[:count]).any(1)
-    differs[1:] |= trained[1:count] & taken[: count - 1]
+    count = min(len(units), len(previous))
+    differs = (units[:count] != previous[:count]).any(1)
+    differs[1:] |= trained[1:count] & previous_trained[: count - 1]
     equal = int(differs.argmax()) if differs.any() else count
     return equal - 1

@@ -98,13 +98,13 @@ def jit_programs(
 def abstract_state(params: nnx.State, optimizer: optax.GradientTransformation, mesh: Mesh) -> LearnerState:
     """The state of a learner as shapes with shardings, for abstract parameters with shardings."""
 
-    def place(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    def sharded(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
     placements = optimizer_shardings(optimizer, params, mesh)
     return LearnerState(
         params=params,
-        opt_state=jax.tree.map(place, jax.eval_shape(optimizer.init, params), placements),
+        opt_state=jax.tree.map(sharded, jax.eval_shape(optimizer.init, params), placements),
         updates=jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh)),  # type: ignore[arg-type]
     )
 
@@ -114,7 +114,7 @@ def optimizer_shardings(optimizer: optax.GradientTransformation, params: nnx.Sta
     replicated."""
     sharding_of = {str(path): leaf.sharding for path, leaf in jax.tree.leaves_with_path(params)}
 
-    def home(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+    def sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
         ends = (str(path[i:]) for i in range(len(path)))
         return (
             next((sharding_of[end] for end in ends if end in sharding_of), replicated(mesh))
@@ -122,7 +122,7 @@ def optimizer_shardings(optimizer: optax.GradientTransformation, params: nnx.Sta
             else replicated(mesh)
         )
 
-    return jax.tree.map_with_path(home, jax.eval_shape(optimizer.init, params))
+    return jax.tree.map_with_path(sharding, jax.eval_shape(optimizer.init, params))
 
 
 def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], Any], batch: Batch, micro: Array) -> Any:
@@ -160,13 +160,13 @@ def _unfold(layout: BatchLayout, values: Array) -> Array:
 def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
     """Log-probabilities of all targets, [M, D, W]."""
 
-    def one(micro: Array, result: Array) -> Array:
+    def micro_batch(micro: Array, result: Array) -> Array:
         logprobs = _on_micro_batch(
             layout, lambda fields: _unfold(layout, score(params, frozen, None, fields).logprobs), batch, micro
         )
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
-    return jax.lax.fori_loop(0, batch.count, one, jnp.zeros(batch.weights.shape, jnp.float32))
+    return jax.lax.fori_loop(0, batch.count, micro_batch, jnp.zeros(batch.weights.shape, jnp.float32))
 
 
 def _update(
@@ -193,7 +193,7 @@ def _update(
 
         return _on_micro_batch(layout, on_fields, batch, micro)
 
-    def one(micro: Array, carry: tuple[Any, dict[str, Array], Array]) -> tuple[Any, dict[str, Array], Array]:
+    def accumulate(micro: Array, carry: tuple[Any, dict[str, Array], Array]) -> tuple[Any, dict[str, Array], Array]:
         grads, metrics, logprobs = gradient(micro)
         return (
             jax.tree.map(jnp.add, carry[0], grads),
@@ -204,7 +204,7 @@ def _update(
     grads, metrics, _ = jax.eval_shape(gradient, jnp.int32(0))
     start = (grads, metrics, jax.eval_shape(lambda: jnp.zeros(batch.weights.shape, jnp.float32)))
     start = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), start)
-    grads, metrics, logprobs = jax.lax.fori_loop(0, batch.count, one, start)
+    grads, metrics, logprobs = jax.lax.fori_loop(0, batch.count, accumulate, start)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = cast(nnx.State, optax.apply_updates(state.params, updates))
     weight = jnp.maximum(metrics.pop("weight"), 1e-9)

@@ -44,7 +44,7 @@ def conversation_json(conversation: Sequence[Message]) -> list[list[str]]:
     Raises:
       ValueError: a picture can't be read.
     """
-    return [[m.role, m.content, *map(image_digest, m.images), *map(str, m.places)] for m in conversation]
+    return [[m.role, m.content, *map(image_digest, m.images), *map(str, m.image_offsets)] for m in conversation]
 
 
 class ChatModel(Protocol):
@@ -57,7 +57,7 @@ class ChatModel(Protocol):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """What answers depend on besides the model's name and the arguments of a call; JSON-serialisable."""
+        """The settings on which answers depend, besides the model's name and a call's arguments; JSON-serialisable."""
         ...
 
     def complete(

@@ -31,7 +31,7 @@ class EngineModel:
 
     Args:
       engine: its tokenizer must have a chat template.
-      name: name of the model; default: what the tokenizer was loaded from.
+      name: name of the model; default: the source of its tokenizer.
 
     Raises:
       ValueError: the tokenizer has no chat template, or the job has several processes (each would need the same

@@ -178,7 +178,7 @@ class _Bounded:
         self._model = model
 
     def complete(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Completion]:
-        done: Future[list[Completion]] = Future()
+        future: Future[list[Completion]] = Future()
         context = contextvars.copy_context()  # the time limit holds in the thread, too
 
         def work() -> None:
@@ -190,12 +190,12 @@ class _Bounded:
             except Exception as error:
                 result = _failed(f"{type(error).__name__}: {error}", conversations)
             with contextlib.suppress(Exception):
-                done.set_result(result)
+                future.set_result(result)
 
         threading.Thread(target=work, daemon=True, name="judge").start()
         seconds = seconds_left(math.inf)
         try:
-            return done.result(None if seconds == math.inf else seconds + _GRACE)
+            return future.result(None if seconds == math.inf else seconds + _GRACE)
         except TimeoutError:
             return _failed(f"{self.name}: no reply within {seconds:.3g} s", conversations)
 

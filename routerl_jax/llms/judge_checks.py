@@ -1,4 +1,4 @@
-"""Checks a judge for bias: does its verdict change although what it judges says the same?"""
+"""Checks a judge for bias: does its verdict change if the same answer has another form?"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CHECKS: Mapping[str, Callable[[Episode], Episode | None]] = {
 
 
 def check_judge(judge: Judge, episodes: Sequence[Episode], most: int) -> dict[str, dict[str, float]]:
-    """Asks a judge about changed forms of what it has judged.
+    """Asks a judge about changed forms of answers that it has judged.
 
     Args:
       episodes: with their verdicts. Those that were found right or wrong are checked, `most` of them, from the first.

@@ -72,18 +72,18 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
     True for right, true, yes or correct; False for wrong, false, no or incorrect; in upper or lower case. Reasoning before
     `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without tags it stands alone on the
     last line, after a label ("Verdict: true"), at the beginning before a comma or a full stop, or in a statement ("The answer
-    is wrong."). None if there is no verdict, or if these places disagree.
+    is wrong."). None if there is no verdict, or if several verdicts disagree.
     """
     text = without_thinking(reply).lower()
     if tag:
         tagged = re.findall(rf"<{tag.lower()}>(.*?)(?:</{tag.lower()}>|\Z)", text, re.DOTALL)
         if tagged:
-            return _lone(tagged[-1])
+            return _lone_verdict(tagged[-1])
     lines = [line for line in text.splitlines() if re.search(r"\w", line)]
     if not lines:
         return None
     text = text.strip(" \n\t*_`\"'#>[({")
-    verdicts = {_lone(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
+    verdicts = {_lone_verdict(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
     verdicts |= {_VERDICTS[word] != bool(negated) for negated, word in _STATED.findall(text)}
     if first := _FIRST.match(text):
         verdicts.add(_VERDICTS[first[1]])
@@ -91,7 +91,7 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
     return verdicts.pop() if len(verdicts) == 1 else None
 
 
-def _lone(text: str) -> bool | None:
+def _lone_verdict(text: str) -> bool | None:
     """The verdict if the text is nothing else, punctuation aside."""
     match = _ALONE.fullmatch(re.sub(r"\W+", " ", text.replace("_", " ")).strip())
     return _VERDICTS[match[1]] if match else None

@@ -52,7 +52,7 @@ class Budget:
             return True
 
     def spend(self, cost: float, aside: float = 0.0) -> None:
-        """Records money as spent, and releases what was reserved for it (`aside`)."""
+        """Records money as spent, and releases the amount that was reserved for it (`aside`)."""
         with self._lock:
             self.spent += cost
             self._aside -= aside
@@ -85,9 +85,9 @@ class MeteredModel:
     ) -> list[Completion]:
         """One answer per conversation, in order, asked one after the other. A conversation that fails has `error` set."""
         options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
-        return [self._one(conversation, **options, sample=sample, **more) for conversation in conversations]
+        return [self._complete_one(conversation, **options, sample=sample, **more) for conversation in conversations]
 
-    def _one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
+    def _complete_one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
         prompt_tokens = sum(
             len(message.content) // _LETTERS + _PICTURE * len(message.images) + 8 for message in conversation
         )

@@ -96,11 +96,11 @@ class OpenAIModel:
 
         seconds = seconds_left(math.inf)
 
-        async def ask(one: Sequence[Message]) -> Completion:
+        async def ask(conversation: Sequence[Message]) -> Completion:
             options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
             try:
                 async with asyncio.timeout(None if seconds == math.inf else seconds):
-                    return await self.complete_async(one, **options, sample=sample, fields=fields)
+                    return await self.complete_async(conversation, **options, sample=sample, fields=fields)
             except TimeoutError:
                 return Completion(
                     error=f"{self._url}: no answer within the {seconds:.3g} s that are left",
@@ -202,13 +202,13 @@ def _content(message: Message, pictures: Sequence[str]) -> str | list[dict[str, 
         return message.content
     parts: list[dict[str, Any]] = []
     position = 0
-    for offset, uri in zip(message.places or [0] * len(pictures), pictures, strict=True):
+    for offset, uri in zip(message.image_offsets or [0] * len(pictures), pictures, strict=True):
         if text := message.content[position:offset]:
             parts.append({"type": "text", "text": text})
         parts.append({"type": "image_url", "image_url": {"url": uri}})
         position = offset
     text = message.content[position:]
-    return [*parts, {"type": "text", "text": text}] if text or not message.places else parts
+    return [*parts, {"type": "text", "text": text}] if text or not message.image_offsets else parts
 
 
 def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:

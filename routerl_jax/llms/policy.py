@@ -130,7 +130,7 @@ class ChatModel(Endpoint):
             identity=(zlib.crc32(example_id.encode()), sample), ledger=Ledger(), example_id=example_id, usage=Usage()
         )
         try:
-            fed = self._fed(prompt, images)
+            fed = self._feed_arguments(prompt, images)
         except TurnFailed:
             raise
         except ValueError as error:
@@ -149,12 +149,12 @@ class ChatModel(Endpoint):
 
     def feed(self, stream: Stream, tokens: Sequence[int], images: Sequence[ImageSource] = ()) -> None:
         """Appends tokens that the policy did not write. Raises DoesNotFit, and ValueError as `open` does."""
-        fed = self._fed(tokens, images)
+        fed = self._feed_arguments(tokens, images)
         if len(fed["tokens"]) > self.room(stream):
             raise DoesNotFit(f"{len(fed['tokens'])} tokens do not fit: {stream.name} has room for {self.room(stream)}")
         stream.ledger.feed(**fed)
 
-    def _fed(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
+    def _feed_arguments(self, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
         if not images:
             return {"tokens": tokens}
         if self._pictures is None:
@@ -187,7 +187,7 @@ class ChatModel(Endpoint):
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         chat = chat_request(stream.ledger, stream.forced, self.transcript, self.config.form)
-        request = _Request(what=chat, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
+        request = _Request(chat=chat, stops=tuple(stops), max_tokens=min(max_tokens or room, room), sampling=sampling)
         self._under_way[id(stream)] = (stream, request)
         if len(self._workers) < min(self.rows, len(self._under_way)):
             self._workers.append(threading.Thread(target=self._work, daemon=True, name="chat-model"))
@@ -231,7 +231,7 @@ class ChatModel(Endpoint):
         sampling, fields = request.sampling, {}
         if stops := to_send(request.stops):
             fields["stop"] = stops
-        if request.what.continued:
+        if request.chat.continued:
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
         if sampling.temperature > 0:
             key = f"{self.seed}/{stream.example_id}/{stream.identity[1]}/{stream.turn}"
@@ -247,7 +247,7 @@ class ChatModel(Endpoint):
     def _ask(self, request: _Request, fields: dict[str, Any]) -> Completion:
         try:
             return self.model.complete(
-                [request.what.messages],
+                [request.chat.messages],
                 max_tokens=request.max_tokens,
                 temperature=request.sampling.temperature,
                 fields=fields,
@@ -271,14 +271,14 @@ class ChatModel(Endpoint):
         )
         if reply.error is not None:
             return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
-        if request.what.continued:
-            text = after_message(reply.text, request.what.messages[-1].content)
+        if request.chat.continued:
+            text = after_message(reply.text, request.chat.messages[-1].content)
         else:
-            text = continuation(reply.text, request.what.begun)
-        if not text.strip() and not request.what.continued:  # a continued message may end where it is
+            text = continuation(reply.text, request.chat.begun)
+        if not text.strip() and not request.chat.continued:  # a continued message may end where it is
             message = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
             return TurnFailed(Failure(kind=faults.EMPTY, message=message))
-        text, reason = ended(reply, replace_surrogates(text), request.stops, request.what.begun)
+        text, reason = ended(reply, replace_surrogates(text), request.stops, request.chat.begun)
         ids = self.transcript.encode_written(text)
         stream.ledger.sample(ids, [0.0] * len(ids), -1)
         stream.turn += 1
@@ -288,7 +288,7 @@ class ChatModel(Endpoint):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Request:
-    what: ChatRequest
+    chat: ChatRequest
     stops: tuple[str, ...]
     max_tokens: int
     sampling: Sampling

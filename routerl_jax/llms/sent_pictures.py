@@ -65,7 +65,7 @@ class SentPictures:
         try:
             key = image_digest(source)
             if key not in self._sent:
-                self._sent[key] = self._made(source, name)
+                self._sent[key] = self._encoded(source, name)
         except ValueError as error:
             raise UnusablePicture(Failure(kind=faults.PICTURE, message=str(error))) from error
         self._sent.move_to_end(key)
@@ -102,7 +102,7 @@ class SentPictures:
             fed_tokens += [token] * picture.tokens
         return {"tokens": fed_tokens, "images": starts}
 
-    def _made(self, source: ImageSource, name: str | None) -> SentPicture:
+    def _encoded(self, source: ImageSource, name: str | None) -> SentPicture:
         image = decode_image(source, name=name)
         processor = self.processor
         _, rows, columns = processor.grid(image.height, image.width, name=name or "image")

@@ -1,4 +1,4 @@
-"""Where the policy's own text in an endpoint's reply begins, and at which stop string it ended."""
+"""Finds the beginning of the policy's own text in an endpoint's reply, and the stop string that ended it."""
 
 from __future__ import annotations
 

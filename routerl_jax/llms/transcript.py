@@ -122,13 +122,13 @@ class Transcript(Tokenizer):
 
 
 @dataclasses.dataclass
-class _Said:
-    """A run of one role's text. In the last one, the forced beginning of the policy's turn starts at index `written`."""
+class _RolePart:
+    """A run of one role's text. In the last one, the forced beginning of the policy's turn starts at character `written`."""
 
     role: Role
     text: str = ""
     images: list[Any] = dataclasses.field(default_factory=list)
-    places: list[int] = dataclasses.field(default_factory=list)
+    image_offsets: list[int] = dataclasses.field(default_factory=list)
     written: int = 0
 
 
@@ -163,13 +163,13 @@ def chat_request(
       forced: spans of the ledger that were fed in the policy's place.
     """
     if form == "continue":
-        parts = _said(ledger, forced, transcript, whole=True)
+        parts = _parts_by_role(ledger, forced, transcript, whole=True)
         if not any(part.images for part in parts if part.role == "assistant"):
             continued = bool(parts) and parts[-1].role == "assistant"
             begun = parts[-1].text[parts[-1].written :] if continued else ""
             return ChatRequest(messages=[_message(part) for part in parts], begun=begun, continued=continued)
-    parts = _said(ledger, forced, transcript, whole=False)
-    last = parts[-1] if parts else _Said("user")
+    parts = _parts_by_role(ledger, forced, transcript, whole=False)
+    last = parts[-1] if parts else _RolePart("user")
     if last.role != "assistant":
         return ChatRequest(messages=[_message(part, strip=True) for part in parts])
     begun, last.text = last.text[last.written :], last.text[: last.written]
@@ -178,18 +178,20 @@ def chat_request(
     if parts and parts[-1].role == "user":
         parts[-1].text = f"{parts[-1].text.rstrip()}\n\n{request}"
     else:
-        parts.append(_Said("user", request))
+        parts.append(_RolePart("user", request))
     return ChatRequest(messages=[_message(part, strip=True) for part in parts], begun=begun)
 
 
-def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, *, whole: bool) -> list[_Said]:
+def _parts_by_role(
+    ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Transcript, *, whole: bool
+) -> list[_RolePart]:
     """The conversation cut by role. `whole`: observations within the assistant's turn count as the assistant's."""
     policy_mask = list(ledger.sampled)
     written_mask = list(policy_mask)
     for start, stop in forced:
         policy_mask[start:stop] = [True] * (stop - start)
     pictures = dict(ledger.images)
-    parts: list[_Said] = []
+    parts: list[_RolePart] = []
     role: Role | None = None
     has_written = False  # the policy has written something in this turn
     i = 0
@@ -205,12 +207,12 @@ def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Trans
             speaker: Role = "assistant" if by_assistant else role if role in ("system", "user") else "user"
             has_written = has_written or policy_mask[i]
             if not parts or parts[-1].role != speaker:
-                parts.append(_Said(speaker))
+                parts.append(_RolePart(speaker))
             if i in pictures:
                 picture = pictures[i]
                 assert isinstance(picture, SentPicture)
                 parts[-1].images.append(picture.content)
-                parts[-1].places.append(len(parts[-1].text))
+                parts[-1].image_offsets.append(len(parts[-1].text))
                 i += picture.tokens - 1
             else:
                 parts[-1].text += transcript.decode([token])
@@ -220,10 +222,10 @@ def _said(ledger: Ledger, forced: Collection[tuple[int, int]], transcript: Trans
     return [part for part in parts if part.text.strip() or part.images]
 
 
-def _message(said: _Said, strip: bool = False) -> Message:
-    text, offsets = said.text, said.places
+def _message(part: _RolePart, strip: bool = False) -> Message:
+    text, offsets = part.text, part.image_offsets
     if strip:
         start = len(text) - len(text.lstrip())
         text = text.strip()
         offsets = [min(max(offset - start, 0), len(text)) for offset in offsets]
-    return Message(role=said.role, content=text, images=tuple(said.images), places=tuple(offsets))
+    return Message(role=part.role, content=text, images=tuple(part.images), image_offsets=tuple(offsets))

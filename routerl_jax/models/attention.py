@@ -56,7 +56,7 @@ class Attention:
         return cls(kind=kinds.get(mesh.devices.flat[0].platform, "xla"), mesh=mesh)
 
     @classmethod
-    def where(cls, weight: Array) -> Attention:
+    def for_weight(cls, weight: Array) -> Attention:
         """The best implementation for the devices of a weight; `xla` for a traced weight, whose devices are unknown."""
         if isinstance(weight, Tracer) or not isinstance(weight.sharding, NamedSharding):
             return cls()
@@ -129,8 +129,7 @@ def _cudnn(
     if segment_ids is None:
         # cuDNN's window leaves the query itself out.
         return attend(local_window_size=None if window is None else (window - 1, 0))
-    every = (0, q.shape[1])
-    return attend(mask=_seen(segment_ids, every, every, causal, window, segment_ends)[:, None])
+    return attend(mask=_visible(segment_ids, causal, window, segment_ends)[:, None])
 
 
 def _xla(
@@ -156,25 +155,19 @@ def _xla(
     return _by_device(local, mesh, q, k, v, segment_ids, segment_ends)
 
 
-def _seen(
-    segment_ids: Array | None,
-    queries: tuple[int, int],
-    keys: tuple[int, int],
-    causal: bool,
-    window: int | None,
-    segment_ends: Array | None = None,
-) -> Bool[Array, "#B Q S"]:
-    """True where a query (of one range of indices) sees a key (of another range)."""
-    at = jnp.arange(*queries)[:, None] - jnp.arange(*keys)[None]
-    seen = jnp.ones(at.shape, bool) if not causal else at >= 0
+def _visible(
+    segment_ids: Int[Array, "B T"], causal: bool, window: int | None, segment_ends: Array | None
+) -> Bool[Array, "B Q S"]:
+    """True where a query sees a key."""
+    index = jnp.arange(segment_ids.shape[1])
+    distance = index[:, None] - index
+    visible = jnp.ones(distance.shape, bool) if not causal else distance >= 0
     if window is not None:
-        seen &= at < window
-    if segment_ids is None:
-        return seen[None]
-    own, other = segment_ids[:, slice(*queries), None], segment_ids[:, None, slice(*keys)]
+        visible &= distance < window
+    query_segments, key_segments = segment_ids[:, :, None], segment_ids[:, None]
     if segment_ends is None:
-        return seen & (own == other)
-    return seen & (other <= own) & (own < segment_ends[:, None, slice(*keys)])
+        return visible & (query_segments == key_segments)
+    return visible & (key_segments <= query_segments) & (query_segments < segment_ends[:, None])
 
 
 def _splash(

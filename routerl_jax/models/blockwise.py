@@ -79,14 +79,14 @@ def _forward(
 ) -> tuple[Array, tuple[Any, ...]]:
     """The output, and what the backward pass needs: the inputs, the output by tiles, and log(sum(exp(scores)))."""
     size, keys, values = tiling.size, k.swapaxes(1, 2), v.swapaxes(1, 2)
-    seen = _Seen(tiling, q.shape[1], ids, ends)
+    visible = _Visible(tiling, q.shape[1], ids, ends)
 
     def of_queries(_: None, tile: tuple[Array | int, Array]) -> tuple[None, tuple[Array, Array]]:
         at, queries = tile
 
         def of_keys(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             most, total, mixed = carry
-            scores = seen.scores(queries, _tile(keys, number, size), at, number)
+            scores = visible.scores(queries, _tile(keys, number, size), at, number)
             above = jnp.maximum(most, scores.max(2))
             weights = jnp.exp(scores - above[:, :, None])
             scale = jnp.exp(most - above)
@@ -95,7 +95,7 @@ def _forward(
 
         batch, heads, count, width = queries.shape
         start = jnp.full((batch, heads, count), _LEAST), jnp.zeros((batch, heads, count))
-        most, total, mixed = seen.loop(at, of_keys, (*start, jnp.zeros((batch, heads, width, count))))
+        most, total, mixed = visible.loop(at, of_keys, (*start, jnp.zeros((batch, heads, width, count))))
         return None, ((mixed / total[:, :, None]).astype(q.dtype), most + jnp.log(total))
 
     queries = _by_tile(q * q.shape[-1] ** -0.5, k.shape[2], size)
@@ -106,7 +106,7 @@ def _forward(
 def _backward(tiling: Tiling, residuals: tuple[Any, ...], gradient: Array) -> tuple[Array | None, ...]:
     q, k, v, ids, ends, mixed, sums = residuals
     size, keys, values = tiling.size, k.swapaxes(1, 2), v.swapaxes(1, 2)
-    seen = _Seen(tiling, q.shape[1], ids, ends)
+    visible = _Visible(tiling, q.shape[1], ids, ends)
 
     def of_queries(carry: tuple[Array, Array], tile: tuple[Any, ...]) -> tuple[tuple[Array, Array], Array]:
         at, queries, gradients, outputs, logs = tile
@@ -115,7 +115,7 @@ def _backward(tiling: Tiling, residuals: tuple[Any, ...], gradient: Array) -> tu
         def of_keys(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             of_q, of_k, of_v = carry
             k_tile, v_tile = _tile(keys, number, size), _tile(values, number, size)
-            weights = jnp.exp(seen.scores(queries, k_tile, at, number) - logs[:, :, None])
+            weights = jnp.exp(visible.scores(queries, k_tile, at, number) - logs[:, :, None])
             of_weights = _product("BKSH,BKQH->BKSQ", v_tile, gradients)
             of_scores = (weights * (of_weights - inner[:, :, None])).astype(q.dtype)
             of_q = of_q + _product("BKSQ,BKSH->BKQH", of_scores, k_tile)
@@ -123,7 +123,7 @@ def _backward(tiling: Tiling, residuals: tuple[Any, ...], gradient: Array) -> tu
             of_v = _add(of_v, _product("BKSQ,BKQH->BKSH", weights.astype(v.dtype), gradients), number)
             return of_q, of_k, of_v
 
-        of_q, *others = seen.loop(at, of_keys, (jnp.zeros(queries.shape), *carry))
+        of_q, *others = visible.loop(at, of_keys, (jnp.zeros(queries.shape), *carry))
         return tuple(others), of_q
 
     scale = q.shape[-1] ** -0.5
@@ -137,7 +137,7 @@ def _backward(tiling: Tiling, residuals: tuple[Any, ...], gradient: Array) -> tu
 _attend.defvjp(_forward, _backward)
 
 
-class _Seen:
+class _Visible:
     """Which keys queries see, by tile."""
 
     def __init__(self, tiling: Tiling, length: int, ids: Array | None, ends: Array | None) -> None:

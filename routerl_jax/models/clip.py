@@ -203,7 +203,7 @@ class Clip(PictureEmbedder):
         needed."""
         word = self.text.word[...]
         with matmul_precision(word.dtype):
-            return self.text(jnp.asarray(tokens), attention or Attention.where(word)).astype(jnp.float32)
+            return self.text(jnp.asarray(tokens), attention or Attention.for_weight(word)).astype(jnp.float32)
 
     def encode_image(
         self, pixels: Float[Array, "B S S 3"], *, attention: Attention | None = None
@@ -211,12 +211,12 @@ class Clip(PictureEmbedder):
         """Projected vectors of preprocessed pictures (`config.images`), float32, not normalised."""
         patch = self.vision.patch[...]
         with matmul_precision(patch.dtype):
-            return self.vision(jnp.asarray(pixels), attention or Attention.where(patch)).astype(jnp.float32)
+            return self.vision(jnp.asarray(pixels), attention or Attention.for_weight(patch)).astype(jnp.float32)
 
     def _vectors(
         self, inputs: Sequence[str | list[int] | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N E"]:
-        parts = [text_and_picture(one) for one in inputs]
+        parts = [text_and_picture(item) for item in inputs]
         written = [i for i, (text, _) in enumerate(parts) if text]
         shown = [i for i, (_, image) in enumerate(parts) if image is not None]
         bar.total = len(written) + len(shown)

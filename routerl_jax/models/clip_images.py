@@ -49,17 +49,17 @@ class ClipImageProcessor:
     def _middle(self, image: Image.Image) -> np.ndarray:
         """The crop of the resized picture, uint8."""
         if isinstance(self.size, tuple):
-            high, wide = self.size
+            height, width = self.size
         else:
             long = int(self.size * max(image.size) / min(image.size))
-            high, wide = (long, self.size) if image.width <= image.height else (self.size, long)
-        top, left = (high - self.crop) // 2, (wide - self.crop) // 2
-        if high * wide > _MOST_PIXELS:
+            height, width = (long, self.size) if image.width <= image.height else (self.size, long)
+        top, left = (height - self.crop) // 2, (width - self.crop) // 2
+        if height * width > _MOST_PIXELS:
             raise ValueError(
-                f"a picture of {image.width}x{image.height} pixels would become {wide}x{high} before the middle is cut out; "
+                f"a picture of {image.width}x{image.height} pixels would become {width}x{height} before the middle is cut out; "
                 f"crop or pad it"
             )
-        resized = np.asarray(image.resize((wide, high), Image.Resampling(self.resample)))
+        resized = np.asarray(image.resize((width, height), Image.Resampling(self.resample)))
         # If a side is shorter than the crop, it is padded with black on both ends; an odd line goes to the start.
         above, before = max(0, -top), max(0, -left)
         resized = resized[max(0, top) : max(0, top) + self.crop, max(0, left) : max(0, left) + self.crop]

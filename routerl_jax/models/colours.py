@@ -52,7 +52,7 @@ class Colours(PictureEmbedder):
     def _vectors(
         self, inputs: Sequence[str | ImageSource | TextAndImage], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
-        split = [text_and_picture(one) for one in inputs]
+        split = [text_and_picture(item) for item in inputs]
         joined = np.zeros((len(inputs), self.dim), np.float32)
         written = [i for i, (text, _) in enumerate(split) if text]
         if written:

@@ -75,7 +75,7 @@ class CrossEncoder(Encoder):
           ValueError: there is no tokenizer.
         """
         read = [self.pair(query, passage) for query, passage in pairs]
-        ids = [one for one, _ in read]
+        ids = [pair_ids for pair_ids, _ in read]
 
         def filled(rows: list[int], shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
             tokens, mask = self._token_batch(ids, rows, shape)
@@ -85,7 +85,9 @@ class CrossEncoder(Encoder):
             return tokens, mask, types
 
         scores = np.zeros(len(ids), np.float32)
-        for rows, values in self._run(_scored, [len(one) for one in ids], filled, batch_size, self.longest_text):
+        for rows, values in self._run(
+            _scored, [len(pair_ids) for pair_ids in ids], filled, batch_size, self.longest_text
+        ):
             scores[rows] = values
         return scores
 

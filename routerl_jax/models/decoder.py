@@ -52,7 +52,7 @@ class Features:
     def instead_of(self, x_BTD: Array) -> Array:
         """The tokens' embeddings, with the features inserted."""
         values = self.values if self.values.ndim == 3 else self.values[:, :, 0]
-        return jnp.where(self.index[..., None] >= 0, self._taken(values, x_BTD), x_BTD)
+        return jnp.where(self.index[..., None] >= 0, self._features(values, x_BTD), x_BTD)
 
     def added_to(self, x_BTD: Array, layer: Int[Array, ""] | int) -> Array:
         """The output of a layer, with its deep features added."""
@@ -61,22 +61,22 @@ class Features:
             return x_BTD
 
         def add(x: Array) -> Array:
-            here = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
-            return x + jnp.where(self.index[..., None] >= 0, self._taken(here, x), 0)
+            added = jax.lax.dynamic_index_in_dim(self.values, layer + 1, axis=2, keepdims=False)
+            return x + jnp.where(self.index[..., None] >= 0, self._features(added, x), 0)
 
         if isinstance(layer, int):
             return add(x_BTD) if layer < depth else x_BTD
         return jax.lax.cond(layer < depth, add, lambda x: x, x_BTD)
 
-    def _taken(self, values: Array, x_BTD: Array) -> Array:
+    def _features(self, values: Array, x_BTD: Array) -> Array:
         """The feature of each token; any for tokens without one."""
         index = self.index.reshape(values.shape[0], -1, 1)
-        taken = jnp.take_along_axis(values, jnp.maximum(index, 0), axis=1)
-        return taken.reshape(x_BTD.shape).astype(x_BTD.dtype)
+        features = jnp.take_along_axis(values, jnp.maximum(index, 0), axis=1)
+        return features.reshape(x_BTD.shape).astype(x_BTD.dtype)
 
 
 class DecoderOutput(NamedTuple):
-    """What `Decoder.run` gives."""
+    """The result of `Decoder.run`."""
 
     hidden: Float[Array, "B T D"]  # normed
     caches: Any
@@ -224,7 +224,7 @@ class Decoder(nnx.Module):
         features: Features | None = None,
         replayed: Int[Array, "B T L C"] | None = None,
     ) -> DecoderOutput:
-        """Runs whole sequences: hidden states, and what the routers did (of tokens in a segment that is not 0).
+        """Runs whole sequences. Gives hidden states and the routers' statistics (of tokens in a segment that is not 0).
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
@@ -235,7 +235,7 @@ class Decoder(nnx.Module):
             so pass it there.
           replayed: see `run`.
         """
-        backend = attention or Attention.where(self.embedding[...])
+        backend = attention or Attention.for_weight(self.embedding[...])
         tokens = jnp.asarray(tokens)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -287,7 +287,7 @@ class Decoder(nnx.Module):
           mesh: the program's devices, which experts are split over.
 
         Returns:
-          Normed hidden states, the new caches in the same form, and what the routers did.
+          Normed hidden states, the new caches in the same form, and the routers' statistics.
         """
         with matmul_precision(self.compute_dtype):
             routing = {"counted": counted, "mesh": mesh}
@@ -302,7 +302,7 @@ class Decoder(nnx.Module):
         sparse = self.config.sparse
 
         def layer(i: int) -> nnx.State:
-            """Feed-forwards and experts are stacks of their own; a layer does not read what it gets of the other kind."""
+            """Feed-forwards and experts are stacks of their own; a layer ignores the weights of the other kind."""
             before = {True: sparse[:i].count(True), False: sparse[:i].count(False)}
 
             def at(path: Any, p: Array) -> Array:
@@ -342,13 +342,15 @@ class Decoder(nnx.Module):
             x: Array,
             params: nnx.State,
             cache: Any,
-            here: LayerAttend,
+            layer_attend: LayerAttend,
             number: Any,
             sparse: bool,
             replayed: Array | None,
         ) -> tuple[Array, Any, Routing | None]:
             def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
-                return nnx.merge(graph, params)(x, rope, here, cache, dtype, sparse, replayed=replayed, **routing)
+                return nnx.merge(graph, params)(
+                    x, rope, layer_attend, cache, dtype, sparse, replayed=replayed, **routing
+                )
 
             if remat != "none":
                 call = jax.checkpoint(call, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
@@ -378,15 +380,15 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any, Routing | None]:
         """The layers one after the other in Python: `block`'s output, the new caches in the form of `caches`, and the routing
         of the layers that have experts."""
-        held, routings, new = caches, [], []
+        cache_state, routings, new = caches, [], []
         for i, (params, window, sparse) in enumerate(zip(layers, self.config.windows, self.config.sparse)):
-            here = functools.partial(_attend_in_window, attend, window)
-            cache = (i, held) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
-            own = None if replayed is None or not sparse else replayed[len(routings)]
-            x, held, routed = block(x, params, cache, here, i, sparse, own)
-            new.append(held)
+            layer_attend = functools.partial(_attend_in_window, attend, window)
+            cache = (i, cache_state) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
+            replayed_experts = None if replayed is None or not sparse else replayed[len(routings)]
+            x, cache_state, routed = block(x, params, cache, layer_attend, i, sparse, replayed_experts)
+            new.append(cache_state)
             routings += [] if routed is None else [routed]
-        return x, held if shared else new if unroll else _stack(new), _stack(routings) if routings else None
+        return x, cache_state if shared else new if unroll else _stack(new), _stack(routings) if routings else None
 
     def _scanned(
         self,
@@ -400,21 +402,23 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, Any, Routing | None]:
         """`_looped` as a scan over the stacked weights, for layers of one kind."""
         windows, sparse = self.config.windows, self.config.sparse[0]
-        alike = len(set(windows)) == 1
+        uniform = len(set(windows)) == 1
 
         def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
-            (x, held), (params, cache, number, windowed, replayed) = carry, layer
-            if alike:
-                here = functools.partial(_attend_in_window, attend, windows[0])
+            (x, cache_state), (params, cache, number, windowed, replayed) = carry, layer
+            if uniform:
+                layer_attend = functools.partial(_attend_in_window, attend, windows[0])
             else:  # the one body of the scan holds both attentions, and selects one
-                here = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
-            x, cache, routed = block(x, params, (number, held) if shared else cache, here, number, sparse, replayed)
-            return ((x, cache), (None, routed)) if shared else ((x, held), (cache, routed))
+                layer_attend = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
+            x, cache, routed = block(
+                x, params, (number, cache_state) if shared else cache, layer_attend, number, sparse, replayed
+            )
+            return ((x, cache), (None, routed)) if shared else ((x, cache_state), (cache, routed))
 
-        flags = None if alike else jnp.asarray([window is not None for window in windows])
+        flags = None if uniform else jnp.asarray([window is not None for window in windows])
         layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
-        (x, held), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
-        return x, held if shared else new, routed
+        (x, cache_state), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
+        return x, cache_state if shared else new, routed
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""

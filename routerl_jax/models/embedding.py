@@ -103,9 +103,9 @@ class Embedder(nnx.Module):
 
     def _ids(self, texts: Sequence[str | list[int]], prefix: str) -> list[list[int]]:
         ids = [text if isinstance(text, list) else self.encode(text, prefix) for text in texts]
-        for i, one in enumerate(ids):
-            if not 0 < len(one) <= self.longest_text:
-                raise ValueError(f"input {i} has {len(one)} ids; this encoder reads 1 to {self.longest_text}")
+        for i, input_ids in enumerate(ids):
+            if not 0 < len(input_ids) <= self.longest_text:
+                raise ValueError(f"input {i} has {len(input_ids)} ids; this encoder reads 1 to {self.longest_text}")
         return ids
 
     def _token_batch(
@@ -164,12 +164,12 @@ class PictureEmbedder(Embedder):
 
 
 def text_and_picture(
-    one: str | list[int] | ImageSource | TextAndImage,
+    item: str | list[int] | ImageSource | TextAndImage,
 ) -> tuple[str | list[int] | None, ImageSource | None]:
     """(text, picture) of an input of a `PictureEmbedder`."""
-    if isinstance(one, TextAndImage):
-        return one.text, one.image
-    return (one, None) if isinstance(one, (str, list)) else (None, one)
+    if isinstance(item, TextAndImage):
+        return item.text, item.image
+    return (item, None) if isinstance(item, (str, list)) else (None, item)
 
 
 def batches(

@@ -109,7 +109,7 @@ class Encoder(Embedder):
         """
         if tokens.shape[1] > self.config.max_length:  # JAX would use the last position for all later ones
             raise ValueError(f"rows of {tokens.shape[1]} tokens; this encoder has {self.config.max_length} positions")
-        attention = attention or Attention.where(self.word[...])
+        attention = attention or Attention.for_weight(self.word[...])
         with matmul_precision(self.word[...].dtype):
             return self._hidden(jnp.asarray(tokens), jnp.asarray(mask, bool), types, attention)
 

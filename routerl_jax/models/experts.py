@@ -34,7 +34,7 @@ _FEW_TOKENS = 256
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Routing:
-    """What the routers did, of one layer, or of L sparse layers on a first axis (of `chosen`: on the third).
+    """Statistics of the routers of one layer, or of L sparse layers on a first axis (of `chosen`: on the third).
 
     Attributes:
       chosen: the experts of each token.
@@ -71,7 +71,7 @@ class Experts(nnx.Module):
         counted: Bool[Array, "B T"] | None = None,
         mesh: Mesh | None = None,
     ) -> tuple[Float[Array, "B T D"], Routing]:
-        """The feed-forward's output, and what the router did.
+        """The feed-forward's output, and the statistics of its router.
 
         Args:
           replayed: experts to take; their weights are this router's, so its gradient flows (rollout routing replay, arXiv
@@ -114,15 +114,15 @@ def balance_loss(routing: Routing) -> Float[Array, ""]:
 
 def own_share(config: ExpertsConfig | None, mesh: Mesh) -> float:
     """The share of the choices of its tokens that a device computes, if every expert is as likely as any."""
-    ways = mesh.shape["tensor"]
-    return 1 / ways if config is not None and config.count % ways == 0 else 1.0
+    devices = mesh.shape["tensor"]
+    return 1 / devices if config is not None and config.count % devices == 0 else 1.0
 
 
 def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...], mesh: Mesh | None) -> Array:
     """`_compute` with rows split over the batch axes, and experts (their channels, if they can't be divided) over `tensor`.
 
-    Every device computes its own experts for its own rows, and the results are summed over `tensor`: tokens are there already,
-    as in a dense layer, so none is sent to its expert.
+    Every device computes its own experts for its own rows, and the results are summed over `tensor`. As in a dense layer, the
+    devices along `tensor` have the same tokens, so no token is sent to its expert.
     """
     if mesh is None or mesh.size == 1:
         return _compute(x, chosen, weights, *matrices, first=0)
@@ -130,16 +130,20 @@ def _on_mesh(x: Array, chosen: Array, weights: Array, matrices: tuple[Array, ...
     rows = PartitionSpec(BATCH_AXES if x.shape[0] % batch_shards(mesh) == 0 else None)
     by_expert = count % devices == 0
     split = "tensor" if devices > 1 and (by_expert or channels % devices == 0) else None
-    wide = PartitionSpec(split) if by_expert else PartitionSpec(None, None, split)
-    narrow = PartitionSpec(split) if by_expert else PartitionSpec(None, split, None)
+    up_spec = PartitionSpec(split) if by_expert else PartitionSpec(None, None, split)
+    down_spec = PartitionSpec(split) if by_expert else PartitionSpec(None, split, None)
 
-    def here(x: Array, chosen: Array, weights: Array, *matrices: Array) -> Array:
+    def on_shard(x: Array, chosen: Array, weights: Array, *matrices: Array) -> Array:
         first = jax.lax.axis_index("tensor") * matrices[0].shape[0] if split and by_expert else 0
         y = _compute(x, chosen, weights, *matrices, first=first)
         return jax.lax.psum(y, "tensor") if split else y
 
     run = jax.shard_map(
-        here, mesh=mesh, in_specs=(rows, rows, rows, wide, wide, narrow), out_specs=rows, check_vma=False
+        on_shard,
+        mesh=mesh,
+        in_specs=(rows, rows, rows, up_spec, up_spec, down_spec),
+        out_specs=rows,
+        check_vma=False,
     )
     return run(x, chosen, weights, *matrices)
 
@@ -148,21 +152,21 @@ def _compute(
     x_BTD: Array, chosen: Array, weights: Array, gate: Array, up: Array, down: Array, *, first: Array | int
 ) -> Array:
     """The sum over the experts that these matrices hold, from number `first` on."""
-    held, per_token = gate.shape[0], chosen.shape[-1]
+    local_experts, per_token = gate.shape[0], chosen.shape[-1]
     own = chosen.reshape(-1) - first
-    own = jnp.where((own >= 0) & (own < held), own, held)  # experts elsewhere come last, in no group
+    own = jnp.where((own >= 0) & (own < local_experts), own, local_experts)  # experts elsewhere come last, in no group
     if len(own) <= _FEW_TOKENS * per_token:
         return _all_held(x_BTD, own.reshape(-1, per_token), weights, gate, up, down)
     order = jnp.argsort(own, stable=True)
-    sizes = jnp.zeros(held, jnp.int32).at[own].add(1, mode="drop")
+    sizes = jnp.zeros(local_experts, jnp.int32).at[own].add(1, mode="drop")
     product = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
     # What a kernel leaves in rows of no group is undefined, of its output and of its gradients. The first selection lets only
     # the gradient of others through; its two operands are the same, so that the forward pass has none.
     rows = x_BTD.reshape(-1, x_BTD.shape[-1])[order // per_token]
-    rows = jnp.where((own[order] < held)[:, None], rows, jax.lax.stop_gradient(rows))
+    rows = jnp.where((own[order] < local_experts)[:, None], rows, jax.lax.stop_gradient(rows))
     out = product(jax.nn.silu(product(rows, gate)) * product(rows, up), down)
-    back = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype), unique_indices=True)
-    out_MCD = jnp.where((own < held)[:, None], out[back], 0).reshape(-1, per_token, out.shape[-1])
+    inverse_order = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype), unique_indices=True)
+    out_MCD = jnp.where((own < local_experts)[:, None], out[inverse_order], 0).reshape(-1, per_token, out.shape[-1])
     mixed = jnp.einsum(
         "MCD,MC->MD",
         out_MCD,
@@ -181,7 +185,7 @@ def _all_held(x_BTD: Array, own_MC: Array, weights: Array, gate: Array, up: Arra
     x_MD = x_BTD.reshape(-1, x_BTD.shape[-1])
     token = jnp.arange(len(own_MC))[:, None]
     share_ME = jnp.zeros((len(own_MC), gate.shape[0])).at[token, own_MC].add(weights.reshape(own_MC.shape), mode="drop")
-    wide = jax.nn.silu(jnp.einsum("MD,EDF->MEF", x_MD, gate)) * jnp.einsum("MD,EDF->MEF", x_MD, up)
-    weighted = (wide * share_ME[..., None]).astype(x_MD.dtype)
+    hidden = jax.nn.silu(jnp.einsum("MD,EDF->MEF", x_MD, gate)) * jnp.einsum("MD,EDF->MEF", x_MD, up)
+    weighted = (hidden * share_ME[..., None]).astype(x_MD.dtype)
     mixed = jnp.einsum("MEF,EFD->MD", weighted, down, preferred_element_type=jnp.float32)
     return mixed.reshape(x_BTD.shape).astype(x_BTD.dtype)

@@ -45,7 +45,7 @@ class Family:
     rules: Callable[[Any], Rules]
     spellings: tuple[tuple[str, str], ...] = ()
     modules: tuple[str, str] = ("", "")
-    complete: Callable[[Any, pathlib.Path, Mapping[str, Any]], Any] = lambda config, directory, said: config
+    complete: Callable[[Any, pathlib.Path, Mapping[str, Any]], Any] = lambda config, directory, config_json: config
     finish: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
     save: Callable[[Any, pathlib.Path], None] = lambda model, directory: None
 

@@ -236,12 +236,12 @@ class _Part:
 
     rule: Rule
     value: jax.Array
-    place: tuple[int, ...]  # index on the axes that run over tensors
+    index: tuple[int, ...]  # index on the axes that run over tensors
     dtype: np.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.rule.their_shape(self.value.shape[len(self.place) :])
+        return self.rule.their_shape(self.value.shape[len(self.index) :])
 
     @property
     def nbytes(self) -> int:
@@ -250,7 +250,7 @@ class _Part:
     def gather(self) -> np.ndarray:
         """The tensor in their layout, on this host (a collective call if the parameter is spread over processes)."""
         # A copy, because an array caches its values on the host. At the end that would be the whole model.
-        value = self.value[self.place] if self.place else jnp.copy(self.value)
+        value = self.value[self.index] if self.index else jnp.copy(self.value)
         return np.asarray(self.rule.to_theirs(multihost.to_host(value)), self.dtype, order="C")
 
 

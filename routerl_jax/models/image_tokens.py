@@ -115,13 +115,13 @@ class ImageTokens:
             raise ValueError("tokens end with an image; let the token that ends images follow it")
         result: list[int] = []
         starts: list[int] = []
-        done = 0
+        consumed = 0
         for index, image in zip(indices, images):
-            result += tokens[done:index]
+            result += tokens[consumed:index]
             starts.append(len(result))
             result += [self.config.image_id] * image.tokens
-            done = index + 1
-        return result + tokens[done:], starts
+            consumed = index + 1
+        return result + tokens[consumed:], starts
 
     def fed(self, tokens: Sequence[int], images: Sequence[ImageSource], start: int = 0) -> dict[str, Any]:
         """Arguments of `core.ledger.Ledger.feed` for tokens with these images at their markers, from position `start`.

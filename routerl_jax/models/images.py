@@ -197,17 +197,17 @@ def smart_resize(
       ValueError: one side is over 200 times the other.
     """
     check_aspect(width, height, name)
-    high, wide = (round(side / factor) * factor for side in (height, width))
-    if high * wide > max_pixels:
+    new_height, new_width = (round(side / factor) * factor for side in (height, width))
+    if new_height * new_width > max_pixels:
         shrink = math.sqrt(height * width / max_pixels)
-        high, wide = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
-    elif high * wide < min_pixels:
+        new_height, new_width = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif new_height * new_width < min_pixels:
         grow = math.sqrt(min_pixels / (height * width))
-        high, wide = (math.ceil(side * grow / factor) * factor for side in (height, width))
-    return high, wide
+        new_height, new_width = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return new_height, new_width
 
 
-# What published Qwen3-VL models set in preprocessor_config.json, beside their patch size of 16.
+# Settings of published Qwen3-VL models in preprocessor_config.json, in addition to their patch size of 16.
 QWEN3: Mapping[str, Any] = {"min_pixels": 256**2, "max_pixels": 4096**2, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
 
@@ -243,8 +243,8 @@ class ImageProcessor:
 
     def grid(self, height: int, width: int, *, name: str = "image") -> tuple[int, int, int]:
         """(frames, rows, columns) of the patches of a picture of this size; frames are 1."""
-        high, wide = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels, name=name)
-        return 1, high // self.patch_size, wide // self.patch_size
+        new_height, new_width = smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels, name=name)
+        return 1, new_height // self.patch_size, new_width // self.patch_size
 
     def tokens(self, height: int, width: int, *, name: str = "image") -> int:
         """Number of image tokens of a picture of this size."""

@@ -115,7 +115,7 @@ class LateInteraction(Embedder):
         if options.get("kind") not in (None, "query", "passage"):
             raise ValueError(f"unknown kind {options['kind']!r}; use 'query' or 'passage'")
         if options.get("prefix") is None:
-            options["kind"] = "query"  # which is what strings are
+            options["kind"] = "query"  # strings are queries
         return super().embed(inputs, **options)  # type: ignore[return-value]
 
     def encode(self, text: str, prefix: str = "") -> list[int]:
@@ -130,21 +130,21 @@ class LateInteraction(Embedder):
     def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: Bar) -> Any:
         result: list[np.ndarray] = [np.zeros((0, self.dim), np.float32)] * len(inputs)
 
-        def collect(which: list[int], lengths: list[int], results: Iterator[tuple[list[int], np.ndarray]]) -> None:
+        def collect(indices: list[int], lengths: list[int], results: Iterator[tuple[list[int], np.ndarray]]) -> None:
             for rows, matrices in results:
-                for row, one in zip(rows, matrices):
-                    result[which[row]] = one[: lengths[row]].astype(np.float32)
+                for row, matrix in zip(rows, matrices):
+                    result[indices[row]] = matrix[: lengths[row]].astype(np.float32)
                 bar.update(len(rows))
 
-        queries = [i for i, one in enumerate(inputs) if isinstance(one, str)]
+        queries = [i for i, item in enumerate(inputs) if isinstance(item, str)]
         ids = [self.encode(inputs[i], prefix) for i in queries]
-        lengths = [len(one) for one in ids]
+        lengths = [len(query_ids) for query_ids in ids]
         if ids:
             fill = functools.partial(self._token_batch, ids)
             collect(queries, lengths, self._run(_queries, lengths, fill, batch_size, self.longest_text))
-        every = [i for i, one in enumerate(inputs) if not isinstance(one, str)]
-        for start in range(0, len(every), _BATCHES_READ * batch_size):
-            pages = every[start : start + _BATCHES_READ * batch_size]
+        page_inputs = [i for i, item in enumerate(inputs) if not isinstance(item, str)]
+        for start in range(0, len(page_inputs), _BATCHES_READ * batch_size):
+            pages = page_inputs[start : start + _BATCHES_READ * batch_size]
             read = [self._page(inputs[i], i) for i in pages]
             lengths = [len(tokens) for tokens, _ in read]
             fill = functools.partial(self._page_batch, read)

@@ -77,8 +77,8 @@ def _logits_forward(x: Array, weight: Array, tied: bool) -> tuple[Array, tuple[A
     return logits_of(x, weight, tied), (x, weight)
 
 
-def _logits_backward(tied: bool, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    x, weight = kept
+def _logits_backward(tied: bool, residuals: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    x, weight = residuals
     gradient = gradient.astype(x.dtype)
     of_x, of_weight = ("TV,VD->TD", "TV,TD->VD") if tied else ("TV,DV->TD", "TV,TD->DV")
     with matmul_precision(x.dtype):

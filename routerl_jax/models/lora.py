@@ -147,7 +147,9 @@ def apply_lora(
     if not wanted:
         raise ValueError("no rule is a qwix.LoraRule: there would be nothing to train")
     if existing and existing != wanted:
-        raise ValueError(f"the model has the adapter {_say(existing)}, but the rules ask for {_say(wanted)}")
+        raise ValueError(
+            f"the model has the adapter {_described(existing)}, but the rules ask for {_described(wanted)}"
+        )
     if not model.base_identity:
         model.base_identity = base_digest(model)
     for number, name in enumerate(MODULES):  # not the rules' order: another rule changes no other module's values
@@ -198,11 +200,11 @@ def quantized(model: M, qtype: str) -> M:
     Args:
       qtype: one of projection.QTYPES.
     """
-    other: Any = nnx.merge(*nnx.split(model))
-    for name in _modules(other):
-        if not hasattr(other.blocks, f"{name}_scale"):
-            _quantize(other, name, qtype, tile=0)
-    return other
+    copy: Any = nnx.merge(*nnx.split(model))
+    for name in _modules(copy):
+        if not hasattr(copy.blocks, f"{name}_scale"):
+            _quantize(copy, name, qtype, tile=0)
+    return copy
 
 
 def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
@@ -214,7 +216,7 @@ def merge_state(params: nnx.State, dtype: Any = None) -> nnx.State:
     if not plan:
         return params
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(arrays)):
-        placements = {one.name: one.sharding for one in plan}
+        placements = {entry.name: entry.sharding for entry in plan}
         shapes = jax.eval_shape(functools.partial(_merge_all, plan=plan), arrays)
         merged_arrays = {name: _shape_at(shape, placements[name]) for name, shape in shapes.items()}
     else:
@@ -231,7 +233,7 @@ def lower_merge(params: nnx.State, dtype: Any = None) -> jax.stages.Lowered | No
 
 
 def _plan_merge(params: nnx.State, dtype: Any) -> tuple[dict[Any, Any], dict[str, tuple], tuple[_Merge, ...]]:
-    """The state without what is merged; the arrays to merge, by matrix; and the properties of each matrix."""
+    """The state without the adapters; the arrays to merge, by matrix; and the properties of each matrix."""
     flat = dict(nnx.to_flat_state(params))
     arrays, plan = {}, []
     for name in MODULES:
@@ -271,9 +273,13 @@ class _Merge:
 @functools.partial(jax.jit, static_argnames="plan")
 def _merge_all(arrays: dict[str, tuple], plan: tuple[_Merge, ...]) -> dict[str, jax.Array]:
     result = {}
-    for one in plan:
-        value = projection.merge(*arrays[one.name], alpha=one.alpha, qtype=one.qtype, dtype=jnp.dtype(one.dtype))
-        result[one.name] = value if one.sharding is None else jax.lax.with_sharding_constraint(value, one.sharding)
+    for entry in plan:
+        value = projection.merge(
+            *arrays[entry.name], alpha=entry.alpha, qtype=entry.qtype, dtype=jnp.dtype(entry.dtype)
+        )
+        result[entry.name] = (
+            value if entry.sharding is None else jax.lax.with_sharding_constraint(value, entry.sharding)
+        )
     return result
 
 
@@ -303,8 +309,8 @@ def digest(params: nnx.State) -> str:
     if any(isinstance(value, Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
         return ""  # shapes without values
     sums = multihost.to_host(_bit_sums(flat))
-    said = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+    lines = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 @jax.jit
@@ -358,17 +364,17 @@ def _qtype(rule: qwix.QuantizationRule) -> str:
     return qtype if isinstance(qtype, str) else jnp.dtype(qtype).name
 
 
-def _say(adapters: Mapping[str, Adapter]) -> str:
+def _described(adapters: Mapping[str, Adapter]) -> str:
     return ", ".join(f"{name}: rank {adapter.rank} alpha {adapter.alpha:g}" for name, adapter in adapters.items())
 
 
 def _draw(model: Decoder, name: str, rule: qwix.LoraRule, key: jax.Array, dtype: str) -> tuple[jax.Array, jax.Array]:
     """A and B for matrix `name`. Their axes are sharded like those of the matrix; the rank is not sharded."""
     value, split, placements = getattr(model.blocks, name).get_value(), 1 + MODULES[name], None
-    if (sharding := _lies(value)) is not None:
-        mesh, spec = sharding
+    if (layout := _mesh_and_spec(value)) is not None:
+        mesh, spec = layout
         specs = PartitionSpec(*spec[:split], None), PartitionSpec(spec[0], None, *spec[split:])
-        placements = tuple(NamedSharding(mesh, one) for one in specs)
+        placements = tuple(NamedSharding(mesh, partition) for partition in specs)
     initializers = (rule.lora_a_initializer, rule.lora_b_initializer)
 
     def draw(key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -388,23 +394,23 @@ def _draw_stack(
     split: int,
     rank: int,
     dtype: str,
-    homes: tuple[NamedSharding, NamedSharding] | None,
+    shardings: tuple[NamedSharding, NamedSharding] | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Each layer is drawn by itself, as a matrix [inputs, rank] or [rank, outputs]."""
     layers, inputs, outputs = shape[0], shape[1:split], shape[split:]
     keys = jax.random.split(key, (layers, 2))
     a = jax.vmap(lambda k: initializers[0](k, (math.prod(inputs), rank), jnp.float32))(keys[:, 0])
     b = jax.vmap(lambda k: initializers[1](k, (rank, math.prod(outputs)), jnp.float32))(keys[:, 1])
-    drawn = a.reshape(layers, *inputs, rank).astype(dtype), b.reshape(layers, rank, *outputs).astype(dtype)
-    return drawn if homes is None else jax.lax.with_sharding_constraint(drawn, homes)
+    matrices = a.reshape(layers, *inputs, rank).astype(dtype), b.reshape(layers, rank, *outputs).astype(dtype)
+    return matrices if shardings is None else jax.lax.with_sharding_constraint(matrices, shardings)
 
 
 def _shape_at(shape: Any, sharding: NamedSharding | None) -> Any:
-    """A shape, to lie as told."""
+    """The shape and dtype of an array, with a sharding."""
     return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
 
-def _lies(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
+def _mesh_and_spec(value: jax.Array) -> tuple[Mesh, list[Any]] | None:
     """The mesh of an array, and the sharding of each of its axes; None without a mesh."""
     if isinstance(value, Tracer) or not isinstance(getattr(value, "sharding", None), NamedSharding):
         return None
@@ -421,29 +427,30 @@ def _quantize(model: Decoder, name: str, qtype: str, tile: int) -> None:
         shapes = jax.eval_shape(functools.partial(projection.quantize, **settings), value)
     except ValueError as error:
         raise ValueError(f"blocks/{name}: {error}") from error
-    homes = None
-    if (found := _lies(value)) is not None:
-        mesh, spec = found
+    shardings = None
+    if (layout := _mesh_and_spec(value)) is not None:
+        mesh, spec = layout
 
-        def ways(entry: str | tuple[str, ...] | None) -> int:
+        def devices(entry: str | tuple[str, ...] | None) -> int:
             return math.prod(mesh.shape[axis] for axis in ((entry,) if isinstance(entry, str) else entry or ()))
 
-        def home(shape: tuple[int, ...]) -> NamedSharding:  # an axis of codes or scales may be too short to be split
-            fitting = [entry if size % ways(entry) == 0 else None for size, entry in zip(shape, spec)]
+        def fitting_sharding(shape: tuple[int, ...]) -> NamedSharding:
+            # An axis of codes or scales may be too short to be split.
+            fitting = [entry if size % devices(entry) == 0 else None for size, entry in zip(shape, spec)]
             return NamedSharding(mesh, PartitionSpec(*fitting))
 
-        homes = tuple(home(one.shape) for one in shapes)
+        shardings = tuple(fitting_sharding(leaf.shape) for leaf in shapes)
     if isinstance(value, jax.ShapeDtypeStruct):
-        codes, scale = (_shape_at(*pair) for pair in zip(shapes, homes or (None, None)))
+        codes, scale = (_shape_at(*pair) for pair in zip(shapes, shardings or (None, None)))
     else:
-        codes, scale = _quantize_stack(value, homes=homes, **settings)
+        codes, scale = _quantize_stack(value, shardings=shardings, **settings)
     setattr(model.blocks, name, nnx.Param(codes, axes=axes, qtype=qtype))
     setattr(model.blocks, f"{name}_scale", Scales(scale, axes=axes))
 
 
-@functools.partial(jax.jit, static_argnames=("inputs", "qtype", "tile", "homes"))
+@functools.partial(jax.jit, static_argnames=("inputs", "qtype", "tile", "shardings"))
 def _quantize_stack(
-    value: jax.Array, *, inputs: int, qtype: str, tile: int, homes: tuple[NamedSharding, NamedSharding] | None
+    value: jax.Array, *, inputs: int, qtype: str, tile: int, shardings: tuple[NamedSharding, NamedSharding] | None
 ) -> tuple[jax.Array, jax.Array]:
-    both = projection.quantize(value, inputs, qtype, tile)
-    return both if homes is None else jax.lax.with_sharding_constraint(both, homes)
+    quantized = projection.quantize(value, inputs, qtype, tile)
+    return quantized if shardings is None else jax.lax.with_sharding_constraint(quantized, shardings)

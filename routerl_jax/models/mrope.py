@@ -56,19 +56,19 @@ def mrope_positions(
             f"grids of exactly the images in these tokens, and never cut an image's tokens"
         )
     result = np.empty((3, len(tokens)), np.int32)
-    done = taken = 0  # tokens, and image tokens among them
+    consumed = consumed_image = 0  # tokens, and image tokens among them
     for number, (grid, count) in enumerate(zip(grids, counts)):
-        first = int(indices[taken])
-        if indices[taken + count - 1] != first + count - 1:
+        first = int(indices[consumed_image])
+        if indices[consumed_image + count - 1] != first + count - 1:
             raise ValueError(
                 f"image {number} of grid {tuple(grid)} needs {count} image tokens in a row from token {first}; "
                 f"other tokens stand among them"
             )
-        result[:, done:first] = np.arange(start, start + first - done)
-        start += first - done
+        result[:, consumed:first] = np.arange(start, start + first - consumed)
+        start += first - consumed
         frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
         result[:, first : first + count] = start + np.indices((frames, rows, columns)).reshape(3, count)
         start += max(frames, rows, columns)
-        done, taken = first + count, taken + count
-    result[:, done:] = np.arange(start, start + len(tokens) - done)
-    return result, start + len(tokens) - done
+        consumed, consumed_image = first + count, consumed_image + count
+    result[:, consumed:] = np.arange(start, start + len(tokens) - consumed)
+    return result, start + len(tokens) - consumed

@@ -131,7 +131,7 @@ class NVEmbed(Embedder):
     ) -> Float[Array, "B T D"]:
         """Token vectors of the backbone; `mask` is True on real tokens, which stand at the left."""
         tokens, segments = jnp.asarray(tokens), jnp.asarray(mask).astype(jnp.int32)
-        backend = attention or Attention.where(self.backbone.embedding[...])
+        backend = attention or Attention.for_weight(self.backbone.embedding[...])
 
         def attend(q: Array, k: Array, v: Array, cache: None, window: int | None) -> tuple[Array, None]:
             return self_attention(q, k, v, segments, causal=False, attention=backend), cache

@@ -81,17 +81,19 @@ def arrange(
     frames, rows, columns = grid
     if frames != 1 or rows % merge or columns % merge:
         raise ValueError(f"grid {grid}: need one frame, and rows and columns that are multiples of {merge}")
-    group, high, wide = merge**2, rows // merge, columns // merge
+    group, height, width = merge**2, rows // merge, columns // merge
     if len(patches) != rows * columns:
         raise ValueError(f"{len(patches)} patches do not fill the grid {grid}")
-    slots = _raster(high, wide) if window is None else _windowed(high, wide, window)
-    groups = high * wide if window is None else -(-high // window) * -(-wide // window) * window**2
-    corner = np.stack(np.divmod(np.arange(high * wide), wide), -1) * merge  # first patch of each group in raster order
+    slots = _raster(height, width) if window is None else _windowed(height, width, window)
+    groups = height * width if window is None else -(-height // window) * -(-width // window) * window**2
+    corner = (
+        np.stack(np.divmod(np.arange(height * width), width), -1) * merge
+    )  # first patch of each group in raster order
     inside = np.stack(np.divmod(np.arange(group), merge), -1)
     return ImagePatches(
-        patches=_scatter(patches.reshape(high * wide, group, -1), slots, groups),
+        patches=_scatter(patches.reshape(height * width, group, -1), slots, groups),
         positions=_scatter((corner[:, None] + inside).astype(np.int32), slots, groups),
-        valid=_scatter(np.ones((high * wide, group, 1), bool), slots, groups)[:, 0],
+        valid=_scatter(np.ones((height * width, group, 1), bool), slots, groups)[:, 0],
         slots=slots,
         grid=grid,
         group=group,
@@ -170,22 +172,22 @@ def place_images(
     """
     shapes = abstract_images(lead, patches, config, dtype, sharding)
 
-    def place(name: str) -> jax.Array:
+    def array(name: str) -> jax.Array:
         shape = getattr(shapes, name)
-        made: dict[tuple[range, ...], np.ndarray] = {}  # devices that share a place share its values
+        blocks: dict[tuple[range, ...], np.ndarray] = {}  # devices that hold the same block share its values
 
         def block(index: Any) -> np.ndarray:
             spans = tuple(range(size)[part] for part, size in zip(index, lead))
-            if spans not in made:
+            if spans not in blocks:
                 sizes = [len(span) for span in spans]
-                made[spans] = np.full((*sizes, *shape.shape[len(lead) :]), _EMPTY[name], shape.dtype)
+                blocks[spans] = np.full((*sizes, *shape.shape[len(lead) :]), _EMPTY[name], shape.dtype)
                 for at in np.ndindex(*sizes):
-                    _fill(name, made[spans][at], groups.get(tuple(span[i] for span, i in zip(spans, at)), ()))
-            return made[spans]
+                    _fill(name, blocks[spans][at], groups.get(tuple(span[i] for span, i in zip(spans, at)), ()))
+            return blocks[spans]
 
         return jax.make_array_from_callback(shape.shape, sharding, block)
 
-    return VisionInputs(**{field.name: place(field.name) for field in dataclasses.fields(VisionInputs)})
+    return VisionInputs(**{field.name: array(field.name) for field in dataclasses.fields(VisionInputs)})
 
 
 _EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # where there is no picture
@@ -214,14 +216,14 @@ def _blank(patches: int, width: int, group: int) -> dict[str, np.ndarray]:
     }
 
 
-def _raster(high: int, wide: int) -> Int32[np.ndarray, " groups"]:
-    return np.arange(high * wide, dtype=np.int32)
+def _raster(height: int, width: int) -> Int32[np.ndarray, " groups"]:
+    return np.arange(height * width, dtype=np.int32)
 
 
-def _windowed(high: int, wide: int, side: int) -> Int32[np.ndarray, " groups"]:
+def _windowed(height: int, width: int, side: int) -> Int32[np.ndarray, " groups"]:
     """The index of each group (in raster order) in the order by windows of side x side groups."""
-    row, column = np.divmod(np.arange(high * wide), wide)
-    windows_wide = -(-wide // side)
+    row, column = np.divmod(np.arange(height * width), width)
+    windows_wide = -(-width // side)
     window = (row // side) * windows_wide + column // side
     return (window * side**2 + (row % side) * side + column % side).astype(np.int32)
 

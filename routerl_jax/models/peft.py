@@ -200,8 +200,8 @@ def _config(model: Decoder, base: str) -> dict[str, Any]:
         "base_model_name_or_path": base,
         "r": rank,
         "lora_alpha": alpha,
-        "rank_pattern": {theirs[name]: one.rank for name, one in by_name.items() if one.rank != rank},
-        "alpha_pattern": {theirs[name]: one.alpha for name, one in by_name.items() if one.alpha != alpha},
+        "rank_pattern": {theirs[name]: adapter.rank for name, adapter in by_name.items() if adapter.rank != rank},
+        "alpha_pattern": {theirs[name]: adapter.alpha for name, adapter in by_name.items() if adapter.alpha != alpha},
         "target_modules": rf"{re.escape(beginning)}.*\.({'|'.join(theirs.values())})"
         if beginning
         else list(theirs.values()),

@@ -153,15 +153,14 @@ def merge(
         return (weight if scale is None else dequantize(weight, scale, qtype)).astype(dtype)
     rank = a.shape[-1]
 
-    def one(
-        layer: tuple[Array, Array | None, Array, Array],
-    ) -> Array:  # by layer: all deltas at once take float32 copies
+    def merge_layer(layer: tuple[Array, Array | None, Array, Array]) -> Array:
+        # Layer by layer, because the deltas of all layers at once would take float32 copies of them.
         weight, scale, a, b = layer
-        whole = weight if scale is None else dequantize(weight, scale, qtype)
-        wide = jnp.promote_types(whole.dtype, jnp.float32)
-        low_a, low_b = a.reshape(-1, rank).astype(wide), b.reshape(rank, math.prod(b.shape[1:])).astype(wide)
+        matrix = weight if scale is None else dequantize(weight, scale, qtype)
+        sum_dtype = jnp.promote_types(matrix.dtype, jnp.float32)
+        low_a, low_b = a.reshape(-1, rank).astype(sum_dtype), b.reshape(rank, math.prod(b.shape[1:])).astype(sum_dtype)
         with jax.default_matmul_precision("highest"):
             delta = jnp.einsum("IR,RO->IO", low_a, low_b) * (alpha / rank)
-        return (whole.astype(wide) + delta.reshape(whole.shape)).astype(dtype)
+        return (matrix.astype(sum_dtype) + delta.reshape(matrix.shape)).astype(dtype)
 
-    return jax.lax.map(one, (weight, scale, a, b))
+    return jax.lax.map(merge_layer, (weight, scale, a, b))

@@ -47,7 +47,9 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     targets = dict(nnx.to_flat_state(shardings(abstract, mesh, layout)))
     parameters = nnx.to_flat_state(abstract)
     checkpoint.check({path: tuple(variable.get_value().shape) for path, variable in parameters}, rules)
-    devices = {path: _homes(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters}
+    devices = {
+        path: _block_devices(targets[path].get_value(), variable.get_value().shape) for path, variable in parameters
+    }
     total = sum(
         math.prod(stop - start for start, stop in bounds) * variable.get_value().dtype.itemsize
         for path, variable in parameters
@@ -63,18 +65,18 @@ def fill(model: nnx.Module, rules: Rules, checkpoint: Checkpoint, mesh: Mesh, la
     nnx.update(model, nnx.from_flat_state(filled))
 
 
-def progress_bar(what: str, total: int) -> Bar:
-    """Of bytes; only the main process shows it, and only if it will take a while."""
+def progress_bar(description: str, total: int) -> Bar:
+    """A progress bar of bytes. Only the main process shows it, and only if reading takes a while."""
     hidden = total < _SHOW_FROM or not multihost.is_main()
-    return Bar(total=total, desc=what, unit="B", unit_scale=True, disable=hidden)
+    return Bar(total=total, desc=description, unit="B", unit_scale=True, disable=hidden)
 
 
 class Checkpoint:
     """The tensors of a safetensors directory, sharded or not.
 
     Args:
-      directory: with model.safetensors, or model.safetensors.index.json and what it names.
-      spellings: (beginning of a name, what may be stored in its place); tried in order after the name itself.
+      directory: with model.safetensors, or model.safetensors.index.json and the files that it names.
+      spellings: (prefix of a name, another prefix in some checkpoints); tried in order after the name itself.
 
     Attributes:
       bytes_read: of tensors, so far, by this process.
@@ -94,11 +96,11 @@ class Checkpoint:
             return
         files = weight_map(index)
         for file in sorted(set(files.values())):
-            # What else lies in a file is not part of this model.
+            # Other tensors of a file are not part of this model.
             tensors = {stored.name: stored for stored in tensors_of(directory / file) if files.get(stored.name) == file}
-            absent = [name for name, where in files.items() if where == file and name not in tensors]
+            absent = [name for name, stored_in in files.items() if stored_in == file and name not in tensors]
             if absent:
-                raise ValueError(f"{directory / file} lacks {_some(absent)}, which {index.name} says it holds")
+                raise ValueError(f"{directory / file} lacks {_shortened(absent)}, which {index.name} says it holds")
             self._stored |= tensors
 
     def __contains__(self, name: str) -> bool:
@@ -124,11 +126,13 @@ class Checkpoint:
                     wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
         if missing:
             raise ValueError(
-                f"{self.directory}: {_count(missing, 'tensor')} missing: {_some(missing)}; the weights belong to another "
-                f"architecture than config.json"
+                f"{self.directory}: {_counted(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to "
+                f"another architecture than config.json"
             )
         if wrong:
-            raise ValueError(f"{self.directory}: does not fit the architecture in config.json: tensor {_some(wrong)}")
+            raise ValueError(
+                f"{self.directory}: does not fit the architecture in config.json: tensor {_shortened(wrong)}"
+            )
         self._check_others(sorted(set(self._stored) - used), used)
 
     def _check_others(self, names: list[str], used: set[str]) -> None:
@@ -138,11 +142,15 @@ class Checkpoint:
         inside = [name for name in names if name.startswith(tuple(prefixes))]
         if inside:
             raise ValueError(
-                f"{self.directory}: {_count(inside, 'tensor')} in excess of the architecture in config.json: {_some(inside)}"
+                f"{self.directory}: {_counted(inside, 'tensor')} in excess of the architecture in config.json: "
+                f"{_shortened(inside)}"
             )
         if names:
             logging.warning(
-                "%s: %d tensors are not of this architecture and unused: %s", self.directory, len(names), _some(names)
+                "%s: %d tensors are not of this architecture and unused: %s",
+                self.directory,
+                len(names),
+                _shortened(names),
             )
 
     def read(self, name: str, rule: Rule, shape: tuple[int, ...], blocks: list[tuple[Bounds, np.ndarray]]) -> None:
@@ -161,7 +169,7 @@ class Checkpoint:
         step = max(1, _WINDOW_BYTES // row_bytes)
         for start in range(begin, end, step):
             stop = min(start + step, end)
-            window = rule.to_ours(stored.rows(start * per, stop * per), _with(shape, axis, stop - start))
+            window = rule.to_ours(stored.rows(start * per, stop * per), _with_axis_size(shape, axis, stop - start))
             for bounds, block in blocks:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
@@ -182,7 +190,7 @@ def weight_map(index: pathlib.Path) -> dict[str, str]:
     return files
 
 
-def _homes(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
+def _block_devices(target: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[Any]]:
     """The distinct blocks of an array that this process holds, and the devices that hold each."""
     devices: dict[Bounds, list[Any]] = {}
     for device, index in target.addressable_devices_indices_map(shape).items():
@@ -224,14 +232,14 @@ def _read_parameter(
 
 def _groups(blocks: list[Bounds], itemsize: int) -> Iterator[list[Bounds]]:
     """Blocks that are read together: as many as the host may hold, at least one."""
-    group, held = [], 0
+    group, group_bytes = [], 0
     for bounds in blocks:
         size = math.prod(stop - start for start, stop in bounds) * itemsize
-        if group and held + size > _HOST_BYTES:
+        if group and group_bytes + size > _HOST_BYTES:
             yield group
-            group, held = [], 0
+            group, group_bytes = [], 0
         group.append(bounds)
-        held += size
+        group_bytes += size
     yield group
 
 
@@ -263,7 +271,7 @@ def _copy(window: np.ndarray, start: int, stop: int, bounds: Bounds, block: np.n
     return copied
 
 
-def _with(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+def _with_axis_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
@@ -273,10 +281,10 @@ def _tensors(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[in
         yield rule.name_at(index), rule.their_shape(shape[rule.outer :])
 
 
-def _count(items: list[str], noun: str) -> str:
+def _counted(items: list[str], noun: str) -> str:
     return f"{len(items)} {noun} is" if len(items) == 1 else f"{len(items)} {noun}s are"
 
 
-def _some(items: list[str]) -> str:
+def _shortened(items: list[str]) -> str:
     rest = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""Regions of pictures: from the box that a model writes to pixels of the raw picture. The one place of this geometry.
+"""Regions of pictures: from the box that a model writes to pixels of the raw picture. No other file computes this.
 
 A model sees a picture in its frame: the size to which the picture was resized (`models.images.smart_resize`). It writes a box
 in this frame, or in parts of `box_scale` of each side. The region is cut from the raw picture, so that it is seen at a higher
@@ -39,9 +39,9 @@ class RegionRule:
 
     Attributes:
       box_scale: coordinates run from 0 to this over each side, whatever the picture's size; 0: they are pixels of the frame.
-      least: pixels of the frame that a region must be wide and high; a frame that is smaller itself is seen whole on that side.
+      least: smallest width and height of a region, in pixels of the frame. In a smaller frame it is the frame's own side.
       padding: pixels of the frame that are added on every side, as far as the raw picture reaches.
-      released: as VRAG-RL's published training code cuts (`released_region`).
+      released: cut regions as VRAG-RL's published training code does (`released_region`).
     """
 
     box_scale: NonNegative = 0
@@ -79,7 +79,7 @@ def read_box(text: str) -> Box:
     parts = [part.strip() for part in text[1:-1].split(",")]
     if not all(_NUMBER.fullmatch(part) for part in parts):
         raise RefusedRegion(f"the box holds something else than numbers; {_FORM}")
-    return _four([float(part) for part in parts])
+    return _checked_box([float(part) for part in parts])
 
 
 def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) -> Pixels:
@@ -95,26 +95,26 @@ def region(box: Sequence[float], view: View, rule: RegionRule = RegionRule()) ->
     """
     if rule.released:
         return released_region(box, view, rule)
-    wide, high = view.frame
+    width, height = view.frame
     scale = tuple(Fraction(rule.box_scale) or Fraction(side) for side in view.frame)
-    corners = _four(box)
+    corners = _checked_box(box)
     _check_overlap(corners, scale)
     for low, up, side in ((corners[0], corners[2], scale[0]), (corners[1], corners[3], scale[1])):
         if low < -side or up > 2 * side:
             raise RefusedRegion(
-                f"the box reaches far outside the picture, whose coordinates end at {_size(scale)}; keep it inside"
+                f"the box reaches far outside the picture, whose coordinates end at {_size_text(scale)}; keep it inside"
             )
     # in pixels of the frame, exactly
-    left, right = (_clamped(Fraction(x) * wide / scale[0], wide) for x in (corners[0], corners[2]))
-    top, bottom = (_clamped(Fraction(y) * high / scale[1], high) for y in (corners[1], corners[3]))
-    if right - left < min(rule.least, wide) or bottom - top < min(rule.least, high):
+    left, right = (_clamped(Fraction(x) * width / scale[0], width) for x in (corners[0], corners[2]))
+    top, bottom = (_clamped(Fraction(y) * height / scale[1], height) for y in (corners[1], corners[3]))
+    if right - left < min(rule.least, width) or bottom - top < min(rule.least, height):
         raise RefusedRegion(
             f"the region of {float(right - left):g} x {float(bottom - top):g} pixels is too small; it needs "
-            f"{min(rule.least, wide)} x {min(rule.least, high)} of the picture's {wide} x {high}"
+            f"{min(rule.least, width)} x {min(rule.least, height)} of the picture's {width} x {height}"
         )
     pad = Fraction(rule.padding)
     first, above, last, below = view.part
-    across, down = Fraction(last - first, wide), Fraction(below - above, high)
+    across, down = Fraction(last - first, width), Fraction(below - above, height)
     cut = _rounded(
         (
             first + (left - pad) * across,
@@ -139,7 +139,7 @@ def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixel
     Raises:
       RefusedRegion: there are negative numbers, no pixels are left, or one side is over 200 times the other.
     """
-    corners = _four(box)
+    corners = _checked_box(box)
     if min(corners) < 0:
         raise RefusedRegion("the box has negative numbers; keep it inside the picture")
     pads = (-rule.padding, -rule.padding, rule.padding, rule.padding)
@@ -149,7 +149,7 @@ def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixel
     )
     cut = max(0, left), max(0, top), min(view.page[0], right), min(view.page[1], bottom)
     if cut[2] <= cut[0] or cut[3] <= cut[1]:
-        raise RefusedRegion(f"the box has no area in the picture of {_size(view.frame)} pixels; {_FORM}")
+        raise RefusedRegion(f"the box has no area in the picture of {_size_text(view.frame)} pixels; {_FORM}")
     _check_aspect(cut)
     return cut
 
@@ -161,14 +161,14 @@ def released_frame(size: Size, min_pixels: int, max_pixels: int) -> Size:
     Raises:
       RefusedRegion: a side would have no pixel left.
     """
-    wide, high = size
-    for wanted, outside in ((max_pixels, wide * high > max_pixels), (min_pixels, wide * high < min_pixels)):
+    width, height = size
+    for wanted, outside in ((max_pixels, width * height > max_pixels), (min_pixels, width * height < min_pixels)):
         if outside:
-            factor = math.sqrt(wanted / (wide * high))
-            wide, high = int(wide * factor), int(high * factor)
-            if not wide or not high:
-                raise RefusedRegion(f"the picture of {_size(size)} pixels is too narrow")
-    return wide, high
+            factor = math.sqrt(wanted / (width * height))
+            width, height = int(width * factor), int(height * factor)
+            if not width or not height:
+                raise RefusedRegion(f"the picture of {_size_text(size)} pixels is too narrow")
+    return width, height
 
 
 def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
@@ -181,28 +181,29 @@ def framed(pixels: Sequence[float], view: View, box_scale: float = 0) -> Pixels:
     Raises:
       RefusedRegion: the part has no area, or does not overlap the view.
     """
-    left, top, right, bottom = _four(pixels)
+    left, top, right, bottom = _checked_box(pixels)
     first, above, last, below = view.part
-    wide, high = (Fraction(box_scale) or side for side in view.frame)
-    across, down = Fraction(wide) / (last - first), Fraction(high) / (below - above)
+    width, height = (Fraction(box_scale) or side for side in view.frame)
+    across, down = Fraction(width) / (last - first), Fraction(height) / (below - above)
     box = (
         (Fraction(left) - first) * across,
         (Fraction(top) - above) * down,
         (Fraction(right) - first) * across,
         (Fraction(bottom) - above) * down,
     )
-    _check_overlap(box, (Fraction(wide), Fraction(high)))
-    return _rounded(box, (math.floor(wide), math.floor(high)))
+    _check_overlap(box, (Fraction(width), Fraction(height)))
+    return _rounded(box, (math.floor(width), math.floor(height)))
 
 
 def widened(pixels: Sequence[float], view: View, least: int) -> Box:
-    """A part of the raw picture, grown about its middle on the sides that are shorter than `least` pixels of the view's frame,
-    and moved into the view where it would reach beyond; a view that is smaller itself is the limit.
+    """A part of the raw picture, widened to at least `least` pixels of the view's frame on each side.
+
+    It grows about its middle, and is moved into the view where it would reach beyond. It is never larger than the view.
 
     Raises:
       RefusedRegion: the part has no area, or does not overlap the view.
     """
-    corners = _four(pixels)
+    corners = _checked_box(pixels)
     _check_overlap(
         [value - view.part[i % 2] for i, value in enumerate(corners)],
         [view.part[axis + 2] - view.part[axis] for axis in range(2)],
@@ -232,30 +233,31 @@ def reframed(box: Sequence[float], page: Size, written: Size, frame: Size, rule:
     """
     whole = (0, 0, *page)
     part = region(box, View(page=page, part=whole, frame=written), RegionRule(least=0))
-    seen = View(page=page, part=whole, frame=frame)
-    return framed(widened(part, seen, rule.least), seen, rule.box_scale)
+    page_view = View(page=page, part=whole, frame=frame)
+    return framed(widened(part, page_view, rule.least), page_view, rule.box_scale)
 
 
 def pixels_within(box: Sequence[float], size: Size) -> Pixels:
-    """The pixels of a picture that a box in its own pixels covers: clamped to the picture, fractions rounded outwards, so that
-    whatever has an area gives at least one pixel.
+    """The pixels of a picture that a box in the picture's own pixels covers.
+
+    The box is clamped to the picture, and fractions are rounded outwards. So every box with an area has at least one pixel.
 
     Raises:
       RefusedRegion: not four finite numbers, no area (corners swapped, say), or no overlap with the picture.
     """
-    corners = _four(box)
+    corners = _checked_box(box)
     _check_overlap(corners, size)
     return _rounded(corners, size)
 
 
-def iou(one: Sequence[float], other: Sequence[float]) -> float:
+def iou(first: Sequence[float], second: Sequence[float]) -> float:
     """Intersection over union of two boxes with areas, in [0, 1]."""
-    wide, high = (min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]) for axis in (0, 1))
-    shared = max(wide, 0) * max(high, 0)
-    return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)) - shared)
+    width, height = (min(first[axis + 2], second[axis + 2]) - max(first[axis], second[axis]) for axis in (0, 1))
+    shared = max(width, 0) * max(height, 0)
+    return shared / (sum((box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)) - shared)
 
 
-def _four(box: Sequence[float]) -> Box:
+def _checked_box(box: Sequence[float]) -> Box:
     try:
         numbers = [float(value) for value in box]
     except (TypeError, ValueError, OverflowError) as error:
@@ -273,14 +275,14 @@ def _check_overlap(box: Sequence[float | Fraction], size: Sequence[float | Fract
     if right <= left or bottom <= top:
         raise RefusedRegion(f"the box has no area: right must be more than left, and bottom more than top; {_FORM}")
     if left >= size[0] or top >= size[1] or right <= 0 or bottom <= 0:
-        raise RefusedRegion(f"the box lies outside the picture, whose coordinates end at {_size(size)}")
+        raise RefusedRegion(f"the box lies outside the picture, whose coordinates end at {_size_text(size)}")
 
 
 def _check_aspect(cut: Pixels) -> None:
-    wide, high = cut[2] - cut[0], cut[3] - cut[1]
-    if max(wide, high) > MOST_ASPECT * min(wide, high):
+    width, height = cut[2] - cut[0], cut[3] - cut[1]
+    if max(width, height) > MOST_ASPECT * min(width, height):
         raise RefusedRegion(
-            f"the region of {wide} x {high} pixels is too narrow; one side may be at most {MOST_ASPECT} times the other"
+            f"the region of {width} x {height} pixels is too narrow; one side may be at most {MOST_ASPECT} times the other"
         )
 
 
@@ -291,14 +293,14 @@ def _clamped(value: Fraction, side: int) -> Fraction:
 def _rounded(box: Sequence[float | Fraction], size: Size) -> Pixels:
     """Outwards, and no farther than the picture."""
     left, top, right, bottom = box
-    wide, high = size
+    width, height = size
     return (
         math.floor(max(left, 0)),
         math.floor(max(top, 0)),
-        math.ceil(min(right, wide)),
-        math.ceil(min(bottom, high)),
+        math.ceil(min(right, width)),
+        math.ceil(min(bottom, height)),
     )
 
 
-def _size(size: Sequence[float | Fraction]) -> str:
+def _size_text(size: Sequence[float | Fraction]) -> str:
     return " x ".join(f"{float(side):g}" for side in size)

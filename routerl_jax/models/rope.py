@@ -39,8 +39,8 @@ def rope_angles(
     """Cosines and sines of the rotation at each position, float32.
 
     Args:
-      positions: [B, T], or [3, B, T] (time, height, width) where the config has `mrope_sections`: so many frequencies turn with
-        each axis (Qwen2-VL, arXiv 2409.12191, section 2.1).
+      positions: [B, T], or [3, B, T] (time, height, width) where the config has `mrope_sections`, the
+        number of frequencies of each axis (Qwen2-VL, arXiv 2409.12191, section 2.1).
       config: of the decoder.
     """
     positions = jnp.asarray(positions)
@@ -55,8 +55,11 @@ def rope_angles(
 
 
 def _axes(config: DecoderConfig) -> Int[np.ndarray, " half"]:
-    """The axis of positions that each frequency turns with: in blocks; or interleaved, so that every axis has high and low
-    frequencies (Qwen3-VL): time, height, width, time, ..., and time alone once the others have had their number."""
+    """The axis of positions for each frequency: time, height or width.
+
+    Axes have blocks of frequencies, or alternate (Qwen3-VL), so that every axis has high and low frequencies. Once height and
+    width have their number of frequencies, the rest belongs to time.
+    """
     if not config.mrope_interleaved:
         return np.repeat(np.arange(3), config.mrope_sections)
     axes = np.zeros(config.head_dim // 2, int)
@@ -93,5 +96,5 @@ def _yarn(frequencies: np.ndarray, scaling: RopeScaling, config: DecoderConfig) 
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.head_dim - 1)
     ramp = (np.arange(len(frequencies)) - low) / max(high - low, 0.001)
-    kept = 1 - np.clip(ramp, 0, 1)
-    return (frequencies / scaling.factor * (1 - kept) + frequencies * kept).astype(np.float32)
+    unscaled = 1 - np.clip(ramp, 0, 1)
+    return (frequencies / scaling.factor * (1 - unscaled) + frequencies * unscaled).astype(np.float32)

@@ -62,7 +62,7 @@ def add_sight(
     model = create_sharded(
         lambda: VisionLanguageModel(config, key, param_dtype=dtype, compute_dtype=decoder.compute_dtype), mesh, layout
     )
-    _take(model, decoder)
+    _copy_weights(model, decoder)
     model.tokenizer = tokenizer
     if _PIXELS in tower:
         least = min(model.image_processor.min_pixels, tower[_PIXELS])
@@ -97,18 +97,18 @@ def _text_config(config: DecoderConfig, vocabulary: int) -> DecoderConfig:
     )
 
 
-def _take(model: VisionLanguageModel, decoder: Decoder) -> None:
-    """Copies the decoder's weights into the model; what it lacks is zero in attention and small in the vocabulary."""
+def _copy_weights(model: VisionLanguageModel, decoder: Decoder) -> None:
+    """Copies the decoder's weights into the model. Weights that it lacks are zero in attention and small in the vocabulary."""
     theirs = dict(nnx.to_flat_state(nnx.state(decoder, nnx.Param)))
-    taken = []
+    copied = []
     for path, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
         if path[0] == "visual":
             continue
         ours = variable.get_value()
-        given = theirs[path].get_value() if path in theirs else jnp.zeros_like(ours)
-        if given.shape != ours.shape:  # embedding and head: the marks are new
-            missing = [(0, new - old) for new, old in zip(ours.shape, given.shape)]
-            new = jnp.pad(jnp.zeros(given.shape, bool), missing, constant_values=True)
-            given = jnp.where(new, ours, jnp.pad(given, missing))
-        taken.append((path, variable.replace(jax.device_put(given.astype(ours.dtype), ours.sharding))))
-    nnx.update(model, nnx.from_flat_state(taken))
+        weights = theirs[path].get_value() if path in theirs else jnp.zeros_like(ours)
+        if weights.shape != ours.shape:  # embedding and head: the marks are new
+            missing = [(0, new - old) for new, old in zip(ours.shape, weights.shape)]
+            new = jnp.pad(jnp.zeros(weights.shape, bool), missing, constant_values=True)
+            weights = jnp.where(new, ours, jnp.pad(weights, missing))
+        copied.append((path, variable.replace(jax.device_put(weights.astype(ours.dtype), ours.sharding))))
+    nnx.update(model, nnx.from_flat_state(copied))

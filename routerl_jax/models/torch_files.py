@@ -137,9 +137,9 @@ class _Nothing:
 class _Reader(pickle.Unpickler):
     """Reads tensors and dictionaries. Any other object (such as options of a run) becomes an object without content."""
 
-    def __init__(self, file: Any, path: pathlib.Path, place: Callable[[str], zipfile.ZipInfo]) -> None:
+    def __init__(self, file: Any, path: pathlib.Path, zip_entry: Callable[[str], zipfile.ZipInfo]) -> None:
         super().__init__(file)
-        self._path, self._place = path, place
+        self._path, self._zip_entry = path, zip_entry
 
     def find_class(self, module: str, name: str) -> Any:
         allowed: dict[tuple[str, str], Any] = {
@@ -158,7 +158,7 @@ class _Reader(pickle.Unpickler):
         return _Storage(dtype, str(key))
 
     def _tensor(self, storage: _Storage, offset: int, size: tuple[int, ...], stride: tuple[int, ...], *_: Any) -> Any:
-        info = self._place(storage.key)
+        info = self._zip_entry(storage.key)
         if info.compress_type != zipfile.ZIP_STORED:
             raise pickle.UnpicklingError(f"storage {storage.key} is compressed")
         with self._path.open("rb") as file:  # names in the local header need not be as long as in the index

@@ -166,7 +166,7 @@ class VisionTower(nnx.Module):
                 jnp.reshape(inputs.positions, (-1, patches, 2)),
                 jnp.reshape(inputs.segments, (-1, patches)),
                 remat,
-                attention or Attention.where(self.patch[...]),
+                attention or Attention.for_weight(self.patch[...]),
             )
         return features.reshape(*lead, *features.shape[1:])
 
@@ -182,11 +182,11 @@ class VisionTower(nnx.Module):
         graph, stacked = nnx.split(self.blocks)
 
         full = [config.window is None or layer in config.full_layers for layer in range(config.depth)]
-        alike = len(set(full)) == 1
+        uniform = len(set(full)) == 1
 
         def block(x: Array, params: nnx.State, flag: Array) -> Array:
-            here = full[0] if alike else flag
-            return nnx.merge(graph, params)(x, rope, segments_BP, here, attention, dtype)
+            full_attention_flag = full[0] if uniform else flag
+            return nnx.merge(graph, params)(x, rope, segments_BP, full_attention_flag, attention, dtype)
 
         if remat != "none":
             block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)

@@ -47,7 +47,7 @@ class VisionLanguageModel(Decoder):
 
     @property
     def image_tokens(self) -> ImageTokens:
-        """What the host needs to put images into prompts and observations."""
+        """The host's tools to put images into prompts and observations."""
         return ImageTokens(self.vl_config, self.image_processor)
 
     @property

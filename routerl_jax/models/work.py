@@ -28,8 +28,8 @@ class Work:
         experts, layers = self.config.experts, self.config.sparse.count(True)
         if experts is None:
             return 0
-        taken = experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
-        return round(layers * self.config.embed * (experts.count + 3 * taken * experts.mlp))
+        active = experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
+        return round(layers * self.config.embed * (experts.count + 3 * active * experts.mlp))
 
     @property
     def stored(self) -> int:
@@ -62,11 +62,11 @@ class Work:
         config, tokens = self.config, sum(lengths)
         output = config.embed * config.vocab_size
         products = 2 * (self.matrices - output) * tokens + 2 * output * (tokens if unembedded is None else unembedded)
-        seen = sum(length * (length + 1) / 2 for length in lengths)
-        return products + 4 * config.layers * config.heads * config.head_dim * seen
+        pairs = sum(length * (length + 1) / 2 for length in lengths)
+        return products + 4 * config.layers * config.heads * config.head_dim * pairs
 
     def update_flops(self, lengths: list[int], *, adapter: bool = False) -> float:
-        """Forward and backward of whole sequences; what is computed again to save memory does not count.
+        """Forward and backward of whole sequences; recomputation to save memory does not count.
 
         Args:
           adapter: the matrices are frozen, so they need no gradient. The adapter's own work is left out.
@@ -80,5 +80,5 @@ class Work:
     def prefill_flops(self, rows: int, fed: int, tokens: int) -> float:
         """FLOPs of feeding each row the last `fed` of its `tokens`; no logits are wanted."""
         products = 2 * (self.matrices - self.config.embed * self.config.vocab_size)
-        seen = tokens - (fed - 1) / 2
-        return rows * fed * (products + 4 * self.config.layers * self.config.heads * self.config.head_dim * seen)
+        pairs = tokens - (fed - 1) / 2
+        return rows * fed * (products + 4 * self.config.layers * self.config.heads * self.config.head_dim * pairs)

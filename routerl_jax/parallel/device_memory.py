@@ -1,4 +1,4 @@
-"""What to do when the devices are out of memory: the same work in smaller pieces, or an error that says what to lower."""
+"""Handles devices that are out of memory: repeats the work in smaller pieces, or raises an error with the setting to lower."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def with_less(work: Callable[[], T], less: Callable[[], str | None], where: str,
     Args:
       less: makes the pieces smaller, and returns the setting with which they would have been so from the start; None if they
         can't be smaller.
-      where: what the work is part of, for messages.
-      remedy: what the user can lower.
+      where: name of the whole that the work is part of, for messages.
+      remedy: the settings that the user can lower.
 
     Raises:
       OutOfMemory: it can't be done; names the remedy.

@@ -12,76 +12,76 @@ from routerl_jax.parallel.hlo_text import Computation, Instruction
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
 
-def collective_kind(one: Instruction) -> str:
-    """Which of COLLECTIVES an instruction is or begins; empty for all others, also for what ends one (`..-done`)."""
-    opcode = one.opcode.removesuffix("-start").removeprefix("ragged-")
+def collective_kind(instruction: Instruction) -> str:
+    """Which of COLLECTIVES an instruction is or begins; empty for all others, and for the end of a collective (`..-done`)."""
+    opcode = instruction.opcode.removesuffix("-start").removeprefix("ragged-")
     return opcode if opcode in COLLECTIVES else ""
 
 
-def kind_in(computation: Computation, one: Instruction) -> str:
+def kind_in(computation: Computation, instruction: Instruction) -> str:
     """`collective_kind`; "reduce-scatter" for an all-reduce of which only slices are the computation's results.
 
     TPU compilers write a reduce-scatter like this, as a fusion of an all-reduce with slices.
     """
-    kind = collective_kind(one)
+    kind = collective_kind(instruction)
     if kind != "all-reduce":
         return kind
     results = computation.operands(computation.root) if computation.root.opcode == "tuple" else [computation.root]
-    kept, waiting = {result.name for result in results}, [one]
-    while waiting:
-        users = computation.users.get(waiting.pop().name, [])
+    result_names, unvisited = {result.name for result in results}, [instruction]
+    while unvisited:
+        users = computation.users.get(unvisited.pop().name, [])
         if not users:
             return kind
         for user in users:
             if user.opcode in ("get-tuple-element", "bitcast"):
-                waiting.append(user)
-            elif user.opcode != "dynamic-slice" or user.name not in kept:
+                unvisited.append(user)
+            elif user.opcode != "dynamic-slice" or user.name not in result_names:
                 return kind
     return "reduce-scatter"
 
 
-def result_shapes(one: Instruction) -> list[tuple[int, ...]]:
+def result_shapes(instruction: Instruction) -> list[tuple[int, ...]]:
     """Shapes of a collective's results; a combined one has several. `..-start` lists its operands before them."""
-    shapes = [shape for shape in one.shapes if shape.dims or shape.dtype not in ("u32", "s32")]
-    if one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
+    shapes = [shape for shape in instruction.shapes if shape.dims or shape.dtype not in ("u32", "s32")]
+    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
         shapes = shapes[len(shapes) // 2 :]
     return [shape.dims for shape in shapes]
 
 
-def sent_bytes(computation: Computation, one: Instruction, group: int) -> float:
+def sent_bytes(computation: Computation, instruction: Instruction, group: int) -> float:
     """Bytes that each of the `group` devices must send: the least of any algorithm on a ring.
 
     With n devices, an all-gather or a reduce-scatter sends (n - 1) / n of the whole array, and an all-reduce twice that. An
     all-to-all sends (n - 1) / n of what a device holds, and a permutation sends all of it. (Chan et al., Collective
     communication: theory, practice, and experience, 2007, table I.)
     """
-    kind, n = kind_in(computation, one), max(group, 1)
-    operands = computation.operands(one)
-    if one.opcode.startswith("ragged-"):  # operand, output, offsets and sizes
+    kind, n = kind_in(computation, instruction), max(group, 1)
+    operands = computation.operands(instruction)
+    if instruction.opcode.startswith("ragged-"):  # operand, output, offsets and sizes
         operands = operands[:1]
-    given = sum(shape.bytes for operand in operands for shape in operand.shapes)
+    operand_bytes = sum(shape.bytes for operand in operands for shape in operand.shapes)
     if kind in ("collective-permute", "collective-broadcast"):
-        return given
+        return operand_bytes
     share = (n - 1) / n
-    return {"all-gather": given * n, "all-reduce": 2 * given}.get(kind, given) * share
+    return {"all-gather": operand_bytes * n, "all-reduce": 2 * operand_bytes}.get(kind, operand_bytes) * share
 
 
-def moved_bytes(computation: Computation, one: Instruction) -> float:
+def moved_bytes(computation: Computation, instruction: Instruction) -> float:
     """Bytes that a collective reads from a device's main memory and writes to it."""
-    if one.opcode.endswith("-start") and one.opcode != "all-reduce-start":
-        return one.bytes  # operands and results
-    return one.bytes + sum(operand.bytes for operand in computation.operands(one))
+    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
+        return instruction.bytes  # operands and results
+    return instruction.bytes + sum(operand.bytes for operand in computation.operands(instruction))
 
 
-def members(one: Instruction, partitions: int) -> list[int]:
+def members(instruction: Instruction, partitions: int) -> list[int]:
     """The devices that take part, as numbers in the program's order of devices.
 
     Of several groups it is the first one; of a permutation, the first pair of two devices.
     """
-    pairs = re.findall(r"\{(\d+),(\d+)\}", one.attribute("source_target_pairs"))
+    pairs = re.findall(r"\{(\d+),(\d+)\}", instruction.attribute("source_target_pairs"))
     if pairs:
         return next(([int(a), int(b)] for a, b in pairs if a != b), [0])
-    groups = one.attribute("replica_groups")
+    groups = instruction.attribute("replica_groups")
     listed = re.match(r"\{\{([\d,]+)\}", groups)
     if listed:
         return [int(number) for number in listed.group(1).split(",")]

@@ -78,21 +78,20 @@ class Costs:
     @property
     def flops(self) -> float:
         """FLOPs of matrix products and attention."""
-        return sum(one.flops * one.times for one in self.operations)
+        return sum(operation.flops * operation.times for operation in self.operations)
 
     @property
     def bytes(self) -> float:
         """Bytes read from and written to main memory."""
-        return sum(one.bytes * one.times for one in self.operations) + sum(
-            one.moved * one.times for one in self.collectives
-        )
+        moved = sum(operation.bytes * operation.times for operation in self.operations)
+        return moved + sum(collective.moved * collective.times for collective in self.collectives)
 
     @property
     def sent(self) -> dict[str, float]:
         """Bytes sent, by kind of collective."""
         by_kind: dict[str, float] = collections.defaultdict(float)
-        for one in self.collectives:
-            by_kind[one.kind] += one.sent * one.times
+        for collective in self.collectives:
+            by_kind[collective.kind] += collective.sent * collective.times
         return dict(by_kind)
 
 
@@ -113,7 +112,7 @@ def count(program: str | Module, *, trips: float = 1, filled: float = 1.0, group
 
 
 class _Windows:
-    """Collectives of one computation that have begun: where each is, and how many operations came before it."""
+    """Open collectives of one computation: the computation that holds each, and how many operations came before it."""
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[Computation, Instruction, int]] = {}  # by the instruction that their end names
@@ -121,9 +120,9 @@ class _Windows:
         self._fused: dict[str, tuple[Computation, Instruction, int]] = {}
         self._ends: dict[str, int] = {}
 
-    def open(self, name: str, where: Computation, one: Instruction, here: int) -> None:
-        """The instruction `name` begins the collective `one`."""
-        self._begun[name] = where, one, here
+    def open(self, name: str, computation: Computation, instruction: Instruction, index: int) -> None:
+        """The instruction `name` begins the collective `instruction`, before operation number `index`."""
+        self._begun[name] = computation, instruction, index
 
     def is_open(self, name: str) -> bool:
         """Whether `name` has begun a collective."""
@@ -134,19 +133,19 @@ class _Windows:
         self._begun[new] = self._begun.pop(name)
 
     def close(self, name: str) -> tuple[Computation, Instruction, int]:
-        """A collective that ends: where it is, and the number of operations before its start."""
+        """A collective that ends: its computation, its instruction, and the number of operations before its start."""
         return self._begun.pop(name)
 
-    def step(self, where: Computation, one: Instruction, here: int) -> None:
-        """A fusion does the collective `one`, or a step of it."""
-        channel = one.attribute("channel_id") or f"{where.name}.{one.name}"
-        self._fused.setdefault(channel, (where, one, here))
-        self._ends[channel] = here
+    def step(self, computation: Computation, instruction: Instruction, index: int) -> None:
+        """The fusion at operation number `index` does the collective `instruction`, or a step of it."""
+        channel = instruction.attribute("channel_id") or f"{computation.name}.{instruction.name}"
+        self._fused.setdefault(channel, (computation, instruction, index))
+        self._ends[channel] = index
 
     def fused(self) -> Iterator[tuple[Computation, Instruction, tuple[int, int]]]:
         """The collectives in fusions, with the operations between their first and last step."""
-        for channel, (where, one, since) in self._fused.items():
-            yield where, one, (since, self._ends[channel])
+        for channel, (computation, instruction, first) in self._fused.items():
+            yield computation, instruction, (first, self._ends[channel])
 
 
 class _Counter:
@@ -165,7 +164,7 @@ class _Counter:
         return self.costs()
 
     def costs(self) -> Costs:
-        """What has been counted so far."""
+        """The costs that have been counted so far."""
         return Costs(
             operations=tuple(self._operations),
             collectives=tuple(self._collectives),
@@ -175,49 +174,53 @@ class _Counter:
 
     def _walk(self, computation: Computation, times: float) -> None:
         windows = _Windows()
-        for one in computation.instructions.values():
-            self._visit(computation, one, times, windows)
-        for where, part, window in windows.fused():
-            self._collect(where, part, times, window, fused=True)
+        for instruction in computation.instructions.values():
+            self._visit(computation, instruction, times, windows)
+        for container, collective, window in windows.fused():
+            self._collect(container, collective, times, window, fused=True)
 
-    def _visit(self, computation: Computation, one: Instruction, times: float, windows: _Windows) -> None:
-        here, inner = len(self._operations), self._inside(one)
-        if one.opcode == "while":
-            self._loop(computation, one, times)
-        elif one.opcode == "conditional":
-            self._costlier_branch(one, times)
-        elif one.opcode == "call" and inner is not None:
+    def _visit(self, computation: Computation, instruction: Instruction, times: float, windows: _Windows) -> None:
+        index, inner = len(self._operations), self._called_computation(instruction)
+        if instruction.opcode == "while":
+            self._loop(computation, instruction, times)
+        elif instruction.opcode == "conditional":
+            self._costlier_branch(instruction, times)
+        elif instruction.opcode == "call" and inner is not None:
             self._walk(inner, times)
-        elif one.opcode == "async-start" and inner is not None:
-            within = next((x for x in inner.instructions.values() if collective_kind(x)), None)
-            if within is not None:
-                windows.open(one.name, inner, within, here)
+        elif instruction.opcode == "async-start" and inner is not None:
+            collective = next((x for x in inner.instructions.values() if collective_kind(x)), None)
+            if collective is not None:
+                windows.open(instruction.name, inner, collective, index)
             else:
-                self._add(one.name, self._flops(inner), self._async_bytes(inner), times, asynchronous=True)
-        elif collective_kind(one):
-            if one.opcode.endswith("-start"):
-                windows.open(one.name, computation, one, here)
+                self._add(instruction.name, self._flops(inner), self._async_bytes(inner), times, asynchronous=True)
+        elif collective_kind(instruction):
+            if instruction.opcode.endswith("-start"):
+                windows.open(instruction.name, computation, instruction, index)
             else:
-                self._collect(computation, one, times, (here, here))
-        elif one.opcode.endswith(("-done", "-update")) and one.operands and windows.is_open(one.operands[0]):
-            if one.opcode.endswith("-update"):
-                windows.rename(one.operands[0], one.name)
+                self._collect(computation, instruction, times, (index, index))
+        elif (
+            instruction.opcode.endswith(("-done", "-update"))
+            and instruction.operands
+            and windows.is_open(instruction.operands[0])
+        ):
+            if instruction.opcode.endswith("-update"):
+                windows.rename(instruction.operands[0], instruction.name)
             else:
-                where, start, since = windows.close(one.operands[0])
-                self._collect(where, start, times, (since, here))
-        elif one.opcode == "fusion" and inner is not None:
-            for where, part in self._fused_collectives(inner):
-                windows.step(where, part, here)
-            self._add(one.name, self._flops(inner), self._fusion_bytes(computation, one, inner), times)
-        elif one.opcode not in _FREE:
-            self._single(computation, one, times)
+                container, start, first = windows.close(instruction.operands[0])
+                self._collect(container, start, times, (first, index))
+        elif instruction.opcode == "fusion" and inner is not None:
+            for container, collective in self._fused_collectives(inner):
+                windows.step(container, collective, index)
+            self._add(instruction.name, self._flops(inner), self._fusion_bytes(computation, instruction, inner), times)
+        elif instruction.opcode not in _FREE:
+            self._single(computation, instruction, times)
 
-    def _loop(self, computation: Computation, one: Instruction, times: float) -> None:
-        count = trip_count(self._module, computation, one)
+    def _loop(self, computation: Computation, instruction: Instruction, times: float) -> None:
+        count = trip_count(self._module, computation, instruction)
         if count is None:
-            self._unknown.append(one.name)
+            self._unknown.append(instruction.name)
         for part in ("body", "condition"):
-            inner = self._module.computations[one.computation(part)]
+            inner = self._module.computations[instruction.computation(part)]
             self._walk(inner, times * (self._trips if count is None else count))
 
     def _add(self, name: str, flops: float, moved: float, times: float, *, asynchronous: bool = False) -> None:
@@ -227,26 +230,32 @@ class _Counter:
             )
 
     def _collect(
-        self, where: Computation, one: Instruction, times: float, window: tuple[int, int], *, fused: bool = False
+        self,
+        computation: Computation,
+        instruction: Instruction,
+        times: float,
+        window: tuple[int, int],
+        *,
+        fused: bool = False,
     ) -> None:
-        group = members(one, self._module.partitions)
+        group = members(instruction, self._module.partitions)
         if len(group) < 2:
             return
         self._collectives.append(
             Collective(
-                kind=kind_in(where, one),
-                sent=sent_bytes(where, one, len(group)),
+                kind=kind_in(computation, instruction),
+                sent=sent_bytes(computation, instruction, len(group)),
                 members=tuple(group),
                 times=times,
                 window=window,
-                moved=0.0 if fused else moved_bytes(where, one),
+                moved=0.0 if fused else moved_bytes(computation, instruction),
             )
         )
 
-    def _costlier_branch(self, one: Instruction, times: float) -> None:
-        listed = one.attribute("branch_computations").strip("{}").replace("%", "").split(",")
+    def _costlier_branch(self, instruction: Instruction, times: float) -> None:
+        listed = instruction.attribute("branch_computations").strip("{}").replace("%", "").split(",")
         names = [name.strip() for name in listed if name.strip()]
-        names = names or [one.computation("true_computation"), one.computation("false_computation")]
+        names = names or [instruction.computation("true_computation"), instruction.computation("false_computation")]
         branches = []
         for name in names:
             alone = _Counter(self._module, self._trips, self._filled, self._grouped)
@@ -255,102 +264,118 @@ class _Counter:
             branches.append((costs.flops, costs.bytes, name))
         self._walk(self._module.computations[max(branches)[2]], times)
 
-    def _single(self, computation: Computation, one: Instruction, times: float) -> None:
+    def _single(self, computation: Computation, instruction: Instruction, times: float) -> None:
         """An instruction that is no fusion."""
-        target = one.attribute("custom_call_target").strip('"') if one.opcode == "custom-call" else ""
+        target = instruction.attribute("custom_call_target").strip('"') if instruction.opcode == "custom-call" else ""
         if target in _FREE_CALLS:
             return
-        known = kernel(computation, one, self._filled, self._grouped) if target else None
-        if known is not None:
-            self._add(one.name, *known, times)
+        counted = kernel(computation, instruction, self._filled, self._grouped) if target else None
+        if counted is not None:
+            self._add(instruction.name, *counted, times)
             return
-        flops = product_flops(computation, one)
+        flops = product_flops(computation, instruction)
         if target == "tpu_custom_call" or (target.startswith("__") and not flops):
-            self._uncounted.append(one.name)
-        self._add(one.name, flops, self._bytes(computation, one), times, asynchronous=one.opcode == "copy-start")
+            self._uncounted.append(instruction.name)
+        self._add(
+            instruction.name,
+            flops,
+            self._bytes(computation, instruction),
+            times,
+            asynchronous=instruction.opcode == "copy-start",
+        )
 
-    def _bytes(self, computation: Computation, one: Instruction) -> float:
-        operands = computation.operands(one)
-        if one.opcode == "copy-start":  # (destination, source, context)
-            return sum(shape.bytes for shape in one.shapes[:2] if not shape.memory)
-        if one.opcode in _SLICES:
-            return one.bytes + (0 if operands[0].shape.memory else one.shape.bytes)
-        if one.opcode == "dynamic-update-slice":
+    def _bytes(self, computation: Computation, instruction: Instruction) -> float:
+        operands = computation.operands(instruction)
+        if instruction.opcode == "copy-start":  # (destination, source, context)
+            return sum(shape.bytes for shape in instruction.shapes[:2] if not shape.memory)
+        if instruction.opcode in _SLICES:
+            return instruction.bytes + (0 if operands[0].shape.memory else instruction.shape.bytes)
+        if instruction.opcode == "dynamic-update-slice":
             part = operands[1].shape.bytes
-            return (0 if operands[1].shape.memory else part) + (0 if one.shape.memory else part)
-        if one.opcode == "scatter":
+            return (0 if operands[1].shape.memory else part) + (0 if instruction.shape.memory else part)
+        if instruction.opcode == "scatter":
             count = (len(operands) - 1) // 2
-            return sum(3 * update.shape.bytes for update in operands[count + 1 :] if not one.shape.memory)
-        return one.bytes + sum(operand.bytes for operand in operands)
+            return sum(3 * update.shape.bytes for update in operands[count + 1 :] if not instruction.shape.memory)
+        return instruction.bytes + sum(operand.bytes for operand in operands)
 
-    def _inside(self, one: Instruction) -> Computation | None:
-        return self._module.computations.get(one.computation("calls") or one.computation("to_apply"))
+    def _called_computation(self, instruction: Instruction) -> Computation | None:
+        return self._module.computations.get(instruction.computation("calls") or instruction.computation("to_apply"))
 
     def _nested(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
         """The instructions of a fusion, with those of fusions inside of it."""
-        for one in computation.instructions.values():
-            inner = self._inside(one) if one.opcode in ("fusion", "call") else None
+        for instruction in computation.instructions.values():
+            inner = self._called_computation(instruction) if instruction.opcode in ("fusion", "call") else None
             if inner is None:
-                yield computation, one
+                yield computation, instruction
             else:
                 yield from self._nested(inner)
 
     def _flops(self, computation: Computation) -> float:
-        return sum(product_flops(where, one) for where, one in self._nested(computation))
+        return sum(product_flops(container, instruction) for container, instruction in self._nested(computation))
 
     def _fused_collectives(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
-        return ((where, one) for where, one in self._nested(computation) if collective_kind(one))
+        return (
+            (container, instruction)
+            for container, instruction in self._nested(computation)
+            if collective_kind(instruction)
+        )
 
-    def _fusion_bytes(self, computation: Computation, one: Instruction, inner: Computation) -> float:
+    def _fusion_bytes(self, computation: Computation, instruction: Instruction, inner: Computation) -> float:
         read = sum(
-            operand.bytes * self._share(inner, inner.parameters[i])
-            for i, operand in enumerate(computation.operands(one))
+            operand.bytes * self._read_share(inner, inner.parameters[i])
+            for i, operand in enumerate(computation.operands(instruction))
             if operand.bytes and i in inner.parameters
         )
-        return read + self._written(inner, one)
+        return read + self._written_bytes(inner, instruction)
 
     def _async_bytes(self, inner: Computation) -> float:
-        """Bytes of a computation of one instruction that runs beside others, such as a slice that is fetched ahead."""
-        return sum(self._bytes(inner, one) for one in inner.instructions.values() if one.opcode not in _FREE)
+        """Bytes of a computation of one instruction that runs while others run, such as a slice that is fetched early."""
+        return sum(
+            self._bytes(inner, instruction)
+            for instruction in inner.instructions.values()
+            if instruction.opcode not in _FREE
+        )
 
-    def _share(self, computation: Computation, name: str) -> float:
+    def _read_share(self, computation: Computation, name: str) -> float:
         """The share of a value (a parameter, or the same in another shape) that is read."""
         key = computation.name, name
         if key not in self._used:
             self._used[key] = min(
-                sum(self._share_of_use(computation, name, user) for user in computation.users.get(name, [])), 1.0
+                sum(self._read_share_of_use(computation, name, user) for user in computation.users.get(name, [])), 1.0
             )
         return self._used[key]
 
-    def _share_of_use(self, computation: Computation, name: str, user: Instruction) -> float:
+    def _read_share_of_use(self, computation: Computation, name: str, user: Instruction) -> float:
         if user.opcode in _SLICES and user.operands[0] == name:
             return user.shape.size / max(computation.instructions[name].shape.size, 1)
         if user.opcode in _THROUGH:
-            return self._share(computation, user.name)
+            return self._read_share(computation, user.name)
         if user.opcode in ("dynamic-update-slice", "scatter") and user.operands[0] == name:
             return 0.0  # updated in place, and not read
-        inner = self._inside(user) if user.opcode == "fusion" else None
+        inner = self._called_computation(user) if user.opcode == "fusion" else None
         if inner is not None:
             indices = [i for i, operand in enumerate(user.operands) if operand == name and i in inner.parameters]
-            return min(sum(self._share(inner, inner.parameters[i]) for i in indices), 1.0)
+            return min(sum(self._read_share(inner, inner.parameters[i]) for i in indices), 1.0)
         return 1.0
 
-    def _written(self, inner: Computation, one: Instruction) -> float:
+    def _written_bytes(self, inner: Computation, instruction: Instruction) -> float:
         roots = inner.operands(inner.root) if inner.root.opcode == "tuple" else [inner.root]
-        if len(roots) != len(one.shapes):
-            return one.bytes
+        if len(roots) != len(instruction.shapes):
+            return instruction.bytes
         return sum(
-            self._written_part(inner, root, shape.bytes) for root, shape in zip(roots, one.shapes) if not shape.memory
+            self._written_bytes_of_root(inner, root, shape.bytes)
+            for root, shape in zip(roots, instruction.shapes)
+            if not shape.memory
         )
 
-    def _written_part(self, inner: Computation, root: Instruction, whole: float) -> float:
+    def _written_bytes_of_root(self, inner: Computation, root: Instruction, whole: float) -> float:
         """Bytes of a result that are written: of an update in place, the updated part."""
         while root.opcode in _THROUGH and root.operands and root.operands[0] in inner.instructions:
             root = inner.instructions[root.operands[0]]
         if root.opcode in ("dynamic-update-slice", "scatter"):
             part = inner.instructions[root.operands[1 if root.opcode == "dynamic-update-slice" else -1]].shape
             return min(part.bytes, whole)
-        nested = self._inside(root) if root.opcode == "fusion" else None
+        nested = self._called_computation(root) if root.opcode == "fusion" else None
         if nested is not None and nested.root.opcode != "tuple":
-            return self._written_part(nested, nested.root, whole)
+            return self._written_bytes_of_root(nested, nested.root, whole)
         return whole

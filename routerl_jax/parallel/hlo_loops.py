@@ -13,7 +13,7 @@ _SAME = {"copy", "bitcast", "convert", "reshape", "copy-done", "broadcast", "opt
 
 @dataclasses.dataclass(frozen=True)
 class _Carried:
-    """The i-th of what a loop carries."""
+    """The i-th value that a loop carries."""
 
     index: int
 
@@ -46,37 +46,39 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     start = computation.instructions.get(loop.operands[0]) if loop.operands else None
     counts = [
         count
-        for comparison, scope, given in _comparisons(module, condition)
-        if (count := _count(module, comparison, scope, given, body, computation, start)) is not None
+        for comparison, scope, arguments in _comparisons(module, condition)
+        if (count := _trip_count_of(module, comparison, scope, arguments, body, computation, start)) is not None
     ]
     return min(counts, default=None)
 
 
 def _comparisons(module: Module, condition: Computation) -> list[tuple[Instruction, Computation, list[_Value]]]:
     """The comparisons that must all hold, each with its computation and the arguments of that one."""
-    comparisons, waiting = [], [(condition.root, condition, [])]
-    while waiting:
-        one, scope, given = waiting.pop()
-        inner = module.computations.get(one.computation("calls") or one.computation("to_apply"))
-        if one.opcode == "compare":
-            comparisons.append((one, scope, given))
-        elif one.opcode in ("fusion", "call") and inner is not None:
-            waiting.append((inner.root, inner, [_value(module, scope, name, given) for name in one.operands]))
-        elif one.opcode == "and" or one.opcode in _SAME:
-            waiting += [(other, scope, given) for other in scope.operands(one)]
+    comparisons, unvisited = [], [(condition.root, condition, [])]
+    while unvisited:
+        instruction, scope, arguments = unvisited.pop()
+        inner = module.computations.get(instruction.computation("calls") or instruction.computation("to_apply"))
+        if instruction.opcode == "compare":
+            comparisons.append((instruction, scope, arguments))
+        elif instruction.opcode in ("fusion", "call") and inner is not None:
+            unvisited.append(
+                (inner.root, inner, [_value(module, scope, name, arguments) for name in instruction.operands])
+            )
+        elif instruction.opcode == "and" or instruction.opcode in _SAME:
+            unvisited += [(operand, scope, arguments) for operand in scope.operands(instruction)]
     return comparisons
 
 
-def _count(
+def _trip_count_of(
     module: Module,
     comparison: Instruction,
     scope: Computation,
-    given: list[_Value],
+    arguments: list[_Value],
     body: Computation,
     outside: Computation,
     start: Instruction | None,
 ) -> int | None:
-    left, right = (_value(module, scope, name, given) for name in comparison.operands[:2])
+    left, right = (_value(module, scope, name, arguments) for name in comparison.operands[:2])
     direction = comparison.attribute("direction")
     if isinstance(right, _Carried) and isinstance(left, int):
         left, right, direction = right, left, {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
@@ -109,28 +111,32 @@ def _count(
     return max(math.ceil(distance / abs(step)), 0) if step else None
 
 
-def _value(module: Module, scope: Computation, name: str, given: list[_Value]) -> _Value:
-    """What is known of a value: a constant, a carried value, or one plus a constant. `given`: the arguments of the call."""
-    one = scope.instructions.get(name)
-    if one is None:
+def _value(module: Module, scope: Computation, name: str, arguments: list[_Value]) -> _Value:
+    """A value as a constant, a carried value, or a carried value plus a constant. `arguments`: of the computation's call."""
+    instruction = scope.instructions.get(name)
+    if instruction is None:
         return None
-    if one.opcode == "constant":
-        return int(one.raw) if re.fullmatch(r"-?\d+", one.raw.strip()) else None
-    if one.opcode == "parameter":
-        number = int(one.raw)
-        return given[number] if number < len(given) else None
-    if one.opcode == "get-tuple-element":
-        source = scope.instructions.get(one.operands[0]) if one.operands else None
-        return _Carried(int(one.attribute("index"))) if source is not None and source.opcode == "parameter" else None
-    if one.opcode in _SAME and one.operands:
-        return _value(module, scope, one.operands[0], given)
-    if one.opcode == "add":
-        sides = [_value(module, scope, operand, given) for operand in one.operands]
+    if instruction.opcode == "constant":
+        return int(instruction.raw) if re.fullmatch(r"-?\d+", instruction.raw.strip()) else None
+    if instruction.opcode == "parameter":
+        number = int(instruction.raw)
+        return arguments[number] if number < len(arguments) else None
+    if instruction.opcode == "get-tuple-element":
+        source = scope.instructions.get(instruction.operands[0]) if instruction.operands else None
+        return (
+            _Carried(int(instruction.attribute("index")))
+            if source is not None and source.opcode == "parameter"
+            else None
+        )
+    if instruction.opcode in _SAME and instruction.operands:
+        return _value(module, scope, instruction.operands[0], arguments)
+    if instruction.opcode == "add":
+        sides = [_value(module, scope, operand, arguments) for operand in instruction.operands]
         carried = [side for side in sides if isinstance(side, _Carried)]
         constants = [side for side in sides if isinstance(side, int)]
         return _Stepped(carried[0].index, constants[0]) if len(carried) == len(constants) == 1 else None
-    inner = module.computations.get(one.computation("calls") or one.computation("to_apply"))
-    if one.opcode in ("fusion", "call") and inner is not None:
-        arguments = [_value(module, scope, operand, given) for operand in one.operands]
-        return _value(module, inner, inner.root.name, arguments)
+    inner = module.computations.get(instruction.computation("calls") or instruction.computation("to_apply"))
+    if instruction.opcode in ("fusion", "call") and inner is not None:
+        operands = [_value(module, scope, operand, arguments) for operand in instruction.operands]
+        return _value(module, inner, inner.root.name, operands)
     return None

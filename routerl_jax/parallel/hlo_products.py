@@ -17,25 +17,25 @@ from routerl_jax.parallel.hlo_text import Computation, Instruction, Shape
 _LANES = 128
 
 
-def product_flops(computation: Computation, one: Instruction) -> float:
+def product_flops(computation: Computation, instruction: Instruction) -> float:
     """FLOPs of a `dot`, a `convolution` or a library's matrix product; 0 for all others. For custom kernels see `kernel`."""
-    shapes = [operand.shape for operand in computation.operands(one) if operand.shapes]
-    if one.opcode == "dot":
-        return 2.0 * one.shape.size * _contracted(shapes[0], one.attribute("lhs_contracting_dims"))
-    if one.opcode == "convolution":
-        return _convolution(one, shapes[0], shapes[1])
-    target = one.attribute("custom_call_target").strip('"')
-    if one.opcode == "custom-call" and re.search(r"cublas|onednn\$matmul|gemm", target):
-        match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', one.rest)
+    shapes = [operand.shape for operand in computation.operands(instruction) if operand.shapes]
+    if instruction.opcode == "dot":
+        return 2.0 * instruction.shape.size * _contracted(shapes[0], instruction.attribute("lhs_contracting_dims"))
+    if instruction.opcode == "convolution":
+        return _convolution(instruction, shapes[0], shapes[1])
+    target = instruction.attribute("custom_call_target").strip('"')
+    if instruction.opcode == "custom-call" and re.search(r"cublas|onednn\$matmul|gemm", target):
+        match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.rest)
         axes = [int(axis) for axis in json.loads(match.group(1))] if match else [len(shapes[0].dims) - 1]
-        return 2.0 * one.shape.size * math.prod(shapes[0].dims[axis] for axis in axes)
+        return 2.0 * instruction.shape.size * math.prod(shapes[0].dims[axis] for axis in axes)
     return 0.0
 
 
 def kernel(
-    computation: Computation, one: Instruction, filled: float = 1.0, grouped: float = 1.0
+    computation: Computation, instruction: Instruction, filled: float = 1.0, grouped: float = 1.0
 ) -> tuple[float, float] | None:
-    """FLOPs and bytes of main memory of a custom call that is a kernel for attention or experts; None if it is no known one.
+    """FLOPs and bytes of main memory of a custom call that is a kernel for attention or experts; None for other kernels.
 
     - Splash attention (training) computes the blocks that its causal mask leaves, whatever segments are in them: two products
       forward; five backward, of which two are computed in both of its kernels.
@@ -47,28 +47,28 @@ def kernel(
       filled: for ragged paged attention, the share of each row's pages that holds tokens.
       grouped: for grouped products, the share of the rows that are in a group.
     """
-    operands = computation.operands(one)
-    moved = one.bytes + sum(operand.bytes for operand in operands)
-    target = one.attribute("custom_call_target").strip('"')
+    operands = computation.operands(instruction)
+    moved = instruction.bytes + sum(operand.bytes for operand in operands)
+    target = instruction.attribute("custom_call_target").strip('"')
     if target.startswith("__cudnn$fmha"):
         q, k = operands[0].shape, operands[1].shape
         products = 5 if "Backward" in target else 2
         return 2.0 * products * q.size * k.dims[1], moved  # [rows, tokens, heads, width]
     if target != "tpu_custom_call":
         return None
-    if one.name.startswith("splash_mha"):
-        return _splash(one, operands), moved
-    if "ragged_paged_attention" in one.name:
-        return _paged(one, operands, filled)
-    if one.name.startswith("ragged-dot"):
-        return _grouped(one, operands, grouped)
+    if instruction.name.startswith("splash_mha"):
+        return _splash(instruction, operands), moved
+    if "ragged_paged_attention" in instruction.name:
+        return _paged(instruction, operands, filled)
+    if instruction.name.startswith("ragged-dot"):
+        return _grouped(instruction, operands, grouped)
     return None
 
 
-def _grouped(one: Instruction, operands: Sequence[Instruction], grouped: float) -> tuple[float, float]:
-    shapes = [one.shape, *(operand.shape for operand in operands)]
+def _grouped(instruction: Instruction, operands: Sequence[Instruction], grouped: float) -> tuple[float, float]:
+    shapes = [instruction.shape, *(operand.shape for operand in operands)]
     matrices = next((shape for shape in shapes if len(shape.dims) == 3), None)
-    if matrices is None:  # the table of the groups' places
+    if matrices is None:  # the table of the groups' offsets
         return 0.0, sum(shape.bytes for shape in shapes)
     tables = [shape for shape in shapes if len(shape.dims) == 2]  # of rows, in and out
     moved = matrices.bytes + grouped * sum(shape.bytes for shape in tables)
@@ -79,48 +79,50 @@ def _contracted(shape: Shape, axes: str) -> int:
     return math.prod(shape.dims[int(axis)] for axis in re.findall(r"\d+", axes))
 
 
-def _convolution(one: Instruction, left: Shape, right: Shape) -> float:
+def _convolution(instruction: Instruction, lhs: Shape, rhs: Shape) -> float:
     """The TPU compiler writes products as convolutions, with batch and head axes as spatial ones. Only positions of the window
     on an entry count: those on padding, and those between dilated entries, don't."""
-    labels = one.attribute("dim_labels")
+    labels = instruction.attribute("dim_labels")
     sides = re.fullmatch(r"(\w+)_(\w+)->(\w+)", labels)
     if sides is None:
-        raise ValueError(f"the convolution {one.name} has dim_labels={labels!r}, which can't be read")
-    of_left, of_right, of_out = sides.groups()
-    window = dict(re.findall(r"(\w+)=(\S+)", one.attribute("window").strip("{}")))
-    spatial = sorted(label for label in of_left if label.isdigit())
+        raise ValueError(f"the convolution {instruction.name} has dim_labels={labels!r}, which can't be read")
+    lhs_labels, rhs_labels, output_labels = sides.groups()
+    window = dict(re.findall(r"(\w+)=(\S+)", instruction.attribute("window").strip("{}")))
+    spatial = sorted(label for label in lhs_labels if label.isdigit())
 
     def per_axis(key: str, default: str) -> list[str]:
         return window[key].split("x") if key in window else [default] * len(spatial)
 
     strides, pads = per_axis("stride", "1"), per_axis("pad", "0_0")
-    apart_left, apart_right = per_axis("lhs_dilate", "1"), per_axis("rhs_dilate", "1")
+    lhs_dilation, rhs_dilation = per_axis("lhs_dilate", "1"), per_axis("rhs_dilate", "1")
     taps = 1
     for i, label in enumerate(spatial):
-        inside = left.dims[of_left.index(label)]
-        positions = np.arange(one.shape.dims[of_out.index(label)])[:, None] * int(strides[i])
+        inside = lhs.dims[lhs_labels.index(label)]
+        positions = np.arange(instruction.shape.dims[output_labels.index(label)])[:, None] * int(strides[i])
         positions = (
-            positions + np.arange(right.dims[of_right.index(label)]) * int(apart_right[i]) - int(pads[i].split("_")[0])
+            positions + np.arange(rhs.dims[rhs_labels.index(label)]) * int(rhs_dilation[i]) - int(pads[i].split("_")[0])
         )
-        dilation = int(apart_left[i])
+        dilation = int(lhs_dilation[i])
         taps *= int(((positions >= 0) & (positions <= (inside - 1) * dilation) & (positions % dilation == 0)).sum())
-    batch, features = (one.shape.dims[of_out.index(label)] for label in "bf")
-    return 2.0 * taps * batch * features * right.dims[of_right.index("i")]
+    batch, features = (instruction.shape.dims[output_labels.index(label)] for label in "bf")
+    return 2.0 * taps * batch * features * rhs.dims[rhs_labels.index("i")]
 
 
-def _splash(one: Instruction, operands: Sequence[Instruction]) -> float:
-    four = [
+def _splash(instruction: Instruction, operands: Sequence[Instruction]) -> float:
+    arrays = [
         operand.shape.dims for operand in operands if len(operand.shape.dims) in (3, 4) and "f" in operand.shape.dtype
     ]
-    q, k = four[0], four[1]  # [rows,] heads, tokens, width
+    q, k = arrays[0], arrays[1]  # [rows,] heads, tokens, width
     queries, keys, width = q[-2], k[-2], q[-1]
-    kind = "dkv" if "_dkv" in one.name else "dq" if "_dq" in one.name else "fwd"
+    kind = "dkv" if "_dkv" in instruction.name else "dq" if "_dq" in instruction.name else "fwd"
     suffix = "" if kind == "fwd" else f"_{kind}"
-    rows, columns = (_block(one, f"block_{side}{suffix}", size) for side, size in (("q", queries), ("kv", keys)))
+    rows, columns = (
+        _block(instruction, f"block_{side}{suffix}", size) for side, size in (("q", queries), ("kv", keys))
+    )
     grid = -(-queries // rows), -(-keys // columns)
-    numbered = any(dims in ((queries, _LANES), (8, queries)) for dims in (o.shape.dims for o in operands if _is_ids(o)))
+    causal = any(dims in ((queries, _LANES), (8, queries)) for dims in (o.shape.dims for o in operands if _is_ids(o)))
     blocks = grid[0] * grid[1]
-    if numbered:  # it has the queries' positions: the mask is causal, and blocks above the diagonal are left out
+    if causal:  # it has the queries' positions: the mask is causal, and blocks above the diagonal are left out
         blocks = sum(min(-(-(i + 1) * rows // columns), grid[1]) for i in range(grid[0]))
     visited = [o.shape.dims for o in operands if o.shape.dtype == "s8" and len(o.shape.dims) == 3]
     if visited:  # the grid is no wider than the most blocks that any row of it visits
@@ -133,19 +135,19 @@ def _is_ids(operand: Instruction) -> bool:
     return operand.shape.dtype == "s32" and len(operand.shape.dims) == 2
 
 
-def _block(one: Instruction, name: str, size: int) -> int:
-    match = re.search(rf'{name}\\*": (\d+)', one.rest)
+def _block(instruction: Instruction, name: str, size: int) -> int:
+    match = re.search(rf'{name}\\*": (\d+)', instruction.rest)
     return min(int(match.group(1)), size) if match else size
 
 
-def _paged(one: Instruction, operands: Sequence[Instruction], filled: float) -> tuple[float, float]:
+def _paged(instruction: Instruction, operands: Sequence[Instruction], filled: float) -> tuple[float, float]:
     table = next(o.shape.dims for o in operands if _is_ids(o))  # [rows, pages of a row]
     pages = max((o.shape for o in operands), key=lambda shape: len(shape.dims))  # [all, tokens, k and v heads, width]
-    queries, heads, width = one.shape.dims
-    rows, fed = table[0], queries // table[0]
-    cached = max(table[1] * pages.dims[1] * filled, fed)
-    seen = queries * (cached - (fed - 1) / 2)
-    item = pages.bytes / pages.size
-    moved = rows * cached * pages.dims[2] * width * item
-    moved += one.bytes + sum(o.bytes for o in operands if o.shape is not pages)
-    return 4.0 * heads * width * seen, moved
+    queries, heads, width = instruction.shape.dims
+    rows, tokens = table[0], queries // table[0]
+    cached = max(table[1] * pages.dims[1] * filled, tokens)
+    pairs = queries * (cached - (tokens - 1) / 2)
+    item_bytes = pages.bytes / pages.size
+    moved = rows * cached * pages.dims[2] * width * item_bytes
+    moved += instruction.bytes + sum(o.bytes for o in operands if o.shape is not pages)
+    return 4.0 * heads * width * pairs, moved

@@ -1,4 +1,4 @@
-"""Reading the text of a compiled program (XLA's HLO): computations, their instructions, and what these are given.
+"""Reading the text of a compiled program (XLA's HLO): computations, their instructions, and the operands of these.
 
 Text and not a protocol buffer, because libtpu's own dump of a program is text, and jaxlib can't read all of it.
 """
@@ -89,18 +89,18 @@ class Computation:
     def parameters(self) -> dict[int, str]:
         """Names of the parameters by their number."""
         return {
-            int(one.raw): one.name
-            for one in self.instructions.values()
-            if one.opcode == "parameter" and one.raw.isdigit()
+            int(instruction.raw): instruction.name
+            for instruction in self.instructions.values()
+            if instruction.opcode == "parameter" and instruction.raw.isdigit()
         }
 
     @functools.cached_property
     def users(self) -> dict[str, list[Instruction]]:
         """The instructions that take each result as an operand, by its name."""
         users: dict[str, list[Instruction]] = {}
-        for one in self.instructions.values():
-            for name in dict.fromkeys(one.operands):
-                users.setdefault(name, []).append(one)
+        for instruction in self.instructions.values():
+            for name in dict.fromkeys(instruction.operands):
+                users.setdefault(name, []).append(instruction)
         return users
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
@@ -137,9 +137,9 @@ def parse(text: str) -> Module:
     for line in _logical_lines(text):
         begins = _BEGINS.match(line)
         if begins:
-            one = _instruction(begins.group(2), line[begins.end() :])
-            lines[one.name] = one
-            root = one.name if begins.group(1) or not root else root
+            instruction = _instruction(begins.group(2), line[begins.end() :])
+            lines[instruction.name] = instruction
+            root = instruction.name if begins.group(1) or not root else root
         elif (header := _HEADER.match(line)) is not None and not line.startswith("HloModule"):
             name, lines, root = header.group(2), {}, ""
             entry = name if header.group(1) else entry

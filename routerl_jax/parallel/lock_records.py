@@ -1,4 +1,4 @@
-"""Where the lock of a directory keeps the record of its holder: in a file, or in an object of a bucket."""
+"""Records of a directory lock's holder, each in a file or in an object of a bucket."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Record(Protocol):
     """The record of a lock's holder, opened by a process that wants the lock.
 
     Attributes:
-      place: where it is, for messages.
+      location: path or URL of the record, for messages.
     """
 
-    place: str
+    location: str
 
     def claim(self) -> bool:
         """False if another process certainly holds the lock."""
@@ -45,7 +45,7 @@ class Record(Protocol):
         ...
 
     def is_there(self) -> bool:
-        """Whether what was opened is still what others would open."""
+        """Whether the opened record is still the one that other processes would open."""
         ...
 
     def remove(self) -> None:
@@ -61,7 +61,7 @@ class FileRecord:
     """A record in a file, which its holder has locked with `flock`. That ends with the process; some file systems ignore it."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.place, self._path = str(path), path
+        self.location, self._path = str(path), path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def claim(self) -> bool:
@@ -103,8 +103,8 @@ class FileRecord:
 class ObjectRecord:
     """A record in an object of a bucket. Buckets have no locks: the record alone shows whether its holder is alive."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, location: str) -> None:
+        self.location = location
 
     def claim(self) -> bool:
         return True
@@ -116,17 +116,17 @@ class ObjectRecord:
         return _same_boot(holder, ours) and not _is_alive(holder.get("process"))
 
     def read(self) -> dict[str, Any] | None:
-        content = buckets.read_object(self.place)
+        content = buckets.read_object(self.location)
         return None if content is None else _parsed(content)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        buckets.write_object(self.place, json.dumps(record).encode())
+        buckets.write_object(self.location, json.dumps(record).encode())
 
     def is_there(self) -> bool:
         return True
 
     def remove(self) -> None:
-        buckets.remove(self.place)
+        buckets.remove(self.location)
 
     def close(self) -> None:
         pass

@@ -1,7 +1,7 @@
-"""Local directories that stand for places in buckets while a program runs.
+"""Local directories that mirror directories of buckets while a program runs.
 
-What is in the bucket is copied here first. What the program writes is uploaded as it goes on (`send`) and when it ends. So all
-that it does to files works as on a disk, and a killed program leaves in the bucket what it had when it last sent.
+The files in the bucket are copied here first. Files that the program writes are uploaded while it runs (`send`) and when it
+ends. So the program works on files of a disk. A killed program leaves the files of its last upload in the bucket.
 
 Checkpoints are last: a run that is resumed finds the metrics and episodes that belong to its newest checkpoint. Under gs://
 orbax reads and writes them in the bucket itself (`learning/checkpoints.py`), and they are not copied.
@@ -25,25 +25,25 @@ from routerl_jax.parallel import multihost
 
 CHECKPOINTS = "checkpoints"
 MARK = "_CHECKPOINT_METADATA"  # the file of a checkpoint that is uploaded last, and removed first
-_LAST = (MARK, "config.json", "kb.json", "results.json")  # what says that the files beside it are complete
-_EVERY = 30.0  # seconds between two uploads of what is new
+_LAST = (MARK, "config.json", "kb.json", "results.json")  # these files say that the files beside them are complete
+_EVERY = 30.0  # seconds between two uploads of new files
 _MIRRORS: dict[pathlib.Path, _Mirror] = {}
 
 
 @contextlib.contextmanager
-def mirrored(place: str) -> Iterator[pathlib.Path]:
-    """The path at which a program works on a file or directory: the place itself, or what stands for a place in a bucket.
+def mirrored(location: str) -> Iterator[pathlib.Path]:
+    """The path at which a program works on a file or directory: `location` itself, or the mirror of a location in a bucket.
 
     Raises:
       ValueError: the bucket can't be read; or, at the end, not written (names the directory that is kept).
     """
-    if not buckets.in_bucket(place):
-        yield pathlib.Path(place).expanduser()
+    if not buckets.in_bucket(location):
+        yield pathlib.Path(location).expanduser()
         return
     (cache_directory() / "mirrors").mkdir(parents=True, exist_ok=True)
     scratch = pathlib.Path(tempfile.mkdtemp(dir=cache_directory() / "mirrors"))
     try:
-        mirror = _Mirror(place.rstrip("/"), scratch)
+        mirror = _Mirror(location.rstrip("/"), scratch)
         _MIRRORS[mirror.path] = mirror
         try:
             yield mirror.path
@@ -62,7 +62,7 @@ def mirrored(place: str) -> Iterator[pathlib.Path]:
 
 
 def send(path: pathlib.Path) -> None:
-    """Uploads what is new below a path that stands for a place in a bucket, now and every half minute from now on.
+    """Uploads new files below the mirror of a bucket, now and every half minute from now on.
 
     Only the main process of a job does. Nothing happens for other paths.
 
@@ -78,41 +78,43 @@ def send(path: pathlib.Path) -> None:
 
 
 class _Mirror:
-    """A place in a bucket, and the path that stands for it. It exists if there is something in the bucket."""
+    """A location in a bucket, and the local path that mirrors it. The path exists if there is something in the bucket."""
 
-    def __init__(self, place: str, scratch: pathlib.Path) -> None:
-        self._place = place
-        self.path = scratch.resolve() / place.rpartition("/")[2]
-        names = _complete(name for name in buckets.listing(place) if self._is_copied(name))
+    def __init__(self, location: str, scratch: pathlib.Path) -> None:
+        self._location = location
+        self.path = scratch.resolve() / location.rpartition("/")[2]
+        names = _complete(name for name in buckets.listing(location) if self._is_copied(name))
         if names:
-            buckets.download(place, names, self.path)
-        buckets.stand_in(self.path, place)
+            buckets.download(location, names, self.path)
+        buckets.stand_in(self.path, location)
         self._sent = self._files()
         self._sending, self._ended = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def is_ours(self) -> bool:
-        """False once another process has taken over the place (`parallel/workdir.py`)."""
-        return buckets.place_of(self.path) == self._place
+        """False once another process has taken over the location (`parallel/workdir.py`)."""
+        return buckets.url_of(self.path) == self._location
 
     def start(self) -> None:
         """Begins to upload in the background."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._go_on, name=f"upload to {self._place}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._upload_repeatedly, name=f"upload to {self._location}", daemon=True
+            )
             self._thread.start()
 
     def send(self) -> None:
-        """Uploads and removes what has changed here since the last time."""
+        """Uploads changed files, and removes deleted ones, since the last time."""
         with self._sending:
-            # Listed before the rest: what belongs to a checkpoint that is there by now is found by the second look.
-            states = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
-            others = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
-            gone = sorted(self._sent.keys() - states.keys() - others.keys(), key=_marks_first)
-            self._remove(name for name in gone if not _is_checkpoint(name))
-            self._upload(others)
-            self._upload(states)
-            self._remove(name for name in gone if _is_checkpoint(name))
+            # Checkpoints are listed first: other files of a checkpoint that exists by now are found by the second listing.
+            checkpoint_files = {name: state for name, state in self._files().items() if _is_checkpoint(name)}
+            files = {name: state for name, state in self._files().items() if not _is_checkpoint(name)}
+            deleted = sorted(self._sent.keys() - checkpoint_files.keys() - files.keys(), key=_marks_first)
+            self._remove(name for name in deleted if not _is_checkpoint(name))
+            self._upload(files)
+            self._upload(checkpoint_files)
+            self._remove(name for name in deleted if _is_checkpoint(name))
 
     def close(self) -> None:
         """The last upload."""
@@ -122,7 +124,7 @@ class _Mirror:
         if self.is_ours and self._files() != self._sent and multihost.is_main():
             self.send()
 
-    def _go_on(self) -> None:
+    def _upload_repeatedly(self) -> None:
         warned = False
         while not self._ended.wait(_EVERY):
             if not self.is_ours:
@@ -139,7 +141,7 @@ class _Mirror:
         changed = [name for name, state in states.items() if self._sent.get(name) != state]
         for name in sorted(changed, key=_marks_first, reverse=True):
             try:
-                buckets.upload(self.path / name, self._at(name))
+                buckets.upload(self.path / name, self._remote_location(name))
             except buckets.NotWritten:
                 if (self.path / name).is_file():
                     raise
@@ -148,14 +150,14 @@ class _Mirror:
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in list(names):
-            buckets.remove(self._at(name))
+            buckets.remove(self._remote_location(name))
             del self._sent[name]
 
-    def _at(self, name: str) -> str:
-        return f"{self._place}/{name}" if name else self._place
+    def _remote_location(self, name: str) -> str:
+        return f"{self._location}/{name}" if name else self._location
 
     def _files(self) -> dict[str, tuple[int, int]]:
-        """What is to be in the bucket: name -> size and time of the last change in ns. No hidden or half-made files."""
+        """The files to upload: name -> size and time of the last change in ns. No hidden or unfinished files."""
         if self.path.is_file():
             status = self.path.stat()
             return {"": (status.st_size, status.st_mtime_ns)}
@@ -175,7 +177,7 @@ class _Mirror:
         parts = name.split("/")
         if CHECKPOINTS not in parts[:-1]:
             return True
-        return self._place.startswith("s3://") and parts[parts.index(CHECKPOINTS) + 1].isdecimal()
+        return self._location.startswith("s3://") and parts[parts.index(CHECKPOINTS) + 1].isdecimal()
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -187,7 +189,7 @@ def _marks_first(name: str) -> tuple[bool, str]:
 
 
 def _complete(names: Iterable[str]) -> list[str]:
-    """Names without those of checkpoints that were not uploaded whole, or are half removed."""
+    """Names without those of checkpoints that were uploaded or removed only in part."""
     listed = list(names)
     marked = {name.removesuffix(MARK) for name in listed if name.endswith(f"/{MARK}")}
     return [name for name in listed if not _is_checkpoint(name) or any(name.startswith(step) for step in marked)]

@@ -94,11 +94,11 @@ def barrier(name: str) -> None:
 def to_host(value: Any) -> Any:
     """A tree of arrays as NumPy arrays on this process. Arrays sharded over processes are gathered (a collective call)."""
 
-    def one(leaf: Any) -> np.ndarray:
+    def gathered(leaf: Any) -> np.ndarray:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable and not leaf.is_fully_replicated:
             from jax.experimental import multihost_utils
 
             return np.asarray(multihost_utils.process_allgather(leaf, tiled=True))
         return np.asarray(leaf)
 
-    return jax.tree.map(one, value)
+    return jax.tree.map(gathered, value)

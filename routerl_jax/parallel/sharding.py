@@ -49,9 +49,9 @@ class Split:
 # width last, because rotary embeddings and attention read whole heads.
 _FSDP = Split(over="fsdp", first=("embed",), spill=("mlp", "vocab", "heads", "kv_heads", "head_dim"), storage=True)
 # Computation: each device computes its own heads and feed-forward channels (arXiv 1909.08053), or its own experts with all
-# their channels, so these are split. If they are
-# not divisible, the residual stream is split, and products are summed over devices. If there are fewer key/value heads than
-# devices, each device computes all of them, because query heads of several devices read the same.
+# their channels, so these are split. If they are not divisible, the residual stream is split, and products are summed over
+# devices. If there are fewer key/value heads than devices, each device computes all of them, because query heads of several
+# devices read the same ones.
 _TENSOR = Split(
     over="tensor", first=("experts", "heads", "kv_heads", "mlp", "vocab"), spill=("embed",), whole=("kv_heads",)
 )
@@ -83,7 +83,7 @@ def partition_spec(
     remarks = []
     for split in LAYOUTS[layout]:
         devices = mesh.shape[split.over]
-        dimension, remark = (None, "") if devices == 1 else _place(split, devices, shape, axes, entries, mesh)
+        dimension, remark = (None, "") if devices == 1 else _split_dimension(split, devices, shape, axes, entries, mesh)
         if dimension is not None:
             entries[dimension] = (*entries[dimension], split.over)
         if remark:
@@ -91,7 +91,7 @@ def partition_spec(
     return PartitionSpec(*(names if len(names) > 1 else next(iter(names), None) for names in entries)), remarks
 
 
-def _place(
+def _split_dimension(
     split: Split,
     devices: int,
     shape: tuple[int, ...],
@@ -166,10 +166,10 @@ def create_sharded(make: Callable[[], M], mesh: Mesh, layout: str) -> M:
     small = [path for path, size in sizes.items() if size < _ALONE_FROM]
     for paths in [small, *([path] for path in sizes if path not in small)]:
 
-        def some(paths: Sequence[Any] = paths) -> dict[Any, nnx.Variable]:
+        def draw_parameters(paths: Sequence[Any] = paths) -> dict[Any, nnx.Variable]:
             variables = dict(nnx.to_flat_state(nnx.state(make(), nnx.Param)))
             return {path: variables[path] for path in paths}  # the others are never computed
 
-        values = jax.jit(some, out_shardings={path: targets[path] for path in paths})()
+        values = jax.jit(draw_parameters, out_shardings={path: targets[path] for path in paths})()
         nnx.update(model, nnx.from_flat_state(list(values.items())))
     return model

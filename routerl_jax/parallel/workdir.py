@@ -2,7 +2,7 @@
 
 The lock is the file DIR/.lock. The holder has it locked with `flock`, which ends with its process, and rewrites a record in it
 every few seconds. Some file systems ignore `flock`, or limit it to one machine; there the record shows whether the holder is
-alive. For a directory that stands for a place in a bucket (parallel/mirrors.py) the record is an object of the bucket.
+alive. For a directory that mirrors a bucket (parallel/mirrors.py) the record is an object of the bucket.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def directory_lock(directory: pathlib.Path) -> Iterator[None]:
         if lock.successor is None:
             raise
         raise ValueError(
-            f"{directory} was taken over by {_name(lock.successor)}, as this process showed no sign of life for "
+            f"{directory} was taken over by {_holder_name(lock.successor)}, as this process showed no sign of life for "
             f"{_SILENCE:.0f} s or its .lock was removed; this one stops here, and {directory} is the other's"
         ) from None
     finally:
@@ -63,8 +63,8 @@ def job_directory_lock(directory: pathlib.Path) -> Iterator[None]:
 
     A collective call.
     """
-    with contextlib.ExitStack() as held:
-        multihost.on_main(lambda: held.enter_context(directory_lock(directory)))
+    with contextlib.ExitStack() as stack:
+        multihost.on_main(lambda: stack.enter_context(directory_lock(directory)))
         yield
 
 
@@ -73,7 +73,7 @@ class _Lock:
 
     def __init__(self, directory: pathlib.Path) -> None:
         self._directory = directory
-        self._made = not directory.exists()
+        self._created_directory = not directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
         self.successor: dict[str, Any] | None = None
         self._record = {
@@ -84,20 +84,20 @@ class _Lock:
             "token": uuid.uuid4().hex,
         }
         for _ in range(_ATTEMPTS):
-            self._kept = _record(directory)
+            self._holder_record = _record_of(directory)
             try:
-                if self._take():
+                if self._acquire():
                     break
             except BaseException:
-                self._kept.close()
+                self._holder_record.close()
                 raise
-            self._kept.close()
+            self._holder_record.close()
         else:
             raise ValueError(
-                f"{self._kept.place} comes and goes: several processes want {directory}; start one of them"
+                f"{self._holder_record.location} comes and goes: several processes want {directory}; start one of them"
             )
         self._ended = threading.Event()
-        self._heart = threading.Thread(target=self._beat, name=f"lock of {directory}", daemon=True)
+        self._heart = threading.Thread(target=self._heartbeat, name=f"lock of {directory}", daemon=True)
         self._heart.start()
 
     def release(self) -> None:
@@ -105,35 +105,35 @@ class _Lock:
         self._ended.set()
         self._heart.join()
         with contextlib.suppress(OSError, ValueError):
-            if self.successor is None and self._kept.is_there():
-                self._kept.remove()
-            if self._made:
+            if self.successor is None and self._holder_record.is_there():
+                self._holder_record.remove()
+            if self._created_directory:
                 self._directory.rmdir()  # fails if there is anything in it
-        self._kept.close()
+        self._holder_record.close()
 
-    def _take(self) -> bool:
+    def _acquire(self) -> bool:
         """True if this process has the lock now; False if the previous holder removed its file."""
-        if not self._kept.claim():
-            raise ValueError(self._refusal(self._kept.read()))
-        if not self._kept.is_there():
+        if not self._holder_record.claim():
+            raise ValueError(self._refusal(self._holder_record.read()))
+        if not self._holder_record.is_there():
             return False
-        previous = self._kept.read()
+        previous = self._holder_record.read()
         if previous is not None:
-            if not self._kept.ended(previous, self._record) and not self._silent(previous):
+            if not self._holder_record.ended(previous, self._record) and not self._is_silent(previous):
                 return False
             logging.warning(
                 "%s was in use by %s, which ended without giving it back (last seen %s): it is taken over",
-                *(self._directory, _name(previous), previous.get("seen")),
+                *(self._directory, _holder_name(previous), previous.get("seen")),
             )
         self._write()
-        if not self._kept.excludes():
+        if not self._holder_record.excludes():
             time.sleep(_SETTLE)
-            record = self._kept.read()
+            record = self._holder_record.read()
             if record is not None and record.get("token") != self._record["token"]:
                 raise ValueError(self._refusal(record))
         return True
 
-    def _silent(self, left: dict[str, Any]) -> bool:
+    def _is_silent(self, previous: dict[str, Any]) -> bool:
         """Watches the record of another process: True if it does not change, False if it is removed.
 
         Raises:
@@ -141,45 +141,48 @@ class _Lock:
         """
         logging.warning(
             "%s: %s was in it, last seen %s; waiting for %.0f s, whether it is alive",
-            *(self._directory, _name(left), left.get("seen"), _SILENCE),
+            *(self._directory, _holder_name(previous), previous.get("seen"), _SILENCE),
         )
         end = time.monotonic() + _SILENCE
         while time.monotonic() < end:
             time.sleep(_BEAT / 5)
-            record = self._kept.read()
+            record = self._holder_record.read()
             if record is None:
                 return False
-            if record != left:
+            if record != previous:
                 raise ValueError(self._refusal(record))
         return True
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         warned = False
         while not self._ended.wait(_BEAT):
             try:
-                record = self._kept.read()
+                record = self._holder_record.read()
                 if record is not None and record.get("token") != self._record["token"]:
                     self.successor = record
-                    buckets.forget(self._directory)  # what it holds is no longer uploaded
+                    buckets.forget(self._directory)  # its files are no longer uploaded
                     _interrupt_main()
                     return
                 self._write()
             except (OSError, ValueError) as error:
                 if not warned:
                     logging.warning(
-                        "%s can't be written (%s): others may take this process for dead", self._kept.place, error
+                        "%s can't be written (%s): others may take this process for dead",
+                        self._holder_record.location,
+                        error,
                     )
                 warned = True
 
     def _write(self) -> None:
-        self._kept.write({**self._record, "seen": _now()})
+        self._holder_record.write({**self._record, "seen": _now()})
 
     def _refusal(self, holder: dict[str, Any] | None) -> str:
         if holder is None:
             return f"{self._directory} is in use by another process; wait for it, or give another directory"
         return (
-            f"{self._directory} is in use by {_name(holder)} since {holder.get('since')} (last seen {holder.get('seen')}); "
-            f"wait for it, stop it (kill {holder.get('process')}, on that host), or give another directory"
+            f"{self._directory} is in use by {_holder_name(holder)} since {holder.get('since')} "
+            f"(last seen {holder.get('seen')}); wait for it, stop it "
+            f"(kill {holder.get('process')}, on that host), or give another directory"
         )
 
 
@@ -192,7 +195,7 @@ def _interrupt_main() -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
-def _name(record: dict[str, Any]) -> str:
+def _holder_name(record: dict[str, Any]) -> str:
     return f"process {record.get('process')} on {record.get('host')}"
 
 
@@ -208,6 +211,6 @@ def _boot() -> str:
         return ""
 
 
-def _record(directory: pathlib.Path) -> Record:
-    path = buckets.place_of(directory)
+def _record_of(directory: pathlib.Path) -> Record:
+    path = buckets.url_of(directory)
     return ObjectRecord(f"{path}/.lock") if buckets.in_bucket(path) else FileRecord(directory / ".lock")

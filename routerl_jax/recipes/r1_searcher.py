@@ -260,8 +260,8 @@ def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalize
     """
     if metric not in ANSWER_METRICS:
         raise ValueError(f"metric={metric!r} is not known; use one of {', '.join(ANSWER_METRICS)}")
-    own = own_answer(episode)
-    score = ANSWER_METRICS[metric](own, accepted_answers(episode.example, own), normalizer)
+    answer_text = own_answer(episode)
+    score = ANSWER_METRICS[metric](answer_text, accepted_answers(episode.example, answer_text), normalizer)
     return 2 * score - 1 if signed else score
 
 

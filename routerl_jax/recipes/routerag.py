@@ -89,8 +89,8 @@ class RouteRAGGrammar(Grammar):
         if not query:
             return Action(kind="invalid", thought=thought, error="the query is empty")
         if tool not in self.tools:
-            known = ", ".join(_written(tool) for tool in self.tools)
-            error = f"there is no mode {_written(tool)}; there are: {known}"
+            names = ", ".join(_written(tool) for tool in self.tools)
+            error = f"there is no mode {_written(tool)}; there are: {names}"
             return Action(kind="invalid", thought=thought, query=query, error=error)
         return Action(kind="search", tool=tool, query=query, thought=thought)
 

@@ -1,4 +1,4 @@
-"""What the HTTP servers of this package share: errors, JSON, disconnected clients, tokens, other sites' pages, and uvicorn."""
+"""Common parts of this package's HTTP servers: errors, JSON, disconnected clients, tokens, other sites' pages, uvicorn."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class TokenCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._unguarded:
-            given = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
+            authorization = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
+            if not hmac.compare_digest(authorization, self._expected):
                 message = "this server wants a token: Authorization: Bearer TOKEN"
                 refusal = Refusal(401, "unauthorized", message, {"WWW-Authenticate": "Bearer"})
                 await json_reply(self._write(refusal), 401, refusal.headers)(scope, receive, send)
@@ -117,8 +117,9 @@ class TokenCheck:
 
 
 class SameSite:
-    """Middleware that refuses what a browser sends for the page of another site. For servers without a token, which such a page
-    could use otherwise.
+    """Middleware that refuses a browser's requests for the page of another site.
+
+    Servers without a token need it, because such a page could use them otherwise.
 
     A request must name one of the hosts, because a page may have its own name lead here (DNS rebinding). Browsers say by
     `Sec-Fetch-Site` whether a request is from another origin; older ones name the origin by `Origin`. Links may lead here from
@@ -141,14 +142,14 @@ class SameSite:
         await self.app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        given = {key: value.decode("latin-1").lower() for key, value in scope["headers"]}
-        host, site, origin = given.get(b"host", ""), given.get(b"sec-fetch-site"), given.get(b"origin")
+        headers = {key: value.decode("latin-1").lower() for key, value in scope["headers"]}
+        host, site, origin = headers.get(b"host", ""), headers.get(b"sec-fetch-site"), headers.get(b"origin")
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         if name not in self._hosts and "*" not in self._hosts:
-            known = ", ".join(sorted(self._hosts))
-            return Refusal(403, "wrong_host", f"this server is not asked as {name!r}; it is asked as one of: {known}")
+            hosts = ", ".join(sorted(self._hosts))
+            return Refusal(403, "wrong_host", f"this server is not asked as {name!r}; it is asked as one of: {hosts}")
         if site is not None:
-            link = scope["method"] in ("GET", "HEAD") and given.get(b"sec-fetch-mode") == "navigate"
+            link = scope["method"] in ("GET", "HEAD") and headers.get(b"sec-fetch-mode") == "navigate"
             same = link or site in ("same-origin", "none")
         else:
             same = origin is None or origin.partition("://")[2] == host

@@ -83,13 +83,13 @@ async def gather_bounded(work: Callable[[S], Awaitable[T]], items: Iterable[S], 
     """The results of `work` for all items, in order, at most `most` at once. The first failure is raised and ends the rest."""
     slots = asyncio.Semaphore(most)
 
-    async def one(item: S) -> T:
+    async def bounded(item: S) -> T:
         async with slots:
             return await work(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
+            tasks = [group.create_task(bounded(item)) for item in items]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]

@@ -260,7 +260,7 @@ class RedisCache(Cache):
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         self._redis = connect_redis(url, timeout)
-        self.name = f"Redis at {redis_place(url)}"
+        self.name = f"Redis at {redis_address(url)}"
 
     def entries(self, keys: Sequence[str]) -> dict[str, Entry]:
         """The entries of these keys that exist and have not expired."""
@@ -423,7 +423,7 @@ def connect_redis(url: str, timeout: float) -> Any:
     )
 
 
-def redis_place(url: str) -> str:
+def redis_address(url: str) -> str:
     """The URL without user and password, for messages."""
     scheme, _, address = url.partition("://")
     return f"{scheme}://{address.rpartition('@')[2]}"

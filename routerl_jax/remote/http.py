@@ -94,7 +94,7 @@ class HttpClient:
         body: Any = None,
     ) -> Reply:
         """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. Raises HttpError."""
-        address = _place(url)
+        address = _without_secrets(url)
         for attempt in range(self._retries + 1):
             await self._wait_pause()
             if self._turn is not None and not await self._turn():
@@ -167,7 +167,9 @@ class HttpClient:
             return Reply(reply.status, reply.headers, content)
         message = f"HTTP {reply.status}: {_reason(content) or reply.reason}"
         if 300 <= reply.status < 400:
-            message = f"HTTP {reply.status} to {_place(reply.headers.get('Location', '?'))}: give that URL instead"
+            message = (
+                f"HTTP {reply.status} to {_without_secrets(reply.headers.get('Location', '?'))}: give that URL instead"
+            )
         passing = reply.status in RETRIED
         return _Failed(
             message, reply.status, passing=passing, retry_after=retry_after(reply.headers.get("Retry-After", ""))
@@ -188,7 +190,7 @@ _sessions: set[Any] = set()  # those that were open when the last one was opened
 def open_session(**settings: Any) -> Any:
     """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
     session = import_aiohttp().ClientSession(**settings)
-    _sessions.difference_update([one for one in tuple(_sessions) if one.closed])
+    _sessions.difference_update([earlier for earlier in tuple(_sessions) if earlier.closed])
     _sessions.add(session)  # held here, as aiohttp complains of an open session that is collected
     return session
 
@@ -221,7 +223,7 @@ def _reason(content: bytes) -> str:
     return " ".join(text.split())[:300]
 
 
-def _place(url: str) -> str:
+def _without_secrets(url: str) -> str:
     """A URL without user, password and query, for messages."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.remote.cache import connect_redis, redis_place
+from routerl_jax.remote.cache import connect_redis, redis_address
 
 _MANY_KEYS = 10_000  # above this number, full buckets are dropped
 
@@ -128,7 +128,7 @@ class RedisRateLimiter(RateLimiter):
         self.rate, self.burst = float(rate), float(burst)
         self._redis = connect_redis(url, timeout)
         self._script: Any = self._redis.register_script(_BUCKET)
-        self._place, self._retry_after = redis_place(url), retry_after
+        self._address, self._retry_after = redis_address(url), retry_after
         self._fallback = LocalRateLimiter(rate, burst)
         self._down_until: float | None = None
 
@@ -145,7 +145,7 @@ class RedisRateLimiter(RateLimiter):
             if down_until is None:
                 logging.warning(
                     "the rate limit in Redis at %s does not work (%s: %s): this process limits itself to %g a second",
-                    self._place,
+                    self._address,
                     type(error).__name__,
                     error,
                     self.rate,
@@ -153,7 +153,7 @@ class RedisRateLimiter(RateLimiter):
             return self._fallback.reserve(key, n, timeout)
         if down_until is not None:
             self._down_until = None
-            logging.info("the rate limit in Redis at %s works again", self._place)
+            logging.info("the rate limit in Redis at %s works again", self._address)
         return None if wait < 0 else wait / 1e6
 
     def close(self) -> None:

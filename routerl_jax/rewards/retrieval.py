@@ -41,8 +41,8 @@ class Retrieval:
           repeats: a passage that is shown again gets a rank of its own, and a gold one gains again, as in VRAG-RL's code (the
             result may exceed 1). Otherwise each passage only has the rank at which it was shown first.
         """
-        shown = [one for search in self.searches for one in search]
-        shown = shown if repeats else list({one.id: one for one in reversed(shown)}.values())[::-1]
+        shown = [passage for search in self.searches for passage in search]
+        shown = shown if repeats else list({passage.id: passage for passage in reversed(shown)}.values())[::-1]
         gain, missing = 0.0, list(self.gold)
         for rank, passage in enumerate(shown, 1):
             hits = [hop for hop in (self.gold if repeats else missing) if hop.found_in((passage,))]
@@ -77,11 +77,15 @@ def retrieval(episode: Episode) -> Retrieval | None:
             searches.append(retrieved)
         elif turn.shown:
             searches.append(
-                tuple(passages.get(one.passage, Passage(id=one.passage, title="", text="")) for one in shown)
+                tuple(passages.get(item.passage, Passage(id=item.passage, title="", text="")) for item in shown)
             )
         else:  # agents that don't name what their observations show
             text = " ".join(turn.observation.split())
-            searches.append(tuple(one for one in retrieved if one.text.strip() and " ".join(one.text.split()) in text))
+            searches.append(
+                tuple(
+                    passage for passage in retrieved if passage.text.strip() and " ".join(passage.text.split()) in text
+                )
+            )
     return Retrieval(searches=tuple(searches), gold=gold)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -54,13 +54,13 @@ def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> lis
     """
     predictions: list[Prediction] = []
     numbers: dict[tuple[str, ...], int] = {}
-    for place, row in read_rows(path):
-        prediction = _prediction(row, group, place)
+    for location, row in read_rows(path):
+        prediction = _prediction(row, group, location)
         if prediction.id is not None:
-            first = numbers.setdefault((prediction.id, *prediction.group), place.number)
-            if first != place.number:
-                raise place.error(
-                    f"duplicate id {prediction.id!r}, first seen in {place.unit} {first}; keep one row per question, "
+            first = numbers.setdefault((prediction.id, *prediction.group), location.number)
+            if first != location.number:
+                raise location.error(
+                    f"duplicate id {prediction.id!r}, first seen in {location.unit} {first}; keep one row per question, "
                     "or group by the field that tells the systems apart (--group=model)"
                 )
         predictions.append(prediction)
@@ -104,35 +104,35 @@ def summarize_groups(rows: Sequence[Prediction], scores: Float[np.ndarray, "N M"
     return {"/".join(key): summarize(scores[members[key]]) for key in sorted(members)}
 
 
-def _prediction(row: Mapping[str, Any], group: Sequence[str], place: Place) -> Prediction:
+def _prediction(row: Mapping[str, Any], group: Sequence[str], location: RowLocation) -> Prediction:
     missing = [key for key in group if row.get(key) is None]
     if missing:
-        raise place.error(f"key {missing[0]!r} of --group is missing; add it to the row or drop it from --group")
+        raise location.error(f"key {missing[0]!r} of --group is missing; add it to the row or drop it from --group")
     return Prediction(
         id=None if row.get("id") is None else str(row["id"]),
-        prediction=_parse_prediction(row, place),
-        golds=_parse_golds(row, place),
+        prediction=_parse_prediction(row, location),
+        golds=_parse_golds(row, location),
         group=tuple(str(row[key]) for key in group),
     )
 
 
-def _parse_prediction(row: Mapping[str, Any], place: Place) -> str | None:
+def _parse_prediction(row: Mapping[str, Any], location: RowLocation) -> str | None:
     keys = [key for key in _PREDICTION_KEYS if key in row]
     if len(keys) != 1:
         fault = "both are present" if keys else "neither is present"
-        raise place.error(f"give one of the keys {' and '.join(map(repr, _PREDICTION_KEYS))}; {fault}")
+        raise location.error(f"give one of the keys {' and '.join(map(repr, _PREDICTION_KEYS))}; {fault}")
     value = row[keys[0]]
     if value is not None and not isinstance(value, str):
-        raise place.error(f"key {keys[0]!r} must be a string, or null for no answer, got {value!r}")
+        raise location.error(f"key {keys[0]!r} must be a string, or null for no answer, got {value!r}")
     return value
 
 
-def _parse_golds(row: Mapping[str, Any], place: Place) -> tuple[str, ...]:
+def _parse_golds(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
     value = row.get("golden_answers")
     golds = (value,) if isinstance(value, str) else value
     if not isinstance(golds, list | tuple) or not all(isinstance(gold, str) for gold in golds):
         fault = "is missing" if "golden_answers" not in row else f"is {value!r}"
-        raise place.error(f"key 'golden_answers' {fault}; give a string or a list of strings")
+        raise location.error(f"key 'golden_answers' {fault}; give a string or a list of strings")
     if not any(gold.strip() for gold in golds):
-        raise place.error("key 'golden_answers' holds no answer; give at least one")
+        raise location.error("key 'golden_answers' holds no answer; give at least one")
     return tuple(golds)

@@ -177,17 +177,17 @@ class RewardFunction:
         term = REWARD_TERMS.get(name)
         options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
         weight = float(options.pop("weight", 1.0))
-        known = _options(term)
+        accepted = _options(term)
         for key in options:
-            if key not in known - _GIVEN:
-                raise ValueError(unknown_key(f"options of reward term {name!r}", key, {"weight", *known} - _GIVEN))
-        if "normalizer" in known:
+            if key not in accepted - _GIVEN:
+                raise ValueError(unknown_key(f"options of reward term {name!r}", key, {"weight", *accepted} - _GIVEN))
+        if "normalizer" in accepted:
             options["normalizer"] = self.normalizer
         if isinstance(term, StepTerm | TurnTerm):
-            of_step = _of_step(term, options, "verdicts" in known)
+            of_step = _of_step(term, options, "verdicts" in accepted)
             of_turns = functools.partial(_of_turns, name, weight, of_step)
             return weight, of_turns if isinstance(term, TurnTerm) else of_step
-        if "verdict" in known:
+        if "verdict" in accepted:
             return weight, lambda episodes, verdicts: [
                 term(episode, verdict=verdict, **options) for episode, verdict in zip(episodes, verdicts, strict=True)
             ]
@@ -209,7 +209,7 @@ def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]
 def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
     if not isinstance(values, Iterable):
         raise ValueError(
-            f"reward term {name!r} gave {_said(values)} for the episodes of a step: it must give a list, one for each"
+            f"reward term {name!r} gave {_repr(values)} for the episodes of a step: it must give a list, one for each"
         )
     numbers = list(values)
     if len(numbers) != len(episodes):
@@ -222,12 +222,12 @@ def _number(name: str, value: Any, episode: Episode) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"reward term {name!r} gave {_said(value)} for attempt {episode.sample} at question {episode.example.id!r}: it "
+            f"reward term {name!r} gave {_repr(value)} for attempt {episode.sample} at question {episode.example.id!r}: it "
             "must give a number"
         ) from error
 
 
-def _said(value: Any) -> str:
+def _repr(value: Any) -> str:
     return "None (does a `return` lack?)" if value is None else f"{value!r:.80}"
 
 
@@ -242,7 +242,7 @@ def _of_turns(
     sums = []
     for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes, verdicts), episodes)):
         if not isinstance(of_turns, Collection) or len(of_turns) != len(episode.turns):
-            count = len(of_turns) if isinstance(of_turns, Collection) else _said(of_turns)
+            count = len(of_turns) if isinstance(of_turns, Collection) else _repr(of_turns)
             raise ValueError(
                 f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt "
                 f"{episode.sample} at question {episode.example.id!r}: it must give one for each"

@@ -25,11 +25,11 @@ def judge_reward(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> li
     if there are none. So it only changes the advantages of other attempts through the group's standard deviation. It is itself
     left out of the loss (learning.masks.unjudged).
     """
-    known: dict[str, list[float]] = {}
+    counted: dict[str, list[float]] = {}
     for episode, verdict in zip(episodes, verdicts, strict=True):
         if verdict.counts is not None:
-            known.setdefault(episode.example.id, []).append(verdict.counts)
-    means = {question: float(np.mean(values)) for question, values in known.items()}
+            counted.setdefault(episode.example.id, []).append(verdict.counts)
+    means = {question: float(np.mean(values)) for question, values in counted.items()}
     return [
         means.get(episode.example.id, 0.0) if verdict.counts is None else verdict.counts
         for episode, verdict in zip(episodes, verdicts)

@@ -35,7 +35,7 @@ class AnswererModel:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the list of models says of it."""
+        """The model's fields in the list of models."""
         engine = self._loop.engine
         return {
             "max_model_len": engine.max_length,
@@ -66,25 +66,25 @@ class AnswererModel:
         )
 
     def _example(self, request: ChatRequest) -> Example:
-        message, where = request.messages[-1], f"messages[{len(request.messages) - 1}]"
+        message, field = request.messages[-1], f"messages[{len(request.messages) - 1}]"
         if message.get("role") != "user":
-            raise invalid(f"{where}.role must be user: the last message is the question", f"{where}.role")
+            raise invalid(f"{field}.role must be user: the last message is the question", f"{field}.role")
         texts, images = [], []
-        for part in parts(message.get("content"), f"{where}.content"):
+        for part in parts(message.get("content"), f"{field}.content"):
             if isinstance(part, str):
                 texts.append(part)
                 continue
             if self._loop.engine.images is None:
-                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+                raise invalid(f"{part.field}: the model sees no pictures", part.field)
             try:
-                content = image_bytes(part.uri, part.where)
-                check_image(content, name=part.where)
+                content = image_bytes(part.uri, part.field)
+                check_image(content, name=part.field)
                 images.append(content)
             except ValueError as error:
-                raise invalid(str(error), part.where) from error
+                raise invalid(str(error), part.field) from error
         question = "".join(texts).strip()
         if not question:
-            raise invalid(f"{where}.content holds no question", f"{where}.content")
+            raise invalid(f"{field}.content holds no question", f"{field}.content")
         seed = request.generation.seed
         name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
         return Example(id=name, question=question, answers=(), images=tuple(images))
@@ -92,7 +92,7 @@ class AnswererModel:
 
 def _check(request: ChatRequest) -> None:
     """Raises ApiError for fields that an agent with its own protocol can't follow."""
-    given = {
+    requested = {
         "tools": request.tools,
         "stop": request.generation.stops,
         "logprobs": request.generation.logprobs,
@@ -100,7 +100,7 @@ def _check(request: ChatRequest) -> None:
         "continue_final_message": request.continue_final,
         "chat_template_kwargs": request.template,
     }
-    if name := next((name for name, value in given.items() if value), None):
+    if name := next((name for name, value in requested.items() if value), None):
         raise invalid(
             f"{name}: this model answers with its own searches, and takes none", name, "unsupported_parameter"
         )
@@ -126,17 +126,17 @@ class AnswerReply:
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The chunks: first the beginning of every choice, then each whole answer when its attempt ends."""
         with self.admission.admit(self.generation.n):
-            work = [
+            attempts = [
                 self.live.attempt(self.example, sample, self.generation.sampling) for sample in range(self.generation.n)
             ]
-            tasks = {asyncio.wrap_future(self.loop.submit(one)): index for index, one in enumerate(work)}
+            tasks = {asyncio.wrap_future(self.loop.submit(attempt)): index for index, attempt in enumerate(attempts)}
             try:
                 if self.stream:
                     for index in range(self.generation.n):
                         yield self._chunk([{"index": index, "delta": {"role": "assistant", "content": ""}}])
-                left = set(tasks)
-                while left:
-                    done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                pending = set(tasks)
+                while pending:
+                    done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                     for task in done:
                         index = tasks[task]
                         self.episodes[index] = _checked(task)
@@ -182,8 +182,8 @@ def _checked(task: asyncio.Future[Episode]) -> Episode:
         raise ApiError(500, "attempt_failed", f"{type(error).__name__}: {error}") from error
     episode = task.result()
     if episode.truncated and not episode.turns:
-        said = "the question is longer than this model's maximum context length"
-        raise ApiError(400, "context_length_exceeded", said, "messages")
+        message = "the question is longer than this model's maximum context length"
+        raise ApiError(400, "context_length_exceeded", message, "messages")
     return episode
 
 

@@ -35,11 +35,11 @@ _OPEN = frozenset({"/healthz", "/readyz"})  # need no token
 
 
 class Reply(Protocol):
-    """The reply to one request. The server always runs `chunks` to its end; after that `whole` may be asked for."""
+    """The reply to one request. The server always runs `chunks` to its end, and may then call `whole`."""
 
     @property
     def stream(self) -> bool:
-        """Whether the chunks are wanted."""
+        """Whether the client wants chunks."""
         ...
 
     def chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -56,7 +56,7 @@ class Model(Protocol):
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the list of models says of it, beside its name."""
+        """The model's fields in the list of models, except its name."""
         ...
 
     def chat(self, body: Any) -> Reply:
@@ -90,12 +90,12 @@ class Served:
         if not isinstance(name, str) or not name:
             raise ApiError(400, "missing_required_parameter", "model must be a string", "model")
         if name not in self.models:
-            known = ", ".join(self.models)
-            raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there is: {known}", "model")
+            names = ", ".join(self.models)
+            raise ApiError(404, "model_not_found", f"there is no model {name!r} here; there is: {names}", "model")
         return self.models[name]
 
     def describe(self, name: str) -> dict[str, Any]:
-        """What /v1/models says of a model."""
+        """The entry of a model in /v1/models."""
         head = {"id": name, "object": "model", "created": self.started, "owned_by": "routerl_jax"}
         return {**head, **self.named(name).about}
 
@@ -125,8 +125,8 @@ def create_app(served: Served, *, token: str = "", hosts: Collection[str] = LOOP
     routes = [
         route("/v1/models", "GET", _models),
         route("/v1/models/{model:path}", "GET", _model),
-        route("/v1/chat/completions", "POST", functools.partial(_written, "chat")),
-        route("/v1/completions", "POST", functools.partial(_written, "text")),
+        route("/v1/chat/completions", "POST", functools.partial(_generated, "chat")),
+        route("/v1/completions", "POST", functools.partial(_generated, "text")),
         route("/healthz", "GET", _healthz),
         route("/readyz", "GET", _readyz),
     ]
@@ -169,7 +169,7 @@ async def _readyz(served: Served, request: Request) -> Response:
     return json_reply({"status": reason or "ready"}, 503 if reason else 200)
 
 
-async def _written(kind: str, served: Served, request: Request) -> Response:
+async def _generated(kind: str, served: Served, request: Request) -> Response:
     from starlette.responses import StreamingResponse
 
     body = await read_json(request, served.body_bytes)
@@ -211,12 +211,12 @@ async def while_connected(chunks: AsyncIterator[dict[str, Any]], request: Reques
     Raises:
       Refusal: the client has gone, and whatever the chunks raise.
     """
-    gone = asyncio.ensure_future(disconnected(request))
+    disconnection = asyncio.ensure_future(disconnected(request))
     following: asyncio.Future[dict[str, Any] | None] | None = None
     try:
         while True:
             following = asyncio.ensure_future(anext(chunks, None))
-            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({following, disconnection}, return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
                 raise client_gone()
             chunk = following.result()
@@ -224,7 +224,7 @@ async def while_connected(chunks: AsyncIterator[dict[str, Any]], request: Reques
                 return
             yield chunk
     finally:
-        gone.cancel()
+        disconnection.cancel()
         if following is not None and not following.done():
             following.cancel()
             await asyncio.wait({following})

@@ -36,7 +36,7 @@ class ServePolicyConfig:
       path: a model instead of a run: a directory, a hub id or a packaged model.
       name: the model's name for clients; default: that of its directory.
       with_searches: answer questions with the run's agent and knowledge bases.
-      knowledge: NAME=PLACE as in launch.ask: other knowledge bases in the place of the run's.
+      knowledge: NAME=PLACE as in launch.ask: replaces knowledge bases of the run.
       rows: conversations that are decoded at once; 0: the run's config.engine.rows, or 64 without a run.
       max_length: most tokens of a conversation; 0: the run's config.engine.max_length. Without a run it is 4,096, or the
         model's context if that is shorter.
@@ -70,8 +70,8 @@ class ServePolicyConfig:
         if bool(self.workdir) == bool(self.path):
             raise ValueError("give either --workdir, the directory of a run, or --path, a model")
         if self.path and (self.with_searches or self.knowledge or self.step is not None):
-            given = "--with_searches" if self.with_searches else "--knowledge" if self.knowledge else "--step"
-            raise ValueError(f"{given} needs --workdir: a model alone has no agent, knowledge bases or checkpoints")
+            flag = "--with_searches" if self.with_searches else "--knowledge" if self.knowledge else "--step"
+            raise ValueError(f"{flag} needs --workdir: a model alone has no agent, knowledge bases or checkpoints")
         if self.knowledge and not self.with_searches:
             raise ValueError("--knowledge needs --with_searches: a policy by itself searches nothing")
 
@@ -82,7 +82,7 @@ class ServePolicyConfig:
 
 
 def open_policy(config: ServePolicyConfig) -> Served:
-    """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that says what is missing."""
+    """Loads the policy and, if it is to search, its agent and knowledge bases. Raises ValueError that names what is missing."""
     searcher, tags = None, ()
     if config.path:
         engine = _engine_of_path(config)

@@ -19,7 +19,7 @@ class ApiError(Refusal):
 
 
 def invalid(message: str, param: str = "", kind: str = "invalid_value") -> ApiError:
-    """A field that can't be what it is."""
+    """The error for a field with an invalid value."""
     return ApiError(400, kind, message, param)
 
 

@@ -45,11 +45,11 @@ class Fields:
     def __init__(self, body: Any) -> None:
         if not isinstance(body, dict):
             raise invalid(f"the body must be a JSON object, got {type(body).__name__}")
-        self._left: dict[str, Any] = {key: value for key, value in body.items() if value is not None}
+        self._unread: dict[str, Any] = {key: value for key, value in body.items() if value is not None}
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value of any type."""
-        return self._left.pop(name, default)
+        return self._unread.pop(name, default)
 
     def boolean(self, name: str, default: bool = False) -> bool:
         """True or false."""
@@ -90,7 +90,7 @@ class Fields:
 
     def end(self) -> None:
         """Raises ApiError if a field is left that asks for something."""
-        for name, value in self._left.items():
+        for name, value in self._unread.items():
             if name in _IGNORED or value in _NEUTRAL.get(name, ()):
                 continue
             if name in _NEUTRAL:

@@ -24,7 +24,7 @@ _DEVICE_STOPS = 16  # most stop strings that the engine looks for itself
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChoiceDelta:
-    """What a choice has got since its last delta. The first delta of a choice is empty.
+    """The new tokens and text of a choice since its last delta. The first delta of a choice is empty.
 
     Attributes:
       index: the number of the choice.
@@ -79,7 +79,7 @@ class Generator:
 
     def __init__(self, loop: EngineLoop, admission: Admission) -> None:
         self._loop, self._admission = loop, admission
-        self._known: tuple[str, ...] = ()  # stop strings that the engine looks for
+        self._device_stops: tuple[str, ...] = ()  # stop strings that the engine looks for
 
     async def deltas(self, prompts: Sequence[Prompt], generation: GenerationSettings) -> AsyncIterator[ChoiceDelta]:
         """Deltas of all choices as they come. Choices are numbered prompt by prompt, `n` of each. When the iteration is closed,
@@ -91,13 +91,13 @@ class Generator:
         events: asyncio.Queue[ChoiceDelta | BaseException] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def tell(event: ChoiceDelta | BaseException) -> None:
+        def emit(event: ChoiceDelta | BaseException) -> None:
             with contextlib.suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(events.put_nowait, event)
 
-        def told_of(future: Future[None]) -> None:
+        def emit_error(future: Future[None]) -> None:
             if not future.cancelled() and (error := future.exception()) is not None:
-                tell(error)
+                emit(error)
 
         name = f"seed {generation.seed}" if generation.seed is not None else uuid.uuid4().hex
         with self._admission.admit(len(prompts) * generation.n):
@@ -105,15 +105,15 @@ class Generator:
             try:
                 for number, prompt in enumerate(prompts):
                     for sample in range(generation.n):
-                        work = self._generate(number * generation.n + sample, prompt, generation, name, sample, tell)
+                        work = self._generate(number * generation.n + sample, prompt, generation, name, sample, emit)
                         futures.append(self._loop.submit(work))
-                        futures[-1].add_done_callback(told_of)
-                left = len(futures)
-                while left:
+                        futures[-1].add_done_callback(emit_error)
+                unfinished = len(futures)
+                while unfinished:
                     event = await events.get()
                     if isinstance(event, BaseException):
                         raise _refused(event) from event
-                    left -= bool(event.finish)
+                    unfinished -= bool(event.finish)
                     yield event
             finally:
                 for future in futures:
@@ -126,7 +126,7 @@ class Generator:
         generation: GenerationSettings,
         name: str,
         sample: int,
-        tell: Callable[[ChoiceDelta], None],
+        emit: Callable[[ChoiceDelta], None],
     ) -> None:
         """One choice, on the engine's thread."""
         engine = self._loop.engine
@@ -134,11 +134,11 @@ class Generator:
             stream = engine.open(prompt.ids, name, sample, images=prompt.images)
         except PromptTooLong as error:
             pictures = " without its pictures" if prompt.images else ""
-            said = (
+            message = (
                 f"this model's maximum context length is {engine.max_length} tokens, one of which is to be written, and the "
                 f"prompt has {len(prompt.ids)}{pictures}"
             )
-            raise ApiError(400, "context_length_exceeded", said, prompt.field) from error
+            raise ApiError(400, "context_length_exceeded", message, prompt.field) from error
         except ValueError as error:
             raise invalid(str(error.__cause__ or error), prompt.field) from error  # the cause does not name the stream
         try:
@@ -150,27 +150,27 @@ class Generator:
                 top=generation.top,
             )
             start = len(stream.ledger)
-            tell(ChoiceDelta(index=index, prompt=tuple(stream.ledger.tokens)))
+            emit(ChoiceDelta(index=index, prompt=tuple(stream.ledger.tokens)))
             detokenizer = Detokenizer(engine.tokenizer, generation.stops, keep_stop=generation.keep_stop)
             choice = _Choice(index=index, ledger=stream.ledger, start=start, at=start, detokenizer=detokenizer)
 
-            def told(generated: Generated | None) -> bool:
+            def on_step(generated: Generated | None) -> bool:
                 tops = generated.tops if generated is not None else stream.turn_request.tops
                 delta = choice.delta(generated, tops)
-                tell(delta)
+                emit(delta)
                 return bool(delta.finish)
 
-            await self._loop.turn(stream, told)
+            await self._loop.turn(stream, on_step)
         finally:
             engine.close(stream)
 
     def _on_device(self, stops: tuple[str, ...]) -> tuple[str, ...]:
         """The stop strings, if the engine can look for them itself; else none. Its tables are small and forget nothing. Other
         stop strings are found in the text, some tokens later."""
-        known = tuple(dict.fromkeys((*self._known, *stops)))
-        if len(known) > _DEVICE_STOPS or sum(len(stop.encode()) for stop in known) >= STATE_BUCKET:
+        device_stops = tuple(dict.fromkeys((*self._device_stops, *stops)))
+        if len(device_stops) > _DEVICE_STOPS or sum(len(stop.encode()) for stop in device_stops) >= STATE_BUCKET:
             return ()
-        self._known = known
+        self._device_stops = device_stops
         return stops
 
 
@@ -185,7 +185,7 @@ class _Choice:
     detokenizer: Detokenizer
 
     def delta(self, generated: Generated | None, tops: Sequence[TopLogprobs]) -> ChoiceDelta:
-        """What is new. `generated` is the turn if it is over."""
+        """The next delta. `generated` is the turn if it is over."""
         new = self.ledger.tokens[self.at :]
         ended = generated is not None and generated.stop_reason == "eos"
         text, count = self.detokenizer.add(new[:-1] if ended else new)

@@ -31,7 +31,7 @@ class PolicyModel:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """What the list of models says of it."""
+        """The model's fields in the list of models."""
         return {"max_model_len": self._engine.max_length, "pictures": self._engine.images is not None}
 
     def chat(self, body: Any) -> PolicyReply:
@@ -43,7 +43,9 @@ class PolicyModel:
     def text(self, body: Any) -> PolicyReply:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
-        return self._reply([self._prompts.of_text(one) for one in request.prompts], request.generation, chat=False)
+        return self._reply(
+            [self._prompts.of_text(prompt) for prompt in request.prompts], request.generation, chat=False
+        )
 
     def _reply(
         self, prompts: Sequence[Prompt], generation: GenerationSettings, *, chat: bool, tools: bool = False
@@ -54,7 +56,7 @@ class PolicyModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyReply:
-    """A `serving.app.Reply`: what the policy writes."""
+    """A `serving.app.Reply` with the policy's text."""
 
     generator: Generator
     prompts: Sequence[Prompt]

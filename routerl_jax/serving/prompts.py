@@ -1,4 +1,4 @@
-"""From the texts and messages of a request to what the engine takes: token ids and pictures."""
+"""Turns the texts and messages of a request into the engine's inputs: token ids and pictures."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture in a message: its `data:` URI, and its place in the request for errors."""
+    """A picture in a message: its `data:` URI, and its field in the request for errors."""
 
     uri: str
-    where: str
+    field: str
 
 
-def parts(content: Any, where: str) -> list[str | Picture]:
+def parts(content: Any, field: str) -> list[str | Picture]:
     """A message's content as texts and pictures in order. Raises ApiError."""
     if content is None or isinstance(content, str):
         return [content or ""]
     if not isinstance(content, list):
-        raise invalid(f"{where} must be a string or a list of parts, got {type(content).__name__}", where)
-    return [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
+        raise invalid(f"{field} must be a string or a list of parts, got {type(content).__name__}", field)
+    return [_part(part, f"{field}[{i}]") for i, part in enumerate(content)]
 
 
-def _part(part: Any, where: str) -> str | Picture:
+def _part(part: Any, field: str) -> str | Picture:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return part["text"]
     if kind != "image_url":
-        raise invalid(f'{where} must be {{"type": "text", ..}} or {{"type": "image_url", ..}}', where)
+        raise invalid(f'{field} must be {{"type": "text", ..}} or {{"type": "image_url", ..}}', field)
     address = part.get("image_url")
     address = address.get("url") if isinstance(address, dict) else address
     if not isinstance(address, str) or not address.startswith("data:"):  # a path would be read on this machine
         raise invalid(
-            f"{where}.image_url.url must be a data URI: data:image/png;base64,... (nothing is fetched)", where
+            f"{field}.image_url.url must be a data URI: data:image/png;base64,... (nothing is fetched)", field
         )
-    return Picture(uri=address, where=where)
+    return Picture(uri=address, field=field)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class Prompts:
         ids = self.tokenizer.encode_prompt(replace_surrogates(prompt)) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
-        if odd := next((one for one in ids if not 0 <= one < self.size), None):
-            raise invalid(f"prompt: there is no token {odd}; ids are from 0 to {self.size - 1}", "prompt")
+        if unknown := next((token for token in ids if not 0 <= token < self.size), None):
+            raise invalid(f"prompt: there is no token {unknown}; ids are from 0 to {self.size - 1}", "prompt")
         return Prompt(ids=ids, field="prompt")
 
     def of_chat(self, request: ChatRequest) -> Prompt:
@@ -95,7 +95,7 @@ class Prompts:
         if request.tools and not self.tokenizer.takes_tools:
             raise invalid("the model's chat template takes no tools", "tools", "unsupported_parameter")
         images: list[str] = []
-        messages = [self._message(one, f"messages[{i}]", images) for i, one in enumerate(request.messages)]
+        messages = [self._message(message, f"messages[{i}]", images) for i, message in enumerate(request.messages)]
         if request.continue_final and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message: the last message must be the assistant's", "continue_final_message")
         try:
@@ -105,54 +105,54 @@ class Prompts:
                 tools=self._plain_all(request.tools),
                 settings=request.template,
             )
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates may raise any exception
             raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
         return Prompt(ids=ids, images=images, field="messages")
 
-    def _message(self, message: Mapping[str, Any], where: str, images: list[str]) -> dict[str, Any]:
+    def _message(self, message: Mapping[str, Any], field: str, images: list[str]) -> dict[str, Any]:
         role = _ROLES.get(str(message.get("role")))
         if role is None:
-            raise invalid(f"{where}.role={message.get('role')!r} must be one of {', '.join(_ROLES)}", f"{where}.role")
-        made: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), where, images)}
+            raise invalid(f"{field}.role={message.get('role')!r} must be one of {', '.join(_ROLES)}", f"{field}.role")
+        converted: dict[str, Any] = {"role": role, "content": self._content(message.get("content"), field, images)}
         calls = message.get("tool_calls") or []
         if not isinstance(calls, list):
-            raise invalid(f"{where}.tool_calls must be a list, got {type(calls).__name__}", f"{where}.tool_calls")
+            raise invalid(f"{field}.tool_calls must be a list, got {type(calls).__name__}", f"{field}.tool_calls")
         if calls:
-            made["tool_calls"] = [self._call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
+            converted["tool_calls"] = [self._call(call, f"{field}.tool_calls[{i}]") for i, call in enumerate(calls)]
         for key in ("name", "tool_call_id"):
             if isinstance(value := message.get(key), str):
-                made[key] = self._plain(value)
-        return made
+                converted[key] = self._plain(value)
+        return converted
 
-    def _content(self, content: Any, where: str, images: list[str]) -> str:
-        said = []
-        for part in parts(content, f"{where}.content"):
+    def _content(self, content: Any, field: str, images: list[str]) -> str:
+        texts = []
+        for part in parts(content, f"{field}.content"):
             if isinstance(part, str):
-                said.append(self._plain(part))
+                texts.append(self._plain(part))
                 continue
             if self.reader is None:
-                raise invalid(f"{part.where}: the model sees no pictures", part.where)
+                raise invalid(f"{part.field}: the model sees no pictures", part.field)
             images.append(part.uri)
-            said.append(self.tokenizer.decode(self.reader.marker))
-        return "".join(said)
+            texts.append(self.tokenizer.decode(self.reader.marker))
+        return "".join(texts)
 
-    def _call(self, call: Any, where: str) -> dict[str, Any]:
+    def _call(self, call: Any, field: str) -> dict[str, Any]:
         """An earlier call of the policy. Templates take its arguments as an object; requests have them as a string of JSON."""
         if not (isinstance(call, dict) and _names_function(call)):
-            raise invalid(f"{where} must have a function with a name and arguments", where)
+            raise invalid(f"{field} must have a function with a name and arguments", field)
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         except (ValueError, RecursionError) as error:
-            raise invalid(f"{where}.function.arguments is no JSON: {error}", where) from error
+            raise invalid(f"{field}.function.arguments is no JSON: {error}", field) from error
         return {"type": "function", "function": self._plain_all({"name": function["name"], "arguments": arguments})}
 
     def _plain_all(self, value: Any) -> Any:
         if isinstance(value, dict):
-            return {self._plain(key): self._plain_all(one) for key, one in value.items()}
+            return {self._plain(key): self._plain_all(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._plain_all(one) for one in value]
+            return [self._plain_all(item) for item in value]
         return self._plain(value) if isinstance(value, str) else value
 
     def _plain(self, text: str) -> str:

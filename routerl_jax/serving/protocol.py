@@ -21,7 +21,7 @@ _COMPLETION_TOKENS = 16  # of a text completion where the request does not say, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """How to generate, and what to report.
+    """Settings of generation, and of the report.
 
     Attributes:
       model: the name that the request gives.
@@ -78,7 +78,7 @@ def read_chat(body: Any, temperature: float = 1.0) -> ChatRequest:
     """A request to /v1/chat/completions. `temperature` is the default of its temperature. Raises ApiError."""
     fields = Fields(body)
     messages = fields.take("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise invalid("messages must be a list of at least one object with role and content", "messages")
     most = [fields.integer(name, None, 1, 2**31 - 1) for name in ("max_completion_tokens", "max_tokens")]
     logprobs = fields.boolean("logprobs")
@@ -103,7 +103,11 @@ def read_text(body: Any) -> TextRequest:
     fields = Fields(body)
     prompt = fields.take("prompt")
     prompts = [prompt] if isinstance(prompt, str) or _is_ids(prompt) else prompt
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str) or _is_ids(one) for one in prompts):
+    if (
+        not isinstance(prompts, list)
+        or not prompts
+        or not all(isinstance(item, str) or _is_ids(item) for item in prompts)
+    ):
         raise invalid("prompt must be a string, a list of token ids, or a list of such", "prompt")
     top = fields.integer("logprobs", None, 0, MOST_TOP)
     most = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, 2**31 - 1)
@@ -113,10 +117,10 @@ def read_text(body: Any) -> TextRequest:
 
 
 def _is_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and all(type(one) is int for one in prompt)
+    return isinstance(prompt, list) and bool(prompt) and all(type(token) is int for token in prompt)
 
 
-def _generation(fields: Fields, temperature: float, **known: Any) -> GenerationSettings:
+def _generation(fields: Fields, temperature: float, **settings: Any) -> GenerationSettings:
     """The fields that both kinds of requests have. Fields that have not been read by now are refused."""
     model = fields.string("model")
     if not model:
@@ -147,7 +151,7 @@ def _generation(fields: Fields, temperature: float, **known: Any) -> GenerationS
         token_ids=fields.boolean("return_token_ids"),
         stream=stream,
         usage=usage,
-        **known,
+        **settings,
     )
     fields.end()
     return generation
@@ -156,9 +160,9 @@ def _generation(fields: Fields, temperature: float, **known: Any) -> GenerationS
 def _stops(fields: Fields) -> tuple[str, ...]:
     stops = fields.take("stop", [])
     stops = [stops] if isinstance(stops, str) else stops
-    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise invalid("stop must be a string that is not empty, or a list of such", "stop")
-    if len(stops) > _MOST_STOPS or any(len(one) > _LONGEST_STOP for one in stops):
+    if len(stops) > _MOST_STOPS or any(len(stop) > _LONGEST_STOP for stop in stops):
         raise invalid(f"stop may have {_MOST_STOPS} strings of {_LONGEST_STOP} letters at most", "stop")
     return tuple(dict.fromkeys(stops))
 

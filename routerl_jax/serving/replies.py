@@ -29,7 +29,7 @@ def usage(read: int, written: int) -> dict[str, int]:
 
 
 def no_usage(generation: GenerationSettings) -> dict[str, None]:
-    """Where usage is asked for, it is null in all chunks but the last."""
+    """The usage of a chunk that is not the last: null if the client asked for usage, else absent."""
     return {"usage": None} if generation.usage else {}
 
 
@@ -77,8 +77,10 @@ class ReplyBuilder:
             if not delta.finish:
                 return []
             delta = dataclasses.replace(self.choices[delta.index], prompt=())
-        told = delta.text or delta.finish or (delta.tokens and (self.generation.logprobs or self.generation.token_ids))
-        if not told and not (first and (self.chat or self.generation.token_ids)):
+        visible = (
+            delta.text or delta.finish or (delta.tokens and (self.generation.logprobs or self.generation.token_ids))
+        )
+        if not visible and not (first and (self.chat or self.generation.token_ids)):
             return []
         choice = self._choice(delta, whole=False)
         if self.chat:
@@ -102,8 +104,8 @@ class ReplyBuilder:
 
     def usage(self) -> dict[str, int]:
         """Tokens read and written; a prompt counts once, however many choices it has."""
-        read = sum(len(one.prompt) for index, one in self.choices.items() if index % self.generation.n == 0)
-        written = sum(len(one.tokens) for one in self.choices.values())
+        read = sum(len(choice.prompt) for index, choice in self.choices.items() if index % self.generation.n == 0)
+        written = sum(len(choice.tokens) for choice in self.choices.values())
         return usage(read, written)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class ReplyBuilder:
         return {**self.head, "object": kind, "choices": choices, **no_usage(self.generation)}
 
     def _choice(self, delta: ChoiceDelta, whole: bool) -> dict[str, Any]:
-        """A choice, or what is new of one."""
+        """A choice, or its part in a chunk."""
         choice: dict[str, Any] = {"index": delta.index}
         finish: str | None = delta.finish or None
         if self.chat:
@@ -138,14 +140,14 @@ class ReplyBuilder:
     def _chat_logprobs(self, delta: ChoiceDelta) -> dict[str, Any]:
         tops: Sequence[TopLogprobs] = delta.tops or [()] * len(delta.tokens)
         content = [
-            {**self._token(token, logprob), "top_logprobs": [self._token(*one) for one in top]}
+            {**self._token(token, logprob), "top_logprobs": [self._token(*candidate) for candidate in top]}
             for token, logprob, top in zip(delta.tokens, delta.logprobs, tops, strict=True)
         ]
         return {"content": content, "refusal": None}
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        said = self._bytes(token)
-        return {"token": _shown(said), "logprob": max(logprob, _LEAST), "bytes": list(said)}
+        token_bytes = self._bytes(token)
+        return {"token": _shown(token_bytes), "logprob": max(logprob, _LEAST), "bytes": list(token_bytes)}
 
     def _text_logprobs(self, delta: ChoiceDelta, whole: bool) -> dict[str, Any]:
         """Offsets count letters of the tokens' own texts from the beginning of the choice."""
@@ -155,10 +157,10 @@ class ReplyBuilder:
             offsets.append(at)
             at += len(token)
         self.sent[delta.index] = at
-        tops = [{_shown(self._bytes(one)): max(value, _LEAST) for one, value in top} for top in delta.tops]
+        tops = [{_shown(self._bytes(token)): max(value, _LEAST) for token, value in top} for top in delta.tops]
         return {
             "tokens": tokens,
-            "token_logprobs": [max(one, _LEAST) for one in delta.logprobs],
+            "token_logprobs": [max(token, _LEAST) for token in delta.logprobs],
             "top_logprobs": tops or None,
             "text_offset": offsets,
         }
@@ -173,9 +175,9 @@ def _joined(before: ChoiceDelta, delta: ChoiceDelta) -> ChoiceDelta:
     return dataclasses.replace(delta, **joined)
 
 
-def _shown(said: bytes) -> str:
+def _shown(token_bytes: bytes) -> str:
     """A token as text; the bytes of one that is a part of a character, as OpenAI writes them."""
     try:
-        return said.decode()
+        return token_bytes.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token_bytes)

@@ -1,4 +1,4 @@
-"""A run's agent with its knowledge bases on an engine of its own: what answers questions as they come."""
+"""A run's agent with its knowledge bases on an engine of its own, which answers questions as they come."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Calls of functions in a served reply, in the forms of agents/tool_forms.py.
 
-A `ToolForm` reads the one call that the protocol of training allows, and says what is wrong with others. A client of the server
-wants what was written: here any number of calls is read, of either form, and what is no call stays text.
+A `ToolForm` reads one call, as the protocol of training allows, and refuses others with a reason. A client of the server wants
+all of the policy's calls. So any number of calls is read here, in either form, and the rest stays text.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def _split(text: str) -> list[str]:
 def _call(text: str) -> dict[str, Any] | None:
     """The call of a JSON text; None if it is no call."""
     try:
-        said = json.loads(text, parse_constant=_no_json)
+        parsed = json.loads(text, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return None
-    arguments = next((said[key] for key in _KEYS if key in said), None)
+    arguments = next((parsed[key] for key in _KEYS if key in parsed), None)
     if not isinstance(arguments, dict):
         return None
-    function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    function = {"name": parsed["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
     function = {key: replace_surrogates(value) for key, value in function.items()}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
 

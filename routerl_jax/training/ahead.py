@@ -76,7 +76,7 @@ class Ahead:
             self._engine.rest()
             metrics = update()
         elif self._apart:
-            metrics = self._beside(update, step + 1, clock, whole)
+            metrics = self._update_while_generating(update, step + 1, clock, whole)
         else:
             self._waiting = self._next(step + 1, whole)
             self._engine.rest()
@@ -90,7 +90,9 @@ class Ahead:
         examples = stage.examples() if partial is None else partial.draw(stage, step, whole=whole)
         return roll_out(stage, self._agent, self._engine, self._tools, examples, step, partial)
 
-    def _beside(self, update: Callable[[], dict[str, Any]], step: int, clock: Clock, whole: bool) -> dict[str, Any]:
+    def _update_while_generating(
+        self, update: Callable[[], dict[str, Any]], step: int, clock: Clock, whole: bool
+    ) -> dict[str, Any]:
         """The update's metrics; the rollouts of `step` are generated meanwhile. Both have ended when this returns or raises."""
         with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="rollouts") as pool:
             coming = pool.submit(self._next, step, whole)

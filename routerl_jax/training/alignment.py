@@ -70,14 +70,14 @@ def align_tower(model: Decoder, updates: int, seed: int, sheets: Sheets = SHEETS
     def update(
         params: Any, state: optax.OptState, inputs: VisionInputs, slots: Array, labels: Array
     ) -> tuple[Any, optax.OptState, Array]:
-        known = labels.any(-1)
-        wanted = labels / jnp.maximum(labels.sum(-1, keepdims=True), 1)
+        labelled = labels.any(-1)
+        target_probs = labels / jnp.maximum(labels.sum(-1, keepdims=True), 1)
 
         def loss(params: Any) -> tuple[Array, Array]:
             features = nnx.merge(graph, params, rest)(inputs)[0][slots]
             logits = _SHARPNESS * cosines(features, targets)
-            told = jnp.where(labels, logits, jnp.inf).min(-1) > jnp.where(labels, -jnp.inf, logits).max(-1)
-            return optax.softmax_cross_entropy(logits, wanted).mean(where=known), told.mean(where=known)
+            correct = jnp.where(labels, logits, jnp.inf).min(-1) > jnp.where(labels, -jnp.inf, logits).max(-1)
+            return optax.softmax_cross_entropy(logits, target_probs).mean(where=labelled), correct.mean(where=labelled)
 
         gradient, right = jax.grad(loss, has_aux=True)(params)
         step, state = optimizer.update(gradient, state, params)

@@ -1,9 +1,9 @@
 """Demonstrations from questions whose gold passages are known, with real searches in the run's knowledge bases.
 
 No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue,
-and rows of your own with `supporting` or a `path`).
-The queries follow from that, and the run's own retriever answers them. The demonstrations teach the protocol and how to read.
-The knowledge base of each search is drawn at random, as in Atlas's demonstrations.
+and rows of your own with `supporting` or a `path`). The queries follow from that, and the run's own retriever answers them. The
+demonstrations teach the protocol and how to read. The knowledge base of each search is drawn at random, as in Atlas's
+demonstrations.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LONGEST = 40  # words of evidence that a thought quotes
 
 @dataclasses.dataclass
 class _Draft:
-    """A worked example in the making."""
+    """An unfinished worked example."""
 
     example: Example
     missing: dict[str, str]  # gold passages that no search has found: title by id
-    known: str  # all text that the policy has read
+    context: str  # all text that the policy has read
     steps: list[DemonstrationStep] = dataclasses.field(default_factory=list)
-    thought: str = ""  # what the last search showed
+    thought: str = ""  # evidence of the last search
     lost: bool = False  # a search missed its gold passage
 
 
@@ -51,8 +51,9 @@ def worked_examples(
 
     With several processes this is a collective call on the same examples: the processes share the searches and their results.
 
-    A query uses only what is known at that point. It is a sub-question, if the data set has them with the passage that answers
-    each; else the title of a gold passage, if the question or a passage read before names it; else the question itself.
+    A query uses only the question and passages that were read before. It is a sub-question, if the data set has sub-questions
+    with their passages; else the title of a gold passage, if the question or a passage read before names it; else the question
+    itself.
 
     Args:
       examples: questions with gold passages in their metadata (`named_passages`); others are left out.
@@ -66,7 +67,7 @@ def worked_examples(
       RuntimeError: a search failed. Its example is not just left out, or a resumed run would train on other examples.
     """
     drafts = [
-        _Draft(example=example, missing=gold, known=example.question)
+        _Draft(example=example, missing=gold, context=example.question)
         for example in examples
         if (gold := named_passages(example)) and example.answers
     ]
@@ -84,7 +85,7 @@ def worked_examples(
                 f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
             )
         for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
-            _note(draft, purpose, call)
+            _add_search(draft, purpose, call)
     return [
         Demonstration(
             example=draft.example,
@@ -115,7 +116,7 @@ def _next_query(draft: _Draft) -> tuple[str, str]:
     named = {
         mention.start(): name
         for title in draft.missing.values()
-        if (name := without_aside(title)) and (mention := _mention(name).search(draft.known))
+        if (name := without_aside(title)) and (mention := _mention(name).search(draft.context))
     }
     if named:
         name = named[min(named)]
@@ -128,15 +129,15 @@ def _mention(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
 
 
-def _note(draft: _Draft, purpose: str, call: Call) -> None:
-    """Adds a search to the draft, with its passages and what they say."""
+def _add_search(draft: _Draft, purpose: str, call: Call) -> None:
+    """Adds a search to the draft, with its passages and their evidence."""
     gold = [passage for passage in call.passages if passage.id in draft.missing]
     thought = f"{draft.thought} {purpose}".strip()
     draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))
     draft.lost = not gold
     for passage in gold:
         del draft.missing[passage.id]
-    draft.known += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
+    draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
     draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in gold)
 
 

@@ -1,4 +1,4 @@
-"""Knowledge bases of the embedded world: what `config.knowledge.NAME.source="atlas/..."` stands for."""
+"""Knowledge bases of the embedded world, which `config.knowledge.NAME.source="atlas/..."` names."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def shows_pages(spec: KnowledgeConfig) -> bool:
 
 
 def _drawings(spec: KnowledgeConfig) -> list[tuple[str, Callable[[], bytes]]]:
-    """The pictures of a source's pages: file name, and what draws the file's content."""
+    """The pictures of a source's pages: file names, and functions that draw the files' content."""
     from routerl_jax.data.atlas import pages, register
 
     if print_size := atlas_pages(spec):
-        return [(one.file, functools.partial(pages.encoded, one)) for one in pages.all_pages(print_size)]
-    return [(one.file, functools.partial(register.encoded, one)) for one in register.register_pages()]
+        return [(page.file, functools.partial(pages.encoded, page)) for page in pages.all_pages(print_size)]
+    return [(page.file, functools.partial(register.encoded, page)) for page in register.register_pages()]
 
 
 def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
@@ -67,7 +67,7 @@ def atlas_triples(spec: KnowledgeConfig) -> dict[str, str]:
     from routerl_jax.data.atlas.world import triples_of
 
     rows = triples_of(spec.source.removeprefix(ATLAS))
-    return {"extractor": "given", "triples": _written(f"{spec.source}.triples.jsonl", rows)}
+    return {"extractor": "given", "triples": _written_rows(f"{spec.source}.triples.jsonl", rows)}
 
 
 def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progress: bool) -> str:
@@ -77,7 +77,7 @@ def written_passages(spec: KnowledgeConfig, passages: Sequence[Passage], progres
         for file, draw in Bar(_drawings(spec), "drawing pages", len(rows), unit="page", disable=not progress):
             if not (picture := path.parent / file).is_file():
                 write_atomic(picture, draw(), shared=True)
-    return _written(name, rows)
+    return _written_rows(name, rows)
 
 
 def _row(passage: Passage) -> dict[str, str]:
@@ -86,7 +86,7 @@ def _row(passage: Passage) -> dict[str, str]:
     return row | {"image": passage.image} if passage.image else row
 
 
-def _written(name: str, rows: list[dict[str, Any]]) -> str:
+def _written_rows(name: str, rows: list[dict[str, Any]]) -> str:
     """The path of a file with these rows in the cache. It is written once, and its name depends on its content."""
     path = _written_place(name, content := _lines(rows))
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Checks that a price on searches can matter: compares what the untrained policy knows with what it finds by searching."""
+"""Checks that a price on searches can matter: compares the untrained policy's answers without searches and with them."""
 
 from __future__ import annotations
 

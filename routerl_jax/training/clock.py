@@ -1,4 +1,4 @@
-"""What parts of a run take."""
+"""Measures the time that parts of a run take."""
 
 from __future__ import annotations
 

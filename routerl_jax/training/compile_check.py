@@ -133,8 +133,8 @@ def _compile(name: str, program: Program, available: float, weights: set[tuple[i
     collectives = _collectives(module)
     gathered = {
         shape
-        for one in collectives.get("all-gather", [])
-        for shape in result_shapes(one)
+        for instruction in collectives.get("all-gather", [])
+        for shape in result_shapes(instruction)
         if _squeezed(shape) in weights
     }
     problems += [f"{name} gathers a weight of shape {list(shape)} from other chips" for shape in sorted(gathered)]
@@ -177,10 +177,10 @@ def _text(compiled: jax.stages.Compiled, dump: pathlib.Path) -> str:
 def _kernels(module: Module) -> dict[str, int]:
     """Number of calls of each custom kernel in a compiled program, by name."""
     names = [
-        re.sub(r"[.\d]+$", "", one.name)
+        re.sub(r"[.\d]+$", "", instruction.name)
         for computation in module.computations.values()
-        for one in computation.instructions.values()
-        if one.attribute("custom_call_target") == '"tpu_custom_call"'
+        for instruction in computation.instructions.values()
+        if instruction.attribute("custom_call_target") == '"tpu_custom_call"'
     ]
     return {name: names.count(name) for name in sorted(set(names))}
 
@@ -189,9 +189,11 @@ def _collectives(module: Module) -> dict[str, list[Instruction]]:
     """Collectives in a compiled program, by kind. One that a TPU does in steps is several times in the text, and here once."""
     by_kind: dict[str, dict[str, Instruction]] = {}
     for computation in module.computations.values():
-        for one in computation.instructions.values():
-            if kind := kind_in(computation, one):
-                by_kind.setdefault(kind, {}).setdefault(one.attribute("channel_id") or one.name, one)
+        for instruction in computation.instructions.values():
+            if kind := kind_in(computation, instruction):
+                by_kind.setdefault(kind, {}).setdefault(
+                    instruction.attribute("channel_id") or instruction.name, instruction
+                )
     return {kind: list(by_kind[kind].values()) for kind in sorted(by_kind)}
 
 

@@ -207,7 +207,7 @@ class TrainConfig:
                 raise ValueError(message)
 
     def _model_checks(self) -> Checks:
-        """What the models need: the policy, a chat model in its place, the judge."""
+        """Checks the settings of the models: the policy or its chat model, and the judge."""
         return [
             (
                 bool(self.model.path) or bool(self.model.architecture),
@@ -233,7 +233,7 @@ class TrainConfig:
         ]
 
     def _kind_checks(self) -> Checks:
-        """What a run of one kind needs, and what would mean nothing in it."""
+        """Checks that a run has the settings that its kind needs, and none that its kind ignores."""
         if self.kind == "sft":
             return [
                 (

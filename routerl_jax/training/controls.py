@@ -58,16 +58,16 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
             check_demonstrations(changed, recipe.agent, f"{path}.supervised")
 
 
-def fork(run: Run, done: int, **extra: Any) -> None:
-    """Saves the run's state after `done` steps for the controls that start there. `extra`: as in `Run.save`."""
+def fork(run: Run, completed: int, **extra: Any) -> None:
+    """Saves the run's state after `completed` steps for the controls that start there. `extra`: as in `Run.save`."""
     for name, control in run.config.controls.items():
-        if not control.without or run.config.stages[control.without].start != done:
+        if not control.without or run.config.stages[control.without].start != completed:
             continue
         directory = control_directory(run.workdir, name) / "checkpoints"
         with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
             # else an earlier session saved it and was killed before its next checkpoint
             if checkpoints.latest() is None:
-                run.save(done, into=checkpoints, **extra)
+                run.save(completed, into=checkpoints, **extra)
 
 
 def run_controls(
@@ -105,8 +105,10 @@ def run_controls(
 
 
 def control_config(config: TrainConfig, workdir: pathlib.Path, name: str) -> TrainConfig:
-    """The configuration of a control: the main run's without a stage, with other stages, questions or settings of the agent, or
-    as a supervised run, with the main run's initial policy."""
+    """The configuration of a control, which begins with the main run's initial policy.
+
+    A control leaves out a stage, has other stages, questions or agent settings, or is a supervised run.
+    """
     control = config.controls[name]
     control_run = dataclasses.replace(
         config.otherwise(name),

@@ -125,14 +125,14 @@ def open_demonstrations(
             make = _MAKERS.get(settings.demonstrations.removeprefix(MADE))
         return make(config, agent)
     if agent.learns_from == "golden_steps":
-        return _kept(*_of_golden_steps(config, agent, source), source, config.seed)
+        return _split(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations == "annotated":
         worked, description = _of_annotated_questions(config, agent, workdir)
     elif settings.demonstrations.startswith(MESSAGES):
         worked, description = _of_messages(settings.demonstrations, agent)
     else:
         worked, description = _of_good_episodes(settings, config.evaluation.normalizer)
-    return _kept(worked, description, source, config.seed)
+    return _split(worked, description, source, config.seed)
 
 
 def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "config.warm_start") -> None:
@@ -187,7 +187,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
 def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
     """Atlas's demonstrations in the form from which the agent learns. Each `stream` has different ones."""
     settings = config.warm_start
-    drawn: dict[str, Any] = {
+    options: dict[str, Any] = {
         "size": config.steps * settings.examples,
         "seed": config.seed + stream,
         "k": config.agent.k,
@@ -196,9 +196,9 @@ def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
     }
     bases = tuple(config.knowledge)
     if agent.learns_from == "golden_steps":
-        steps = StepSource(**drawn, tools=bases)
+        steps = StepSource(**options, tools=bases)
         return _OfAtlas(steps, lambda example: Worked(example, agent.step_pieces(example)))
-    shown = DemonstrationSource(**drawn, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
+    shown = DemonstrationSource(**options, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
     return _OfAtlas(shown, lambda demonstration: Worked(demonstration.example, agent.pieces(demonstration)))
 
 
@@ -347,11 +347,11 @@ def _of_messages(name: str, agent: Agent) -> tuple[list[Worked], str]:
     """The conversations of a file, each with the agent's own prompt at its beginning."""
     path, pictures = _messages_file(name)
     worked = []
-    for place, recorded in read_messages(path, pictures=pictures):
+    for location, recorded in read_messages(path, pictures=pictures):
         try:
             worked.append(Worked(recorded.example, agent.recorded_pieces(recorded)))
         except ValueError as error:
-            raise place.error(f"key 'messages': {error}") from error
+            raise location.error(f"key 'messages': {error}") from error
     return worked, f"{path} holds {len(worked)} conversations"
 
 
@@ -372,7 +372,7 @@ def shown_questions(name: str) -> Iterator[Example]:
         yield from (steps[i] for i in range(len(steps)))
         return
     for file in _episode_files(name, f"config.warm_start.demonstrations={name!r}"):
-        yield from (episode_of(row, place).example for place, row in read_rows(file))
+        yield from (episode_of(row, location).example for location, row in read_rows(file))
 
 
 def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[Worked], str]:
@@ -380,7 +380,7 @@ def _of_good_episodes(settings: WarmStartConfig, normalizer: str) -> tuple[list[
     source = f"config.warm_start.demonstrations={settings.demonstrations!r}"
     files = _episode_files(settings.demonstrations, source)
     reward = RewardFunction(dict(settings.select), normalizer)
-    episodes = [episode_of(row, place) for file in files for place, row in read_rows(file)]
+    episodes = [episode_of(row, location) for file in files for location, row in read_rows(file)]
     totals = [terms["total"] for terms in reward(episodes)]
     good = [episode for episode, total in zip(episodes, totals) if total >= settings.least]
     if lost := [episode.example.id for episode in good if not all(_pictures(episode))]:
@@ -413,18 +413,18 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     return files
 
 
-def _kept(worked: Sequence[Worked], told: str, source: str, seed: int) -> tuple[Shuffled, Shuffled]:
+def _split(worked: Sequence[Worked], description: str, source: str, seed: int) -> tuple[Shuffled, Shuffled]:
     """The demonstrations to train on, and the held-out ones: those of a twentieth of the questions, at least of one."""
 
-    def question(one: Worked) -> str:
-        if golden_step(one.example) is None:
-            return one.example.id
-        return "\n".join([one.example.question, *map(str, one.example.images)])  # one question, many pictures
+    def question(item: Worked) -> str:
+        if golden_step(item.example) is None:
+            return item.example.id
+        return "\n".join([item.example.question, *map(str, item.example.images)])  # one question, many pictures
 
     names = sorted({question(item) for item in worked}, key=lambda name: (zlib.crc32(name.encode()), name))
     if len(names) < 2:
-        raise ValueError(f"{source}: {told}; two questions are needed, one to learn from and one to hold out")
-    kept_out = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
-    training = [item for item in worked if question(item) not in kept_out]
-    held_out = [item for item in worked if question(item) in kept_out]
+        raise ValueError(f"{source}: {description}; two questions are needed, one to learn from and one to hold out")
+    held_out_questions = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
+    training = [item for item in worked if question(item) not in held_out_questions]
+    held_out = [item for item in worked if question(item) in held_out_questions]
     return Shuffled(training, seed), Shuffled(held_out, seed)

@@ -1,4 +1,4 @@
-"""Which of a step's episodes are recorded in WORKDIR/episodes, and what learning made of them."""
+"""Records some episodes of a step in WORKDIR/episodes, with their advantages."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def log_episodes(
 
     Args:
       credit: of the step's sequences, in the order of the episodes.
-      token_bytes: what each token id stands for (`Tokenizer.token_bytes`).
+      token_bytes: the bytes behind each token id (`Tokenizer.token_bytes`).
     """
     chosen = _groups(episodes, config.log_episodes) if config.log_groups else _spread(episodes, config.log_episodes)
     if not chosen:
         return
     before = np.cumsum([0, *(len(episode.sequences) for episode in episodes)])
-    kept = set(credit.keep.tolist())
+    trained_indices = set(credit.keep.tolist())
     learned = []
     for index in chosen:
         indices = range(before[index], before[index + 1])
         advantages = [credit.advantages[i] for i in indices]
         fields: dict[str, Any] = {
             "advantage": _mean(episodes[index].sequences, advantages),
-            "trained": any(i in kept for i in indices),
+            "trained": any(i in trained_indices for i in indices),
         }
         if config.log_tokens:
             pairs = zip(episodes[index].sequences, advantages, strict=True)
@@ -56,17 +56,17 @@ def log_episodes(
 
 def _spread(episodes: Sequence[Episode], count: int) -> list[int]:
     """Attempts spread evenly over the step, as many as fit in `count` episodes; of a forked attempt all branches."""
-    attempts = _together(episodes, lambda episode: (episode.example.id, episode.sample))
+    attempts = _grouped_indices(episodes, lambda episode: (episode.example.id, episode.sample))
     stride = max(len(episodes) // max(count, 1), 1)
     return _fitting(attempts[::stride], count)
 
 
 def _groups(episodes: Sequence[Episode], count: int) -> list[int]:
     """All attempts at the step's first questions, as many questions as fit in `count` episodes."""
-    return _fitting(_together(episodes, lambda episode: episode.example.id), count)
+    return _fitting(_grouped_indices(episodes, lambda episode: episode.example.id), count)
 
 
-def _together(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
+def _grouped_indices(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
     """Indices of the episodes that have a key in common."""
     groups: dict[Hashable, list[int]] = {}
     for index, episode in enumerate(episodes):

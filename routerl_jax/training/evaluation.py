@@ -42,9 +42,9 @@ def check_names(config: TrainConfig, judged: Agent) -> None:
     """Raises ValueError if two agents have the same name, or config.evaluation.names names an agent that is not scored."""
     baselines = judged.baselines(tuple(config.knowledge))
     for section in ("stages", "controls"):
-        if both := next((name for name in getattr(config, section) if name in baselines), None):
+        if duplicate := next((name for name in getattr(config, section) if name in baselines), None):
             raise ValueError(
-                f"config.{section}.{both}: call it something else; results.json has another agent so named"
+                f"config.{section}.{duplicate}: call it something else; results.json has another agent so named"
             )
     for name in config.evaluation.before_baselines:
         if name not in baselines:

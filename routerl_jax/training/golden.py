@@ -21,7 +21,7 @@ from routerl_jax.data.atlas.visual import PICTURES
 from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import StepExamples, write_trajectories
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from routerl_jax.training.sections import KnowledgeConfig
 
 _FILE = "golden.jsonl"
@@ -44,8 +44,8 @@ def atlas_golden(
       ValueError: a kind has fewer questions, or a path uses a knowledge base that is not given.
     """
     examples = atlas_questions(split, counts)
-    kb_paths = [str(cache_place(name, spec)) for name, spec in knowledge.items()]
-    known = [
+    kb_paths = [str(kb_cache_directory(name, spec)) for name, spec in knowledge.items()]
+    fingerprints = [
         (
             example.id,
             example.question,
@@ -56,7 +56,7 @@ def atlas_golden(
         for example in examples
     ]
     writers = [inspect.getsource(module) for module in (golden, trajectories, sys.modules[__name__])]
-    digest = hashlib.sha256(json.dumps([kb_paths, k, known, writers]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([kb_paths, k, fingerprints, writers]).encode()).hexdigest()[:12]
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"
     if not (directory / _FILE).is_file():
         scratch = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")  # other processes may write it, too

@@ -19,7 +19,7 @@ from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
-from routerl_jax.knowledge.encoders import encoder_place
+from routerl_jax.knowledge.encoders import resolved_encoder
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store, built_at
@@ -57,8 +57,8 @@ def with_knowledge(config: TrainConfig, pairs: Sequence[str]) -> TrainConfig:
     """A run's configuration with some of its knowledge bases replaced.
 
     Args:
-      pairs: `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another one; or a file,
-        or a directory of PDFs and page images, from which one is built with the settings of the run's.
+      pairs: `NAME=PLACE`. NAME is a knowledge base of the run. PLACE is the directory or URL of another knowledge base; or a
+        file, or a directory of PDFs and page images, from which one is built with the run's settings.
 
     Raises:
       ValueError: a pair can't be used; names it.
@@ -158,7 +158,7 @@ def _check_kb(name: str, spec: KnowledgeConfig) -> None:
 
 
 def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
-    """What makes a tool of kind "tool". Raises ValueError as `check_knowledge`."""
+    """The function or class that makes a tool of kind "tool". Raises ValueError like `check_knowledge`."""
     path = f"config.knowledge.{name}"
     for key in ("encoder", "index", "directory", "members"):
         if getattr(spec, key) != getattr(KnowledgeConfig, key):
@@ -179,8 +179,8 @@ def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
         return factory
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         for key in spec.settings:
-            if key not in (known := [parameter.name for parameter in parameters]):
-                raise ValueError(unknown_key(f"{path}.settings", key, known))
+            if key not in (names := [parameter.name for parameter in parameters]):
+                raise ValueError(unknown_key(f"{path}.settings", key, names))
     if missing := [
         p.name for p in parameters if p.name not in spec.settings and p.default is p.empty and p.kind in _NAMED
     ]:
@@ -228,10 +228,10 @@ def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
         raise ValueError(
             f"config.knowledge.{name}.members={spec.members} must name knowledge bases of this run: {', '.join(others)}"
         )
-    known = ("weights", "constant", "depth")
+    names = ("weights", "constant", "depth")
     for key in spec.settings:
-        if key not in known:
-            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, known))
+        if key not in names:
+            raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, names))
 
 
 def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> SearchTool:
@@ -249,11 +249,11 @@ def _open_kb(
 
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
-    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_place(name, spec)
+    directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_directory(name, spec)
     if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)
     if spec.directory:  # a directory in the cache depends on the keys, so it always fits
-        expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has(spec, key)}
+        expected = {key: getattr(spec, key) for key in ("source", "kind", "encoder", "index") if _has_key(spec, key)}
         if not spec.source:  # without a source, only keys that differ from the defaults are compared
             expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
         passages = atlas_passages(spec)
@@ -271,10 +271,10 @@ def _open_kb(
     return kb
 
 
-def kb_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def kb_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The directory of a knowledge base on this machine, whether it is built yet or not."""
     if not spec.directory:
-        return cache_place(name, spec)
+        return kb_cache_directory(name, spec)
     return built_at(spec.directory) or pathlib.Path(spec.directory).expanduser()
 
 
@@ -290,7 +290,7 @@ def _built_in_bucket(name: str, spec: KnowledgeConfig, progress: bool) -> pathli
     return fetched(spec.directory)
 
 
-def _has(spec: KnowledgeConfig, key: str) -> bool:
+def _has_key(spec: KnowledgeConfig, key: str) -> bool:
     """Whether the kind has this key, or the `retriever` of the kind does (ocr)."""
     fields = _fields(spec.kind)
     if "retriever" in fields and "retriever" in spec.settings:
@@ -339,7 +339,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
 
     passages = atlas_passages(spec)
     fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}
-    fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has(spec, key)}
+    fields |= {key: getattr(spec, key) for key in ("encoder", "index") if _has_key(spec, key)}
     if passages and spec.kind == "graph":
         fields |= atlas_triples(spec)
     config, settings = KB_BUILDERS.get(spec.kind).config, dict(spec.settings)
@@ -355,9 +355,9 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     return from_config_dict(config, fields | settings, f"config.knowledge.{name}.settings")
 
 
-def cache_place(name: str, spec: KnowledgeConfig) -> pathlib.Path:
+def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
-    key_fields = dataclasses.asdict(spec) | {"encoder": encoder_place(spec.encoder)}
+    key_fields = dataclasses.asdict(spec) | {"encoder": resolved_encoder(spec.encoder)}
     for key in ("description", "reranker", "rerank_depth"):  # they don't change the content
         del key_fields[key]
     if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found

@@ -28,7 +28,7 @@ class Choice:
 
     Attributes:
       update_s: all updates of a step.
-      tokens_per_s: what the slice decodes with every row full.
+      tokens_per_s: decoded tokens per second of the slice, with every row full.
       step_s: the updates and the decoding of all tokens that a step's sequences can have; the longer of the two if the engine
         has devices of its own (`config.mesh.engine`). Real sequences are shorter.
       gib: memory of the larger of the two programs, per chip.
@@ -45,7 +45,7 @@ class Choice:
     gib: float = 0.0
 
     def flags(self) -> str:
-        """As settings of a launch program."""
+        """The choice as flags of a launch program."""
         settings = {
             "mesh.data": self.data,
             "mesh.fsdp": self.fsdp,
@@ -83,20 +83,20 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
         updates = {}
         for micro in _micro_batches(run):
             changed = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
-            updates[micro] = _one(compile_and_weigh, changed, topology, "update")
+            updates[micro] = _program_report(compile_and_weigh, changed, topology, "update")
         decodes = {}
         for rows in _rows(run):
             changed = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
-            decodes[rows] = _one(compile_and_weigh, changed, topology, "decode")
+            decodes[rows] = _program_report(compile_and_weigh, changed, topology, "decode")
         choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
         tried += choices
-        best = min(choices, key=_worth)
+        best = min(choices, key=_sort_key)
         logging.info("tensor=%d: %s", tensor, best)
-    return sorted(tried, key=_worth)
+    return sorted(tried, key=_sort_key)
 
 
-def _worth(choice: Choice) -> tuple[bool, float]:
-    """Those that fit first, then the fastest."""
+def _sort_key(choice: Choice) -> tuple[bool, float]:
+    """Sort key: layouts that fit first, then the fastest."""
     return choice.step_s is None, choice.step_s or choice.gib
 
 
@@ -123,7 +123,7 @@ def _rows(config: TrainConfig) -> list[int]:
     return sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))})
 
 
-def _one(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
+def _program_report(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
     return compile_and_weigh(config, topology, [name]).programs[name]
 
 

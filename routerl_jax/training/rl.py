@@ -180,7 +180,7 @@ class _Training:
                 try:
                     with profiler.step(step), clock("step"):
                         metrics = self._step(stage, step, clock)
-                    if alarm := self._after(stage, step + 1, metrics, clock):
+                    if alarm := self._after_step(stage, step + 1, metrics, clock):
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
@@ -199,33 +199,38 @@ class _Training:
         parts = (stage, self.recipe.agent, self.run, self.engine, self.tools)
         return train_step(*parts, examples, step, clock, partial)
 
-    def _after(self, stage: RunStage, done: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
+    def _after_step(self, stage: RunStage, completed: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
         """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""
         evaluation = self.config.evaluation
-        if evaluation.every and (done % evaluation.every == 0 or done == self.config.steps):
+        if evaluation.every and (completed % evaluation.every == 0 or completed == self.config.steps):
             with clock("validation"):
                 summary, _ = score(
-                    self.judged, self.validation, self.engine, self.tools, **self._how(), judge=self.evaluating
+                    self.judged,
+                    self.validation,
+                    self.engine,
+                    self.tools,
+                    **self._scoring_options(),
+                    judge=self.evaluating,
                 )
             metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
             if evaluation.canary:
                 with clock("canary"):
-                    metrics |= canary(self.judged, self.validation, self.engine, self.tools, **self._how())
+                    metrics |= canary(self.judged, self.validation, self.engine, self.tools, **self._scoring_options())
         metrics |= {f"timing_s/{name}": seconds for name, seconds in clock.seconds.items()}
         # before the checkpoint: a run killed in between must not lack this row
-        self.run.writer.write(done - 1, metrics)
-        if evaluation.stages and self.stages.ended(done):
+        self.run.writer.write(completed - 1, metrics)
+        if evaluation.stages and self.stages.ended(completed):
             self.keep(stage.name)
-        if alarm := self.watch.see(done - 1, stage.name, metrics):
+        if alarm := self.watch.see(completed - 1, stage.name, metrics):
             return alarm
         extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
-        self.owed = self.owed or self.run.due(done)
+        self.owed = self.owed or self.run.due(completed)
         # before the checkpoint: a session that resumes from that checkpoint would be too late to fork
-        fork(self.run, done, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
-        if self.owed and (done == self.config.steps or not self.watch.worried):
+        fork(self.run, completed, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
+        if self.owed and (completed == self.config.steps or not self.watch.worried):
             with self.clock("checkpoint"):
                 waiting = self.ahead.state() if self.ahead else b""
-                self.run.save(done, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
+                self.run.save(completed, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
             self.owed = False
         return None
 
@@ -243,7 +248,7 @@ class _Training:
         agents = {"trained": self.judged}
         if config.evaluation.baselines and not any(golden_step(example) is not None for example in self.test):
             agents |= self.judged.baselines(tuple(config.knowledge))
-        table = saved_tables(self.workdir, ["warm_start", *config.stages], self._asked())
+        table = saved_tables(self.workdir, ["warm_start", *config.stages], self._table_settings())
         table |= self._evaluate(agents) if usable else {}
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
         counted = self._counted()
@@ -272,19 +277,21 @@ class _Training:
 
     def keep(self, name: str, agents: Mapping[str, Agent] | None = None) -> None:
         """Scores the present policy, for the table at the end of the run."""
-        save_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._asked())
+        save_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._table_settings())
 
     def calibration(self) -> dict[str, Any]:
         """`calibration.calibration` of the untrained policy's scores, by kind of question."""
         if not (settings := self.config.evaluation.calibration).kind:
             return {}
-        tables = saved_tables(self.workdir, ["warm_start"], self._asked()) if multihost.is_main() else None
+        tables = saved_tables(self.workdir, ["warm_start"], self._table_settings()) if multihost.is_main() else None
         return calibration(multihost.exchange(tables)[0], settings)
 
     def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}
         with self.clock("evaluation"):
-            return score_all(agents, self.test, self.engine, self.tools, **self._how(), **shown, judge=self.evaluating)
+            return score_all(
+                agents, self.test, self.engine, self.tools, **self._scoring_options(), **shown, judge=self.evaluating
+            )
 
     def _seconds(self) -> dict[str, float]:
         """Seconds of the parts of the run, over all sessions. Earlier sessions count up to their last checkpoint."""
@@ -295,14 +302,14 @@ class _Training:
         """Counts of requests to the tools, over all sessions and processes (a collective call)."""
         return together(self.counted_earlier, of_all_processes(tool_counts(self.tools)))
 
-    def _how(self) -> dict[str, Any]:
+    def _scoring_options(self) -> dict[str, Any]:
         """Keyword arguments for scoring agents."""
         return {
             "normalizer": self.config.evaluation.normalizer,
             "tool_timeout": self.config.rollout.tool_timeout,
         }
 
-    def _asked(self) -> dict[str, Any]:
+    def _table_settings(self) -> dict[str, Any]:
         """The settings that tables must share to be combined."""
         judge = {"judge": dict(settings_that_count(self.config.judge))} if self.evaluating else {}
         return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
@@ -321,11 +328,11 @@ def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engi
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
     """Goes back to the last checkpoint from before the trouble, if there is one. Returns the entry for results.json."""
     engine.rest()
-    done = run_.back_to_checkpoint()
-    if done:
-        engine.update(run_.served_params(), done)
+    completed = run_.back_to_checkpoint()
+    if completed:
+        engine.update(run_.served_params(), completed)
         remedy = (
-            f"policy/ is that of {done} steps. Start another run from it with other settings "
+            f"policy/ is that of {completed} steps. Start another run from it with other settings "
             f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
         )
     else:
@@ -334,13 +341,13 @@ def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
             "config.checkpoint.every"
         )
     message = f"stopped after step {alarm.step + 1}: {alarm.complaint}; {remedy}"
-    return {"stopped": {**dataclasses.asdict(alarm), "steps": done, "message": message}}
+    return {"stopped": {**dataclasses.asdict(alarm), "steps": completed, "message": message}}
 
 
-def estimate(paces: Sequence[float], left: int) -> str:
+def estimate(paces: Sequence[float], remaining: int) -> str:
     """A text with the remaining time of a run, from the median seconds of its first steps (the very first ones compile)."""
     pace = float(np.median(paces))
-    seconds = pace * left
+    seconds = pace * remaining
     span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"
     return f"{pace:.1f} s a step: about {span} of training to go, validation and the final evaluation not counted"
 

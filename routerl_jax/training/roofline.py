@@ -43,15 +43,15 @@ class Estimate:
       exposed_s: collectives, without the time during which other instructions run.
       seconds: the least time. An instruction takes the longer of its products and its bytes, and exposed collectives come on
         top. It is never less than `memory_s`.
-      bound: what takes longest: compute, memory or network.
-      mfu: model FLOPs utilisation (arXiv 2204.02311, appendix B): useful FLOPs over what the chip could do in `seconds`.
+      bound: the part that takes longest: compute, memory or network.
+      mfu: model FLOPs utilisation (arXiv 2204.02311, appendix B): useful FLOPs over the chip's peak FLOPs in `seconds`.
         Recomputation does not count.
-      hbm_share: bytes moved over what the memory could move in `seconds`.
+      hbm_share: bytes moved over the memory's peak bytes in `seconds`.
       traffic: collectives by kind and axes of the mesh, such as `all-reduce/tensor`.
       token_s: seconds per decoded token of a row, in a program that decodes.
       tokens_per_s: tokens that all rows of all devices decode per second.
       uncounted: custom kernels whose FLOPs are not known.
-      hint: what would make the program faster.
+      hint: a change that would make the program faster.
     """
 
     chip: str
@@ -90,25 +90,28 @@ def estimate(
       name: the program's name (run_programs.PROGRAMS), for the hint.
     """
     seconds = [
-        max(one.flops / chip.peak_flops, one.bytes / chip.memory_bandwidth) * one.times for one in costs.operations
+        max(operation.flops / chip.peak_flops, operation.bytes / chip.memory_bandwidth) * operation.times
+        for operation in costs.operations
     ]
-    free = [0.0 if one.asynchronous else time for one, time in zip(costs.operations, seconds)]
+    free = [0.0 if operation.asynchronous else time for operation, time in zip(costs.operations, seconds)]
     busy = sum(free)  # the bytes of asynchronous copies are in `memory`
     traffic: dict[str, list[float]] = {}
-    for one in costs.collectives:
-        time = _network_seconds(one, chip, mesh) * one.times
+    for collective in costs.collectives:
+        time = _network_seconds(collective, chip, mesh) * collective.times
         hidden = 0.0
-        for i in range(*one.window):
+        for i in range(*collective.window):
             part = min(free[i], time - hidden)
             free[i] -= part
             hidden += part
-        entry = traffic.setdefault("/".join((one.kind, *_axes(one, mesh))), [0.0, 0.0, 0.0, 0.0])
-        for index, value in enumerate((one.times, one.sent * one.times, time, hidden)):
+        entry = traffic.setdefault("/".join((collective.kind, *_axes(collective, mesh))), [0.0, 0.0, 0.0, 0.0])
+        for index, value in enumerate((collective.times, collective.sent * collective.times, time, hidden)):
             entry[index] += value
     compute, memory = costs.flops / chip.peak_flops, costs.bytes / chip.memory_bandwidth
     network = sum(entry[2] for entry in traffic.values())
     exposed = network - sum(entry[3] for entry in traffic.values())
-    total = max(busy + exposed, memory)  # copies and what collectives move may go on during exposed collectives
+    total = max(
+        busy + exposed, memory
+    )  # copies and the memory traffic of collectives may go on during exposed collectives
     parts = {"compute": compute, "memory": memory, "network": exposed}
     bound = max(parts, key=lambda name: parts[name])
     token = total / decoded[0] if decoded else None
@@ -135,26 +138,26 @@ def estimate(
     return dataclasses.replace(result, hint=_hint(result, name, useful))
 
 
-def _axes(one: Collective, mesh: Mesh | None) -> list[str]:
+def _axes(collective: Collective, mesh: Mesh | None) -> list[str]:
     """The axes of the mesh along which the collective goes, as one name."""
-    if mesh is None or max(one.members) >= mesh.size:
+    if mesh is None or max(collective.members) >= mesh.size:
         return []
-    coordinates = np.unravel_index(np.asarray(one.members), tuple(mesh.shape.values()))
+    coordinates = np.unravel_index(np.asarray(collective.members), tuple(mesh.shape.values()))
     along = [name for name, positions in zip(mesh.shape, coordinates) if len(set(positions.tolist())) > 1]
     return ["+".join(along)] if along else []
 
 
-def _network_seconds(one: Collective, chip: Chip, mesh: Mesh | None) -> float:
+def _network_seconds(collective: Collective, chip: Chip, mesh: Mesh | None) -> float:
     """The bytes sent over the usable links, but at least the hops to the other side of a ring."""
     devices = [] if mesh is None else list(mesh.devices.flat)
-    group = [devices[i] for i in one.members] if devices and max(one.members) < len(devices) else []
-    hops = 1 if one.kind == "collective-permute" else len(one.members) / 2
+    group = [devices[i] for i in collective.members] if devices and max(collective.members) < len(devices) else []
+    hops = 1 if collective.kind == "collective-permute" else len(collective.members) / 2
     bandwidth = chip.link_bandwidth * usable_links(chip, group, devices)
-    return max(one.sent / bandwidth, chip.hop_latency * hops)
+    return max(collective.sent / bandwidth, chip.hop_latency * hops)
 
 
 def _hint(roofline: Estimate, name: str, useful: float | None) -> str:
-    """What would make the program faster, given its bound."""
+    """A change that would make the program faster, given its bound."""
     if roofline.bound == "network":
         return _network_hint(roofline, name)
     if roofline.bound == "memory":

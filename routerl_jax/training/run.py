@@ -121,7 +121,7 @@ class Run:
         """Writes a checkpoint after `step` steps, into the run's own checkpoints or `into` others.
 
         Args:
-          rollouts: what was generated ahead (`Ahead.state`).
+          rollouts: rollouts that were generated ahead (`Ahead.state`).
 
         Raises:
           NotFinite: some weights are not finite; nothing was written.
@@ -208,8 +208,8 @@ def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
       frozen: config.model.freeze.
     """
 
-    def named(kept: Any) -> dict[str, Any]:
-        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, kept)))
+    def named(node_filter: Any) -> dict[str, Any]:
+        leaves, _ = jax.tree.flatten_with_path(nnx.to_pure_dict(nnx.state(model, node_filter)))
         return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
     everything, trained = named(...), named(trained_parameters(model, frozen))

@@ -44,7 +44,7 @@ def search_budgets(config: TrainConfig) -> dict[str, int | None]:
     """The largest number of searches on a question, of the run's policies (as `trained`) and of each baseline."""
     agent, tools = evaluated_agent(config, build_recipe(config)), tuple(config.knowledge)
     agents = {TRAINED: agent, **agent.baselines(tools), **agent.vanilla_rag(tools)}
-    return {name: one.search_budget for name, one in agents.items()}
+    return {name: baseline.search_budget for name, baseline in agents.items()}
 
 
 def training_rows(config: TrainConfig, workdir: pathlib.Path) -> dict[str, Records]:

@@ -76,10 +76,10 @@ def abstract_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
     params = nnx.state(model, nnx.Param)
     placements = shardings(params, mesh, config.mesh.layout)
 
-    def place(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+    def sharded(leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
-    nnx.update(model, jax.tree.map(place, params, placements))
+    nnx.update(model, jax.tree.map(sharded, params, placements))
     if config.model.lora.rank:
         with naming("config.model.lora"):
             apply_lora(model, config.model.lora.build(), jax.random.key(0), config.model.lora.dtype)
@@ -107,7 +107,7 @@ def run_programs(config: TrainConfig, mesh: Mesh, engine: Mesh) -> tuple[Decoder
 
 
 class _Learner:
-    """The learner's programs, and what it holds on a device."""
+    """The learner's programs, and the bytes that it holds on a device."""
 
     def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
         self._config, self._model, self._mesh = config, model, mesh
@@ -117,7 +117,9 @@ class _Learner:
         _, self._trained, self._frozen = nnx.split(model, self._trainable, ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
-        self._kept = held(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        self._reference_bytes = (
+            bytes_per_device(self._trained) if self._rl and any(map(_has_reference, self.stages)) else 0
+        )
         self._layout = BatchLayout(
             mesh,
             settings.length_buckets or (config.engine.max_length,),
@@ -126,12 +128,12 @@ class _Learner:
             share=settings.share_prefixes,
             replay=settings.replay_routing,
         )
-        self.holds = held(self._state) + held(self._frozen) + self._kept
+        self.holds = bytes_per_device(self._state) + bytes_per_device(self._frozen) + self._reference_bytes
 
     @property
     def moments(self) -> int:
         """Bytes of the optimiser's moments and of the reference."""
-        return held(self._state.opt_state) + self._kept
+        return bytes_per_device(self._state.opt_state) + self._reference_bytes
 
     def programs(self) -> dict[str, Program]:
         length, programs = self._config.engine.max_length, {}
@@ -154,7 +156,7 @@ class _Learner:
             programs[name] = Program(
                 lowered=jitted.update.lower(state=self._state, frozen=self._frozen, reference=exact, batch=batch),
                 mesh=self._mesh,
-                resident=0 if exact is not None else self._kept,  # an argument is counted as such
+                resident=0 if exact is not None else self._reference_bytes,  # an argument is counted as such
                 trips=trips,
                 grouped=own_share(self._model.config.experts, self._mesh),
                 useful=self._useful(sequences, length)
@@ -165,7 +167,7 @@ class _Learner:
                 programs["reference"] = Program(
                     lowered=jitted.logprobs.lower(self._trained, self._frozen, batch),
                     mesh=self._mesh,
-                    resident=held(self._state),
+                    resident=bytes_per_device(self._state),
                     trips=trips,
                     grouped=own_share(self._model.config.experts, self._mesh),
                     useful=self._useful(sequences, length, forward=True),
@@ -199,11 +201,14 @@ def _generation(
     merge = lower_merge(params, model.compute_dtype) if engine.lora == "merged" else None
     if merge is not None:
         programs["merge"] = Program(
-            lowered=merge, mesh=learner_mesh, resident=learner.moments + held(_unmerged(model)), moves_weights=True
+            lowered=merge,
+            mesh=learner_mesh,
+            resident=learner.moments + bytes_per_device(_unmerged(model)),
+            moves_weights=True,
         )
-    given = nnx.state(served)
+    served_params = nnx.state(served)
     copier = WeightCopier(served, mesh, layout, model.compute_dtype, engine.weight_qtype)
-    copy = copier.lower(given)
+    copy = copier.lower(served_params)
     if copy is not None:
         resident = learner.holds if merge is not None else learner.moments
         programs["copy"] = Program(lowered=copy, mesh=learner_mesh, resident=resident, moves_weights=True)
@@ -224,7 +229,7 @@ def _generation(
     shards = batch_shards(mesh)
     per_shard = -(-engine.rows // shards)
     kind = cache_kind(model.config, mesh, model.compute_dtype, engine.cache, engine.cache_qtype)
-    cache = held(
+    cache = bytes_per_device(
         kind.abstract(
             model.config,
             mesh,
@@ -236,7 +241,7 @@ def _generation(
         )
     )
     # weights that the engine shares are its arguments
-    beside = 0 if apart else learner.holds - (0 if own else held(params))
+    beside = 0 if apart else learner.holds - (0 if own else bytes_per_device(params))
     work = Work(config=model.config)
     entries, steps = fed_at_once(
         model, mesh, engine.rows, engine.max_length, cache=engine.cache, cache_qtype=engine.cache_qtype
@@ -246,8 +251,8 @@ def _generation(
         "prefill": work.prefill_flops(fed, steps, engine.max_length) / mesh.size,
         "decode": engine.segment * work.decode_flops(engine.rows, engine.max_length) / mesh.size,
     }
-    weights = copier.abstract(given) if layout else given
-    least = engine.segment * (held(_read_by_decode(weights, served)) + cache)
+    weights = copier.abstract(served_params) if layout else served_params
+    least = engine.segment * (bytes_per_device(_read_by_decode(weights, served)) + cache)
     for name, program in lowered.items():
         programs[name] = Program(
             lowered=program,
@@ -310,6 +315,6 @@ def _has_reference(stage: TrainConfig) -> bool:
     return bool(stage.learner.loss.kl_coef or stage.learner.reward_kl_coef)
 
 
-def held(tree: Any) -> int:
+def bytes_per_device(tree: Any) -> int:
     """Bytes of abstract arrays with shardings on one device."""
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

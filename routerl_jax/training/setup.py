@@ -202,16 +202,16 @@ def build_recipe(config: TrainConfig) -> Recipe:
     agent = _with_settings(recipe.agent, config.agent)
     if agent.functions:
         _check_tags(recipe)
-        agent = agent.told(tool_schemas(config.knowledge))
-    elif told := [name for name, spec in config.knowledge.items() if spec.description]:
+        agent = agent.with_schemas(tool_schemas(config.knowledge))
+    elif described := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
-            f"config.knowledge.{told[0]}.description: the policy is not shown it; leave it empty, or set "
+            f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, or set "
             "config.agent.grammar='tool_calls'"
         )
     return dataclasses.replace(recipe, agent=agent)
 
 
-def _asks(stage: Stage) -> tuple[str, ...]:
+def _judged_terms(stage: Stage) -> tuple[str, ...]:
     """The terms of a stage's reward that need a judge's verdicts."""
     return stage.reward.asks if isinstance(stage.reward, RewardFunction) else ()
 
@@ -228,8 +228,8 @@ def _check_tags(recipe: Recipe) -> None:
 
 
 def _check_verdicts(config: TrainConfig, recipe: Recipe) -> None:
-    for stage in filter(_asks, recipe.stages):
-        term = f"config.stages.{stage.name}.reward.{_asks(stage)[0]}"
+    for stage in filter(_judged_terms, recipe.stages):
+        term = f"config.stages.{stage.name}.reward.{_judged_terms(stage)[0]}"
         if not config.judge.model:
             raise ValueError(
                 f"{term} asks a judge, and config.judge.model is empty: name the language model that judges"
@@ -248,7 +248,7 @@ def build_judge(config: TrainConfig, recipe: Recipe) -> ModelJudge | None:
     Raises:
       ValueError: the judge can't be reached with config.judge, or an environment variable is not set.
     """
-    if not (config.evaluation.judge or any(map(_asks, recipe.stages))):
+    if not (config.evaluation.judge or any(map(_judged_terms, recipe.stages))):
         return None
     with naming("config.judge"):
         return open_judge(config.judge, config.evaluation.normalizer)
@@ -258,7 +258,7 @@ def with_judge(recipe: Recipe, judge: ModelJudge | None) -> Recipe:
     """The recipe with the judge for its rewards that need one."""
     stages = [
         dataclasses.replace(stage, reward=dataclasses.replace(stage.reward, judge=judge))
-        if isinstance(stage.reward, RewardFunction) and _asks(stage)
+        if isinstance(stage.reward, RewardFunction) and _judged_terms(stage)
         else stage
         for stage in recipe.stages
     ]

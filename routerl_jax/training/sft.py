@@ -90,17 +90,17 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             with profiler.step(step):
                 metrics, tokens = _update(run, fitting, source, drills, step)
             tokens_seen += tokens
-            done = step + 1
-            if config.evaluation.every and (done % config.evaluation.every == 0 or done == config.steps):
+            completed = step + 1
+            if config.evaluation.every and (completed % config.evaluation.every == 0 or completed == config.steps):
                 metrics |= _validate(run, fitting, held_out)
                 metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
                 if multihost.is_main():
-                    note(f"step {done}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+                    note(f"step {completed}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
             run.writer.write(step, metrics)
-            alarm, owed = watch.see(step, "", metrics), owed or run.due(done)
-            if not alarm and owed and (done == config.steps or not watch.worried):
+            alarm, owed = watch.see(step, "", metrics), owed or run.due(completed)
+            if not alarm and owed and (completed == config.steps or not watch.worried):
                 try:
-                    run.save(done, watch=watch.state())
+                    run.save(completed, watch=watch.state())
                 except NotFinite as error:
                     alarm = Alarm(step, error.metric, str(error))
                 owed = False
@@ -191,12 +191,12 @@ class _Fitting:
         self._model = model
         self._room = config.engine.max_length
         self.longest = max(config.learner.length_buckets or (self._room,))
-        self._told = False
+        self._warned = False
 
     def worked(self, source: Demonstrations, indices: Iterable[int]) -> list[Sequence]:
         """The worked examples at these indices that fit."""
         examples = (source[i] for i in indices)
-        return self._those(
+        return self._fitting_sequences(
             (example.example.id, example.sequence(self._agent, self._model, self._room)) for example in examples
         )
 
@@ -204,21 +204,21 @@ class _Fitting:
         """The drills at these indices that fit."""
         assert self._model.tokenizer is not None
         tokenizer = self._model.tokenizer
-        return self._those((f"drill {i}", demonstrated((), source[i], tokenizer)) for i in indices)
+        return self._fitting_sequences((f"drill {i}", demonstrated((), source[i], tokenizer)) for i in indices)
 
-    def _those(self, named: Iterable[tuple[str, Sequence]]) -> list[Sequence]:
+    def _fitting_sequences(self, named: Iterable[tuple[str, Sequence]]) -> list[Sequence]:
         sequences = []
         for name, sequence in named:
             if len(sequence) <= self.longest:
                 sequences.append(sequence)
                 continue
-            if not self._told:
+            if not self._warned:
                 logging.warning(
                     "demonstration %r has %d tokens, more than the longest bucket of %d: it is left out, and so are others "
                     "that are longer (perf/left_out: how many of an update)",
                     *(name, len(sequence), self.longest),
                 )
-            self._told = True
+            self._warned = True
         return sequences
 
 

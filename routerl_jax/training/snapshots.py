@@ -7,7 +7,7 @@ import pathlib
 import shutil
 from collections.abc import Mapping
 
-from routerl_jax.core.buckets import fetched, in_bucket, path_of, place_of
+from routerl_jax.core.buckets import fetched, in_bucket, path_of, url_of
 from routerl_jax.core.config import naming
 from routerl_jax.knowledge.store import Manifest, built_at
 from routerl_jax.knowledge.web.config import SnapshotConfig
@@ -59,7 +59,7 @@ def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotCo
     """config.snapshot for a warm start or a control, which has its own workdir but uses the run's snapshot."""
     if not config.snapshot.mode:
         return config.snapshot
-    return dataclasses.replace(config.snapshot, directory=place_of(_root(config, workdir).resolve()))
+    return dataclasses.replace(config.snapshot, directory=url_of(_root(config, workdir).resolve()))
 
 
 def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:

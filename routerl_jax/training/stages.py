@@ -73,9 +73,13 @@ class Stages:
         """The stage that a step belongs to."""
         return [stage for stage in self._stages if stage.start <= step][-1]
 
-    def ended(self, done: int) -> RunStage | None:
-        """The stage that ends after `done` steps with another stage following; None if there is none."""
-        return self.at(done - 1) if 0 < done < self._steps and any(s.start == done for s in self._stages) else None
+    def ended(self, completed: int) -> RunStage | None:
+        """The stage that ends after `completed` steps with another stage following; None if there is none."""
+        return (
+            self.at(completed - 1)
+            if 0 < completed < self._steps and any(s.start == completed for s in self._stages)
+            else None
+        )
 
     @property
     def has_reference(self) -> bool:
@@ -97,8 +101,8 @@ class Stages:
 
 def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     """Optimiser updates of the schedule at a step: from the last restart (or the run's start) to the next (or its end)."""
-    anew = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
-    begin = max((start for start in anew if start <= step), default=0)
-    end = min((start for start in anew if step < start < config.steps), default=config.steps)
+    restarts = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
+    begin = max((start for start in restarts if start <= step), default=0)
+    end = min((start for start in restarts if step < start < config.steps), default=config.steps)
     minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
     return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))

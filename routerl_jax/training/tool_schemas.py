@@ -31,14 +31,16 @@ def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSche
         if spec.kind == TOOL and _has_schema(tool_factory(name, spec)):
             own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
             schema = dataclasses.replace(own, description=spec.description or own.description)
-        if schema.name in {one.name for one in schemas.values()}:  # two servers may have tools of the same name
+        if schema.name in {
+            existing.name for existing in schemas.values()
+        }:  # two servers may have tools of the same name
             schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
         schemas[name] = schema
     return schemas
 
 
 def _has_schema(factory: Callable[..., Any]) -> bool:
-    """True if what this class or function makes has a schema, as far as the annotation says."""
+    """True if the objects that a class or function makes have a schema, according to its annotation."""
     if inspect.isclass(factory):
         return hasattr(factory, "schema")
     try:

@@ -23,7 +23,7 @@ from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.recipes.vrag_rl.agents import VanillaRAG
 from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
-from routerl_jax.training.knowledge import cache_place, kb_place
+from routerl_jax.training.knowledge import kb_cache_directory, kb_directory
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.setup import (
     build_mesh,
@@ -90,13 +90,15 @@ class Trials:
         if not isinstance(usual, VanillaRAG):
             raise ValueError(f"a run of {self._config.recipe} has no pages to show at once")
         tried: dict[int, Any] = {}
-        known: set[str] = set()  # questions whose gold pages are shown with the smallest number
+        sufficient: set[str] = set()  # questions whose gold pages are shown with the smallest number
         for count in sorted(set(counts)):
             agent = dataclasses.replace(usual, pages=count, max_turns=1, k=max(usual.k, count))
             row, episodes = self._scored(agent, self._tools, f"{count} pages")
-            known = known if tried else {str(one.example.id) for one in episodes if _found_all(one)}
-            if whole := [one for one in episodes if str(one.example.id) in known]:
-                metrics = summarize(whole, self._config.evaluation.normalizer)
+            sufficient = (
+                sufficient if tried else {str(episode.example.id) for episode in episodes if _found_all(episode)}
+            )
+            if sufficient_episodes := [episode for episode in episodes if str(episode.example.id) in sufficient]:
+                metrics = summarize(sufficient_episodes, self._config.evaluation.normalizer)
                 row["sufficient"] = {key: metrics[key] for key in ("em", "em_interval", "n")}
             tried[count] = row
         return tried
@@ -115,13 +117,15 @@ class Trials:
             return self._usual_row
         return self._behaviour(self._agent.with_passages(k), self._tools, f"k = {k}")
 
-    def _behaviour(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> dict[str, Any]:
-        _, episodes = self._scored(agent, tools, said)
+    def _behaviour(self, agent: Agent, tools: Mapping[str, SearchTool], label: str) -> dict[str, Any]:
+        _, episodes = self._scored(agent, tools, label)
         return behaviour([episode_record(episode) for episode in episodes], self._config.evaluation.normalizer)
 
-    def _scored(self, agent: Agent, tools: Mapping[str, SearchTool], said: str) -> tuple[dict[str, Any], list[Episode]]:
+    def _scored(
+        self, agent: Agent, tools: Mapping[str, SearchTool], label: str
+    ) -> tuple[dict[str, Any], list[Episode]]:
         normalizer, timeout = self._config.evaluation.normalizer, self._config.rollout.tool_timeout
-        return score(agent, self._questions, self._engine, tools, normalizer, tool_timeout=timeout, progress=said)
+        return score(agent, self._questions, self._engine, tools, normalizer, tool_timeout=timeout, progress=label)
 
     @functools.cached_property
     def _usual_row(self) -> dict[str, Any]:
@@ -196,8 +200,8 @@ def _of_corpus(spec: KnowledgeConfig) -> dict[str, Any]:
 def _buildable(key: str, spec: KnowledgeConfig) -> KnowledgeConfig:
     """The same knowledge base with a source to build it from, and without a language model that would read it again."""
     if spec.source:
-        return _with_triples(spec, cache_place(key, spec)) if spec.settings.get("extractor") == "llm" else spec
-    directory = kb_place(key, spec)
+        return _with_triples(spec, kb_cache_directory(key, spec)) if spec.settings.get("extractor") == "llm" else spec
+    directory = kb_directory(key, spec)
     try:
         manifest = Manifest.read(directory)
     except ValueError as error:

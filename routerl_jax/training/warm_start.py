@@ -7,7 +7,7 @@ import gc
 import pathlib
 from collections.abc import Mapping
 
-from routerl_jax.core.buckets import in_bucket, place_of
+from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
@@ -51,8 +51,8 @@ def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
 
 
 def _path(policy: pathlib.Path) -> str:
-    """As configurations name it: all processes of a job, and later sessions, find it there."""
-    path = place_of(policy)
+    """The policy's path for configurations. All processes of a job, and later sessions, find the policy there."""
+    path = url_of(policy)
     return path if in_bucket(path) else str(policy)
 
 
@@ -89,10 +89,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
 def _of_updates(watch: WatchConfig) -> WatchConfig:
     """The part of config.watch about updates. A supervised phase measures no other metrics of a run."""
 
-    def kept(bounds: Mapping[str, float]) -> dict[str, float]:
+    def actor_bounds(bounds: Mapping[str, float]) -> dict[str, float]:
         return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
 
-    bounds = {field: kept(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
+    bounds = {field: actor_bounds(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
     return WatchConfig(patience=watch.patience, **bounds)
 
 

@@ -97,7 +97,7 @@ class Watch:
             return Alarm(step, broken, f"{broken} is {metrics[broken]}")
         self._awaited -= metrics.keys()
         self._check_names(metrics)
-        wrong = self._wrong(metrics)
+        wrong = self._bad_metrics(metrics)
         for name in (*self._config.least, *self._config.most, *self._followed):
             if name in metrics:
                 self._bad[name] = self._bad.get(name, 0) + 1 if name in wrong else 0
@@ -116,12 +116,12 @@ class Watch:
                 self._awaited.remove(name)
                 logging.warning("config.watch bounds %s, which no step has had so far", name)
                 continue
-            known = sorted(metric for metric, value in metrics.items() if isinstance(value, int | float))
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
+            measured = sorted(metric for metric, value in metrics.items() if isinstance(value, int | float))
+            close = difflib.get_close_matches(name, measured, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(measured)}"
             raise ValueError(f"config.watch bounds {name}, and there is no such metric; {hint}")
 
-    def _wrong(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+    def _bad_metrics(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """The bad ones among the watched metrics, each with what is wrong."""
         config, wrong = self._config, {}
         finite = {}
@@ -135,13 +135,12 @@ class Watch:
             self._best[name] = max(self._best.get(name, -math.inf), mean)
         for name, share in config.falls.items():
             best = self._best.get(name, 0.0)
-            if (
-                name in means and best > 0 and means[name] < share * best
-            ):  # a share of a negative best would be no bound
-                wrong[name] = f"{self._fallen(name, means)} (config.watch.falls: {share:g})"
+            # A share of a negative best would be no bound.
+            if name in means and best > 0 and means[name] < share * best:
+                wrong[name] = f"{self._fall_text(name, means)} (config.watch.falls: {share:g})"
         for name, drop in config.drops.items():
             if name in means and means[name] < self._best[name] - drop:
-                wrong[name] = f"{self._fallen(name, means)} (config.watch.drops: {drop:g})"
+                wrong[name] = f"{self._fall_text(name, means)} (config.watch.drops: {drop:g})"
         for name, least in config.least.items():
             if name in finite and finite[name] < least:
                 wrong[name] = f"{name} is {finite[name]:.3g} (config.watch.least: {least:g})"
@@ -150,7 +149,7 @@ class Watch:
                 wrong[name] = f"{name} is {finite[name]:.3g} (config.watch.most: {most:g})"
         return wrong
 
-    def _fallen(self, name: str, means: Mapping[str, float]) -> str:
+    def _fall_text(self, name: str, means: Mapping[str, float]) -> str:
         return f"{name} has fallen to {means[name]:.3g} from {self._best[name]:.3g}"
 
     def _mean(self, name: str, value: float) -> float:

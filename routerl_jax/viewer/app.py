@@ -53,7 +53,7 @@ class ViewerState:
         return self._curves.setdefault(name, Curves(run))
 
     def status(self) -> dict[str, Any]:
-        """What the page polls: the progress of each run, and the version and size of the index."""
+        """The status that the page polls: the progress of each run, and the version and size of the index."""
         runs = []
         for run in list(self.runs):
             rows, config = self.curves(run.name).rows, run.config()
@@ -87,15 +87,15 @@ class ViewerState:
         chosen = read_filter(query)
         version = self.index.version
         rows = self.index.snapshot()
-        made = masks(self.index, rows, chosen)
-        numbers = ordered(rows, passing(made), chosen.order)
+        field_masks = masks(self.index, rows, chosen)
+        numbers = ordered(rows, passing(field_masks), chosen.order)
         page = numbers[chosen.offset : chosen.offset + chosen.limit]
         return {
             "version": version,
             "total": len(numbers),
             "offset": chosen.offset,
             "rows": [brief(self.index, rows, int(row)) for row in page],
-            "facets": facets(self.index, rows, made),
+            "facets": facets(self.index, rows, field_masks),
             "ms": round(1000 * (time.perf_counter() - started), 1),
         }
 
@@ -133,14 +133,14 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
 
     def show(request: Request) -> Response:
         try:
-            content, form = picture(viewer.index, row(request), _whole(request.query_params.get("n", "")))
+            content, form = picture(viewer.index, row(request), _integer(request.query_params.get("n", "")))
         except (ValueError, OSError) as error:
             return Response(str(error), 404, media_type="text/plain")
         return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
     def columns(request: Request) -> dict[str, Any]:
-        given = request.query_params
-        return curves(request).columns(_whole(given.get("after", "0")), given.get("mark", ""))
+        params = request.query_params
+        return curves(request).columns(_integer(params.get("after", "0")), params.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -166,7 +166,7 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
     return app
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} must be a whole number from 0 on")
     return int(text)
@@ -182,8 +182,8 @@ class SecurityHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
-                told = {name for name, _ in message["headers"]}
-                more = _HEADERS if b"cache-control" in told else {**_HEADERS, "cache-control": "no-cache"}
+                names = {name for name, _ in message["headers"]}
+                more = _HEADERS if b"cache-control" in names else {**_HEADERS, "cache-control": "no-cache"}
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in more.items())]
             await send(message)
 

@@ -1,4 +1,4 @@
-"""The metrics of a run as columns, sent as they grow, and the health panel: what config.watch says of them."""
+"""The metrics of a run as columns, sent as they grow, and the health panel, their state according to config.watch."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ class Curves:
         its bound, its meaning, and whether it is "good", "bad" (out of its bounds now) or "unwatched".
         """
         stamp, rows = self._latest()
-        known = self._health
-        if known is None or known[0] != stamp:
-            known = self._health = stamp, _health(rows, watch_config(self.run))
-        return known[1]
+        cached = self._health
+        if cached is None or cached[0] != stamp:
+            cached = self._health = stamp, _health(rows, watch_config(self.run))
+        return cached[1]
 
 
 def watch_config(run: Run) -> WatchConfig:

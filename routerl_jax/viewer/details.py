@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from routerl_jax.evaluation.records import picture_place
+from routerl_jax.evaluation.records import picture_path
 from routerl_jax.evaluation.sheets import looks
 from routerl_jax.models.images import encoded_image
 from routerl_jax.viewer.follow import read_record
@@ -22,7 +22,7 @@ _RELATED = 200  # most related episodes of a kind
 
 def key_of(index: Index, row: int) -> str:
     """The name of a record in the page's address: its run, file and line."""
-    location = index.place(row)
+    location = index.location_of(row)
     run = index.runs[location.run]
     return f"{run.name}|{location.path.relative_to(run.path)}|{location.line}"
 
@@ -40,29 +40,29 @@ def row_of(index: Index, key: str) -> int:
 
 def brief(index: Index, rows: np.ndarray, row: int) -> dict[str, Any]:
     """A row of a list of episodes."""
-    one = rows[row]
-    question, text = index.questions.all[one["question"]]
-    kbs = [name for number, name in enumerate(index.kbs.all) if int(one["kbs"]) >> min(number, _BITS) & 1]
+    entry = rows[row]
+    question, text = index.questions.all[entry["question"]]
+    kbs = [name for number, name in enumerate(index.kbs.all) if int(entry["kbs"]) >> min(number, _BITS) & 1]
     return {
         "key": key_of(index, row),
-        "run": index.runs[one["run"]].name,
-        "source": index.sources.all[one["source"]],
-        "step": int(one["step"]),
-        "sample": int(one["sample"]),
+        "run": index.runs[entry["run"]].name,
+        "source": index.sources.all[entry["source"]],
+        "step": int(entry["step"]),
+        "sample": int(entry["sample"]),
         "id": question,
         "question": text,
         "answer": index.answers[row],
-        "reward": _number(one["reward"]),
-        "advantage": _number(one["advantage"]),
-        "correct": int(one["correct"]),
-        "trained": int(one["trained"]),
-        "turns": int(one["turns"]),
-        "searches": int(one["searches"]),
-        "tokens": int(one["tokens"]),
-        "forked": bool(one["forked"]),
+        "reward": _number(entry["reward"]),
+        "advantage": _number(entry["advantage"]),
+        "correct": int(entry["correct"]),
+        "trained": int(entry["trained"]),
+        "turns": int(entry["turns"]),
+        "searches": int(entry["searches"]),
+        "tokens": int(entry["tokens"]),
+        "forked": bool(entry["forked"]),
         "kbs": kbs,
-        "failures": [name for bit, name in enumerate(FAILURES) if int(one["failures"]) >> bit & 1],
-        "datasets": sorted(index.dataset_sets.all[one["datasets"]]),
+        "failures": [name for bit, name in enumerate(FAILURES) if int(entry["failures"]) >> bit & 1],
+        "datasets": sorted(index.dataset_sets.all[entry["datasets"]]),
     }
 
 
@@ -76,20 +76,20 @@ def details(index: Index, row: int) -> dict[str, Any]:
       ValueError: the record has changed meanwhile, or is gone.
     """
     rows = index.snapshot()
-    location = index.place(row)
+    location = index.location_of(row)
     record = read_record(location)
     own = rows[row]
     same = np.flatnonzero(rows["alive"] & (rows["question"] == own["question"]))
-    here = rows["file"][same] == own["file"]
-    attempt = here & (rows["sample"][same] == own["sample"])
-    elsewhere = same[~here]
+    same_file = rows["file"][same] == own["file"]
+    attempt = same_file & (rows["sample"][same] == own["sample"])
+    elsewhere = same[~same_file]
     elsewhere = elsewhere[np.lexsort((rows["sample"][elsewhere], rows["step"][elsewhere], rows["run"][elsewhere]))]
     return {
         "key": key_of(index, row),
         "brief": brief(index, rows, row),
         "file": f"{location.path}, line {location.line + 1}",
-        **told(record)[0],
-        "siblings": _briefs(index, rows, same[here & ~attempt]),
+        **page_data(record)[0],
+        "siblings": _briefs(index, rows, same[same_file & ~attempt]),
         "forks": _briefs(index, rows, same[attempt]) if attempt.sum() > 1 else [],
         "elsewhere": _briefs(index, rows, elsewhere),
         "elsewhere_count": len(elsewhere),
@@ -104,12 +104,12 @@ def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
     Raises:
       ValueError: there is no such picture, or it can't be read (any more).
     """
-    location = index.place(row)
+    location = index.location_of(row)
     return picture_of(read_record(location), location.path.parent, number)
 
 
-def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What the page's conversation is drawn from, and the names of the pictures that its numbers stand for."""
+def page_data(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The data from which the page draws a conversation, and the names of its numbered pictures."""
     numbers: dict[str, int] = {}
     shown = {
         "looks": [_numbered(look, numbers) for look in looks(record)],
@@ -120,11 +120,11 @@ def told(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def picture_of(record: Mapping[str, Any], directory: pathlib.Path, number: int) -> tuple[bytes, str]:
-    """A picture of a record by its number (`told`), as `picture` gives it. `directory`: of the record's file."""
-    names = told(record)[1]
+    """A picture of a record by its number in `page_data`, as `picture` gives it. `directory`: of the record's file."""
+    names = page_data(record)[1]
     if number >= len(names):
         raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
-    return encoded_image(picture_place(directory, names[number]))
+    return encoded_image(picture_path(directory, names[number]))
 
 
 def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> list[dict[str, Any]]:
@@ -135,15 +135,15 @@ def _numbered(value: Any, numbers: dict[str, int]) -> Any:
     """A copy in which the pictures (under the keys `image` and `images`) are numbers from 0 on, in the order of their first
     place; None where there is no picture. The `image` of a call is a digest, and stays."""
     if isinstance(value, Mapping):
-        made = {}
+        numbered = {}
         for key, item in value.items():
             if key == "images" and isinstance(item, list):
-                made[key] = [_number_of(image, numbers) for image in item]
+                numbered[key] = [_number_of(image, numbers) for image in item]
             elif key == "image" and "tool" not in value:
-                made[key] = _number_of(item, numbers)
+                numbered[key] = _number_of(item, numbers)
             else:
-                made[key] = _numbered(item, numbers)
-        return made
+                numbered[key] = _numbered(item, numbers)
+        return numbered
     return [_numbered(item, numbers) for item in value] if isinstance(value, list | tuple) else value
 
 

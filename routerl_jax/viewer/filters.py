@@ -24,7 +24,7 @@ _LIMIT = 200  # rows of a page, at most
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What an episode must have to be shown: for each field that is set, one of its values.
+    """The condition for an episode to be shown: for each field that is set, one of its values.
 
     Attributes:
       run, source, kb, failure, dataset, correct: names; () for all. The failure "none" means an episode without any, the
@@ -49,36 +49,36 @@ class Filter:
     limit: int = 100
 
 
-def read_filter(given: Sequence[tuple[str, str]]) -> Filter:
+def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
     """The filter of (name, value) pairs of a query string; `reward_min=0.5` and `reward_max=..` are ranges.
 
     Raises:
       ValueError: an unknown name, or a value that it can't have.
     """
-    many: dict[str, list[str]] = {}
-    one: dict[str, Any] = {}
+    multiple: dict[str, list[str]] = {}
+    single: dict[str, Any] = {}
     bounds: dict[str, list[float]] = {}
-    for name, value in given:
+    for name, value in pairs:
         column, _, end = name.rpartition("_")
         if name in _MANY:
-            many.setdefault(name, []).append(value)
+            multiple.setdefault(name, []).append(value)
         elif name in ("offset", "limit"):
-            one[name] = _count(name, value)
+            single[name] = _count(name, value)
         elif name in _ONE:
-            one[name] = value
+            single[name] = value
         elif column in RANGES and end in ("min", "max"):
             bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
         else:
             ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
             raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
-    if one.get("order", "new") not in _ORDERS:
-        raise ValueError(f"order={one['order']!r} must be one of {', '.join(_ORDERS)}")
-    for name, known in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
-        if unknown := next((value for value in many.get(name, ()) if value not in known), None):
-            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(known)}")
-    one["limit"] = min(one.get("limit", 100), _LIMIT)
+    if single.get("order", "new") not in _ORDERS:
+        raise ValueError(f"order={single['order']!r} must be one of {', '.join(_ORDERS)}")
+    for name, allowed in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
+        if unknown := next((value for value in multiple.get(name, ()) if value not in allowed), None):
+            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(allowed)}")
+    single["limit"] = min(single.get("limit", 100), _LIMIT)
     ranges = {column: (least, most) for column, (least, most) in bounds.items()}
-    return Filter(**{name: tuple(values) for name, values in many.items()}, ranges=ranges, **one)
+    return Filter(**{name: tuple(values) for name, values in multiple.items()}, ranges=ranges, **single)
 
 
 def _bound(name: str, value: str) -> float:
@@ -100,37 +100,39 @@ def _count(name: str, value: str) -> int:
 def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.ndarray, " R"]]:
     """For each field of the filter that is set, the rows of a snapshot that pass it. The mask "" holds the rows whose file
     still has them."""
-    made = {"": rows["alive"].copy()}
+    result = {"": rows["alive"].copy()}
     if chosen.run:
         numbers = [number for number, run in enumerate(index.runs) if run.name in chosen.run]
-        made["run"] = np.isin(rows["run"], numbers)
+        result["run"] = np.isin(rows["run"], numbers)
     if chosen.source:
-        made["source"] = np.isin(rows["source"], [index.sources.find(name) for name in chosen.source])
+        result["source"] = np.isin(rows["source"], [index.sources.find(name) for name in chosen.source])
     if chosen.kb:
         searched = (rows["kbs"] & index.bits(chosen.kb)) != 0
-        made["kb"] = searched | (rows["kbs"] == 0) if NO_SEARCH in chosen.kb else searched
+        result["kb"] = searched | (rows["kbs"] == 0) if NO_SEARCH in chosen.kb else searched
     if chosen.failure:
         bits = sum(1 << FAILURES.index(name) for name in chosen.failure if name != "none")
         failed = (rows["failures"] & np.uint16(bits)) != 0
-        made["failure"] = failed | (rows["failures"] == 0) if "none" in chosen.failure else failed
+        result["failure"] = failed | (rows["failures"] == 0) if "none" in chosen.failure else failed
     if chosen.dataset:
         numbers = np.concatenate([sets_with(index, name) for name in chosen.dataset])
-        made["dataset"] = np.isin(rows["datasets"], numbers)
+        result["dataset"] = np.isin(rows["datasets"], numbers)
     if chosen.correct:
-        made["correct"] = np.isin(rows["correct"], [_CORRECT[name] for name in chosen.correct])
+        result["correct"] = np.isin(rows["correct"], [_CORRECT[name] for name in chosen.correct])
     for column, (least, most) in chosen.ranges.items():
-        made[column] = (rows[column] >= np.asarray(least, np.float32)) & (rows[column] <= np.asarray(most, np.float32))
+        result[column] = (rows[column] >= np.asarray(least, np.float32)) & (
+            rows[column] <= np.asarray(most, np.float32)
+        )
     if chosen.question:
         numbers = [number for number, (name, _) in enumerate(index.questions.all) if name == chosen.question]
-        made["question"] = np.isin(rows["question"], numbers)
+        result["question"] = np.isin(rows["question"], numbers)
     if chosen.text:
-        made["text"] = index.with_text(chosen.text, rows)
-    return made
+        result["text"] = index.with_text(chosen.text, rows)
+    return result
 
 
-def passing(made: Mapping[str, Bool[np.ndarray, " R"]], without: str = "") -> Bool[np.ndarray, " R"]:
+def passing(field_masks: Mapping[str, Bool[np.ndarray, " R"]], without: str = "") -> Bool[np.ndarray, " R"]:
     """The rows that pass all masks, or all but the mask of one name."""
-    return np.logical_and.reduce([mask for name, mask in made.items() if not name or name != without])
+    return np.logical_and.reduce([mask for name, mask in field_masks.items() if not name or name != without])
 
 
 def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int[np.ndarray, " N"]:
@@ -147,21 +149,25 @@ def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int
 
 
 def facets(
-    index: Index, rows: np.ndarray, made: Mapping[str, Bool[np.ndarray, " R"]]
+    index: Index, rows: np.ndarray, field_masks: Mapping[str, Bool[np.ndarray, " R"]]
 ) -> dict[str, list[tuple[str, int]]]:
     """For each value of the filters, the number of rows that it would show beside the other filters that are set."""
 
-    def others(name: str, column: str) -> np.ndarray:
-        return rows[column][passing(made, name)]
+    def filtered_values(name: str, column: str) -> np.ndarray:
+        return rows[column][passing(field_masks, name)]
 
-    sets = np.bincount(others("dataset", "datasets"), minlength=len(index.dataset_sets.all))
+    sets = np.bincount(filtered_values("dataset", "datasets"), minlength=len(index.dataset_sets.all))
     of_set: dict[str, int] = {}
     for names, count in zip(index.dataset_sets.all, sets.tolist()):
         for name in names:
             of_set[name] = of_set.get(name, 0) + count
-    kbs, failed, correct = others("kb", "kbs"), others("failure", "failures"), others("correct", "correct")
-    sources = np.bincount(others("source", "source"), minlength=len(index.sources.all)).tolist()
-    runs = np.bincount(others("run", "run"), minlength=len(index.runs)).tolist()
+    kbs, failed, correct = (
+        filtered_values("kb", "kbs"),
+        filtered_values("failure", "failures"),
+        filtered_values("correct", "correct"),
+    )
+    sources = np.bincount(filtered_values("source", "source"), minlength=len(index.sources.all)).tolist()
+    runs = np.bincount(filtered_values("run", "run"), minlength=len(index.runs)).tolist()
     return {
         "run": [(run.name, count) for run, count in zip(index.runs, runs)],
         "source": sorted(zip(index.sources.all, sources)),

@@ -34,7 +34,7 @@ class _File:
 
 
 class Follower:
-    """A thread that reads the files of the runs, and looks every second for what is new.
+    """A thread that reads the files of the runs, and looks every second for new records.
 
     A file that has grown is read from where it ended; an incomplete last line is left for later. A file that was replaced is
     read again from its beginning. Controls that a run begins meanwhile are added to `runs`.
@@ -63,8 +63,8 @@ class Follower:
     def look(self) -> None:
         """One look at all files of all runs."""
         seen: set[pathlib.Path] = set()
-        known = {run.path for run in self._runs}
-        self._runs += [new for run in list(self._runs) for new in controls_of(run) if new.path not in known]
+        known_paths = {run.path for run in self._runs}
+        self._runs += [new for run in list(self._runs) for new in controls_of(run) if new.path not in known_paths]
         for number, run in enumerate(self._runs):
             for path, source in run.record_files():
                 if self._ended.is_set():
@@ -83,25 +83,25 @@ class Follower:
         while not self._ended.is_set():
             try:
                 self.look()
-            except Exception:  # the page goes on with what it has
+            except Exception:  # the page goes on with the current index
                 logging.exception("the index could not be brought up to date; next try in %g s", _PAUSE)
             self._ended.wait(_PAUSE)
 
     def _read(self, number: int, run: Run, path: pathlib.Path, source: str) -> None:
         status = os.stat(path)
-        known = self._files.get(path)
-        if known is not None and (known.inode != status.st_ino or status.st_size < known.offset):
+        progress = self._files.get(path)
+        if progress is not None and (progress.inode != status.st_ino or status.st_size < progress.offset):
             self._index.forget(path)
-            known = None
-        if known is None:
-            known = self._files[path] = _File(status.st_ino, 0)
+            progress = None
+        if progress is None:
+            progress = self._files[path] = _File(status.st_ino, 0)
             self.skipped.pop(str(path), None)
-        if known.changed == status.st_mtime_ns and known.offset == status.st_size:
+        if progress.changed == status.st_mtime_ns and progress.offset == status.st_size:
             return
-        known.changed = status.st_mtime_ns
+        progress.changed = status.st_mtime_ns
         batch: list[tuple[Location, Summary, str | None]] = []
         with path.open("rb") as file:
-            for line, offset, content in _whole_lines(file, known):
+            for line, offset, content in _whole_lines(file, progress):
                 record = _record(content)
                 try:
                     summary = summarise(record, run.normalizer)
@@ -119,14 +119,14 @@ class Follower:
             self._index.add(batch)
 
 
-def _whole_lines(file: Any, known: _File) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 0, first byte, content) of each line from where the file was read to; `known` goes on with them."""
-    file.seek(known.offset)
+def _whole_lines(file: Any, progress: _File) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 0, first byte, content) of each line from where the file was read to. Advances `progress`."""
+    file.seek(progress.offset)
     for content in file:
         if not content.endswith(b"\n"):
             return
-        line, offset = known.lines, known.offset
-        known.lines, known.offset = line + 1, offset + len(content)
+        line, offset = progress.lines, progress.offset
+        progress.lines, progress.offset = line + 1, offset + len(content)
         if content.strip():
             yield line, offset, content
 
@@ -141,7 +141,7 @@ def _record(content: bytes) -> Any:
 
 
 def read_record(location: Location) -> dict[str, Any]:
-    """The record at a place. Raises ValueError if it is no longer there."""
+    """The record at a location. Raises ValueError if it is no longer there."""
     try:
         with location.path.open("rb") as file:
             file.seek(location.offset)

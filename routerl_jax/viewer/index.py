@@ -88,7 +88,7 @@ class Index:
         self.sources, self.files, self.kbs = Names[str](), Names[str](), Names[str]()
         self.questions = Names[tuple[str, str]]()
         self.dataset_sets = Names[frozenset[str]]()
-        self.said: list[str] = []  # of each row, the words to search
+        self.search_texts: list[str] = []  # of each row, the text that searches look at
         self.answers: list[str | None] = []  # of each row
         self.passages = Names[str]()  # texts
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Index:
         return self._count
 
     def add(self, episodes: Iterable[tuple[Location, Summary, str | None]]) -> None:
-        """Appends episodes, each with its place, summary and answer."""
+        """Appends episodes, each with its location, summary and answer."""
         with self._lock:
             for location, summary, answer in episodes:
                 self._append(location, summary, answer)
@@ -127,17 +127,17 @@ class Index:
         """The row of a record; None where the index has none (any more)."""
         return self._lines.get((self.files.find(str(path)), line))
 
-    def place(self, row: int) -> Location:
-        """The place of a row's record."""
-        one = self._rows[row]
-        path = pathlib.Path(self.files.all[one["file"]])
-        source = self.sources.all[one["source"]]
-        return Location(int(one["run"]), source, path, int(one["line"]), int(one["offset"]), int(one["size"]))
+    def location_of(self, row: int) -> Location:
+        """The location of a row's record: its file, line and bytes."""
+        entry = self._rows[row]
+        path = pathlib.Path(self.files.all[entry["file"]])
+        source = self.sources.all[entry["source"]]
+        return Location(int(entry["run"]), source, path, int(entry["line"]), int(entry["offset"]), int(entry["size"]))
 
     def with_text(self, needle: str, rows: np.ndarray) -> Bool[np.ndarray, " R"]:
         """The rows that have these words in their own texts or in a retrieved passage. Case does not matter."""
         needle = needle.lower()
-        hits = np.fromiter((needle in text for text in self.said[: len(rows)]), bool, len(rows))
+        hits = np.fromiter((needle in text for text in self.search_texts[: len(rows)]), bool, len(rows))
         with self._lock:
             pairs, passages = self._pairs[: self._pair_count], self.passages.all[:]
         of_passage = np.fromiter((needle in text for text in passages), bool, len(passages))
@@ -180,7 +180,7 @@ class Index:
             sum(1 << FAILURES.index(name) for name in summary.failures),
             self.dataset_sets.number(summary.datasets),
         )
-        self.said.append(summary.said)
+        self.search_texts.append(summary.search_text)
         self.answers.append(answer)
         self._lines[(file, location.line)] = row
         self._retrieved(row, summary.passages)

@@ -82,8 +82,8 @@ def controls_of(run: Run) -> list[Run]:
 def normalizer_of(path: pathlib.Path) -> str:
     """How the answers of a directory are compared: as launch.evaluate says that wrote it, else as the run in whose directory it
     lies, else "search_r1"."""
-    if said := _object(path / "results.json").get("normalizer"):
-        return said
+    if normalizer_name := _object(path / "results.json").get("normalizer"):
+        return normalizer_name
     for directory in (path, *path.resolve().parents):
         if (directory / "config.json").is_file():
             return _object(directory / "config.json").get("evaluation", {}).get("normalizer") or "search_r1"

@@ -35,7 +35,7 @@ class Summary:
       kbs: names of the knowledge bases that were searched.
       failures: of FAILURES.
       datasets: data set, kind and type of the question, from its metadata.
-      said: question, gold answers, answer, thoughts and queries in lower case.
+      search_text: question, gold answers, answer, thoughts and queries in lower case.
       passages: texts of the retrieved passages in lower case, titles included.
     """
 
@@ -54,7 +54,7 @@ class Summary:
     kbs: frozenset[str]
     failures: frozenset[str]
     datasets: frozenset[str]
-    said: str
+    search_text: str
     passages: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
         step=_count(record.get("step", -1)),
         reward=_number(rewards.get("total")),
         advantage=_number(record.get("advantage")),
-        correct=int(_right(record["prediction"], golds, normalizer)) if golds else -1,
+        correct=int(_exact_match(record["prediction"], golds, normalizer)) if golds else -1,
         trained=int(bool(record["trained"])) if "trained" in record else -1,
         turns=len(turns),
         searches=len(calls),
@@ -90,7 +90,7 @@ def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
         kbs=frozenset(call["tool"] for call in calls),
         failures=frozenset(_failures(record, calls, actions)),
         datasets=frozenset(_datasets(record.get("metadata") or {})),
-        said="\n".join(dict.fromkeys(words)).lower(),
+        search_text="\n".join(dict.fromkeys(words)).lower(),
         passages=tuple(f"{p['title']}\n{p['text']}".lower() for call in calls for p in call["passages"]),
     )
 
@@ -117,12 +117,12 @@ def _datasets(metadata: Mapping[str, Any]) -> list[str]:
     names = []
     for key, value in metadata.items():
         values = value if isinstance(value, list) else [value]
-        names += [f"{key}: {one}" for one in values if isinstance(one, str)]
+        names += [f"{key}: {text}" for text in values if isinstance(text, str)]
     return names
 
 
 @functools.lru_cache(65536)
-def _right(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
+def _exact_match(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
     return exact_match(prediction, list(golds), normalizer)
 
 

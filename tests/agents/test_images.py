@@ -14,7 +14,7 @@ from rich.console import Console
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Call, Episode, Example, Observation, Passage, Shown
 from routerl_jax.evaluation.metrics import averages
 from routerl_jax.evaluation.records import episode_of, read_records, write_records
@@ -152,7 +152,7 @@ def test_a_record_keeps_what_was_seen(seen: Episode, tmp_path: pathlib.Path) -> 
     path = tmp_path / "episodes" / "step-000000.jsonl"
     write_records(path, [seen, seen])
     row, _ = read_records(path)
-    again = episode_of(row, Place(path, "line", 1))
+    again = episode_of(row, RowLocation(path, "line", 1))
     files = list((path.parent / "pictures").iterdir())
     assert len(files) == 4  # the question's, and three thumbnails that are pictures
     turn = row["turns"][0]

@@ -154,10 +154,10 @@ def test_a_run_takes_it_by_name() -> None:
     assert agent.regions == RegionRule(box_scale=1000)
     assert "look_closer" in agent.grammar.instructions()
     with pytest.raises(ValueError, match="'pages' is the function 'look_closer' to the model"):
-        agent.told({"pages": ToolSchema(name="look_closer", description="")})
+        agent.with_schemas({"pages": ToolSchema(name="look_closer", description="")})
     blind = dataclasses.replace(agent, grammar=type(agent.grammar).__mro__[1](tools=("pages",)))  # tool_calls
     shown = Demonstration(
         example=EXAMPLE, steps=(DemonstrationStep(thought="", box=(1, 2, 3, 4)),), thought="", answer=""
     )
     with pytest.raises(ValueError, match="ToolCalls has no closer looks"):
-        [piece.said(tokenizer()) for piece, learnt in blind.pieces(shown) if learnt]  # type: ignore[union-attr]
+        [piece.render(tokenizer()) for piece, learnt in blind.pieces(shown) if learnt]  # type: ignore[union-attr]

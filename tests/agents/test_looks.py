@@ -18,7 +18,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.observation import Look
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.agents.viewer import Viewer
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Action, Episode, Example, Shown
 from routerl_jax.evaluation.records import episode_of, read_records, write_records
 from routerl_jax.evaluation.trajectory import render
@@ -126,7 +126,7 @@ def test_a_record_keeps_crops(looked: Episode, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "episodes.jsonl"
     write_records(path, [looked])
     (row,) = read_records(path)
-    (kept, _) = (item for turn in episode_of(row, Place(path, "line", 1)).turns for item in turn.shown)
+    (kept, _) = (item for turn in episode_of(row, RowLocation(path, "line", 1)).turns for item in turn.shown)
     assert (kept.box, kept.parent) == ((80, 60, 240, 180), looked.turns[0].shown[0].parent)
     np.testing.assert_array_equal(pixels(kept), PAGE[60:180, 80:240])
     console = Console(width=150, record=True, file=io.StringIO())
@@ -231,9 +231,9 @@ def test_a_demonstration_with_looks_is_what_a_rollout_records() -> None:
     closer = AGENT.grammar.closer
     pieces = [
         (FIRST, True),
-        (Look(box=(10, 8, 30, 24), rule=RULE, said=closer), False),
+        (Look(box=(10, 8, 30, 24), rule=RULE, render=closer), False),
         (SECOND, True),
-        (Look(box=(0, 4, 20, 20), rule=RULE, said=closer), False),
+        (Look(box=(0, 4, 20, 20), rule=RULE, render=closer), False),
         (ANSWER, True),
     ]
     written = demonstrated(prompt, pieces, tokenizer, images, pictures=[PAGE])

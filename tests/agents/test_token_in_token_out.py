@@ -76,7 +76,7 @@ def test_ids_are_never_encoded_again():
         assert engine.tokenizer.encode(engine.tokenizer.decode(sequence.tokens)) != sequence.tokens.tolist()
     layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (128, 256), 512)
     batch, index = layout.build(sequences, [s.loss_mask for s in sequences], [1.0] * len(sequences))
-    for sequence, (micro, shard, start) in zip(sequences, index.places):
+    for sequence, (micro, shard, start) in zip(sequences, index.starts):
         in_batch = np.asarray(batch.tokens)[micro, shard, start : start + len(sequence)]
         np.testing.assert_array_equal(in_batch, sequence.tokens)
 

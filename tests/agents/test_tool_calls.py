@@ -304,7 +304,7 @@ def test_demonstrations_are_what_a_rollout_records(name: str, forced: bool) -> N
 
 def test_functions_are_told_to_the_model_and_searched_by_their_own_argument() -> None:
     web = ToolSchema(name="web_search", description="The web.", query="q", about={"type": "string", "minLength": 1})
-    agent = AGENT.told({"text": web})
+    agent = AGENT.with_schemas({"text": web})
     names = [function["function"]["name"] for function in agent.functions]
     assert names == ["web_search", "search_table"]
     called = '<tool_call>\n{"name": "web_search", "arguments": {"q": "Ghana"}}\n</tool_call><|im_end|>'
@@ -313,7 +313,7 @@ def test_functions_are_told_to_the_model_and_searched_by_their_own_argument() ->
     assert json.dumps(web.json) in engine.tokenizer.decode(episode.sequences[0].tokens)
     assert agent.grammar.write_search("", "Ghana", "text") + "<|im_end|>" == called
     with pytest.raises(ValueError, match="both the function 'search_table'"):
-        AGENT.told({"text": kb_schema("table")})
+        AGENT.with_schemas({"text": kb_schema("table")})
 
 
 # --- templates that can't be used ---

@@ -18,7 +18,7 @@ from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.comparison.document import Table
 from routerl_jax.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
 from routerl_jax.comparison.papers.layout import paper_blocks
-from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, named
+from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, assigned_agent
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
@@ -190,7 +190,7 @@ def test_a_row_is_where_it_is_named_and_nowhere_else() -> None:
         ("Self-Routing, SFT", ""),
         ("Self-Routing, Step-GRPO, runs/a", "20.00"),
     ]
-    assert named("row:a:only_x", {"a": "runs/1"}) == "runs/1:only_x"
+    assert assigned_agent("row:a:only_x", {"a": "runs/1"}) == "runs/1:only_x"
 
 
 def test_own_knowledge_bases_of_a_benchmark() -> None:

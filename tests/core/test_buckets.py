@@ -12,10 +12,10 @@ def test_what_is_no_bucket_is_left_as_it_is(tmp_path: pathlib.Path) -> None:
     for place in ("runs/x", "/gs:/x", "http://host/kb", "gs:/x", "az://container/x"):
         assert not buckets.in_bucket(place)
         assert buckets.fetched(place) == pathlib.Path(place)
-    assert buckets.place_of(tmp_path / "a") == str(tmp_path / "a")
-    assert buckets.resolve_place("gs://b/kbs/all", "../text") == "gs://b/kbs/text"
+    assert buckets.url_of(tmp_path / "a") == str(tmp_path / "a")
+    assert buckets.resolve_url("gs://b/kbs/all", "../text") == "gs://b/kbs/text"
     buckets.stand_in(tmp_path / "run", "gs://b/run")
-    assert buckets.place_of(tmp_path / "run" / "snapshot") == "gs://b/run/snapshot"
+    assert buckets.url_of(tmp_path / "run" / "snapshot") == "gs://b/run/snapshot"
     assert buckets.path_of("gs://b/run/snapshot") == tmp_path / "run" / "snapshot"
     assert buckets.path_of("gs://b/run") == tmp_path / "run"
     assert buckets.path_of("gs://b/run2") is None
@@ -40,7 +40,7 @@ def test_files_and_directories_are_copied_once_and_when_they_change(bucket: str)
     ]
     (here / "kb.json").touch()
     assert buckets.fetched(f"{bucket}/kb") == here
-    assert buckets.place_of(here / "passages") == f"{bucket}/kb/passages"
+    assert buckets.url_of(here / "passages") == f"{bucket}/kb/passages"
     assert buckets.named(f"{here}/kb.json is damaged") == f"{bucket}/kb/kb.json is damaged"
     write("kb/passages/zarr.json", b"2")
     again = buckets.fetched(f"{bucket}/kb")

@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 
 ROWS = [{"id": 1, "text": "東京"}, {"text": "a\u2028b\x85c", "more": [None, {"x": 1.5}]}, {}]  # not newlines, to JSON
 GOOD = '{"id": 1}\n'
@@ -26,9 +26,9 @@ def test_formats(tmp_path: pathlib.Path, start: str, suffix: str) -> None:
     lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
     for name in ("r.jsonl", "r.txt"):
         path = write(tmp_path / f"{name}{suffix}", start + "\n" + lines[0] + "\r\n  \n\n" + "\n".join(lines[1:]))
-        assert list(read_rows(path)) == [(Place(path, "line", n), row) for n, row in zip((2, 5, 6), ROWS)]
+        assert list(read_rows(path)) == [(RowLocation(path, "line", n), row) for n, row in zip((2, 5, 6), ROWS)]
     path = write(tmp_path / f"r.json{suffix}", start + json.dumps(ROWS, ensure_ascii=False, indent=1))
-    assert list(read_rows(str(path))) == [(Place(path, "item", n), row) for n, row in enumerate(ROWS, 1)]
+    assert list(read_rows(str(path))) == [(RowLocation(path, "item", n), row) for n, row in enumerate(ROWS, 1)]
 
 
 @pytest.mark.parametrize("content", ["", "\n \n", "\ufeff\n"])
@@ -39,7 +39,7 @@ def test_no_rows(tmp_path: pathlib.Path, content: str) -> None:
 def test_home_directory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     path = write(tmp_path / "r.jsonl", GOOD)
-    assert list(read_rows("~/r.jsonl")) == [(Place(path, "line", 1), {"id": 1})]
+    assert list(read_rows("~/r.jsonl")) == [(RowLocation(path, "line", 1), {"id": 1})]
     assert checked_path("~/r.jsonl") == path
 
 

@@ -56,7 +56,7 @@ def played(example: Example, sample: int, moves: str, agent: MMSearchAgent, erro
     """An attempt that searches by the picture (i), in words (t), and answers rightly (+) or not (-). What the agent may not do
     ends it, with a wrong answer."""
     kinds: list[Kind] = ["image" if move == "i" else "text" for move in moves[:-1]]
-    made = [kind for place, kind in enumerate(kinds) if agent.limits.left(kind, kinds[:place])]
+    made = [kind for place, kind in enumerate(kinds) if agent.limits.allows(kind, kinds[:place])]
     calls = [Call(tool=kind, query="", error=error) for kind in made]
     turn = Turn(text=moves, stop_reason="stop", tokens=1, calls=calls)
     answer = "Accra" if made == kinds and moves.endswith("+") else "Lagos"

@@ -55,7 +55,9 @@ def test_no_unknown_flag_is_near_any_other() -> None:
 def test_two_pictures_of_a_flag_are_nearer_than_two_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `NEAR` is: of pairs of pictures of one flag, 19 in 20 are nearer."""
     names = sorted(known.countries())[::3]
-    pictures = {f"{name}/{view}": flags.seen(flags.flag(name), f"{name}/{view}") for name in names for view in range(4)}
+    pictures = {
+        f"{name}/{view}": flags.photographed(flags.flag(name), f"{name}/{view}") for name in names for view in range(4)
+    }
     monkeypatch.setattr(known, "flag", pictures.__getitem__)
     known._raster.cache_clear()
     pairs = [

@@ -85,10 +85,10 @@ def test_no_picture_of_a_question_is_taught(items: list[Taught]) -> None:
 
 def test_pictures_are_small() -> None:
     for name in list(known.countries())[:40]:
-        with Image.open(io.BytesIO(flags.seen(flags.flag(name), name, known.PIXELS))) as picture:
+        with Image.open(io.BytesIO(flags.photographed(flags.flag(name), name, known.PIXELS))) as picture:
             assert picture.width * picture.height <= known.PIXELS
-    usual = flags.seen(flags.flag("Kenya"), "x")
-    assert usual == flags.seen(flags.flag("Kenya"), "x", 10**6)
+    usual = flags.photographed(flags.flag("Kenya"), "x")
+    assert usual == flags.photographed(flags.flag("Kenya"), "x", 10**6)
 
 
 def test_figures_are_where_they_are_said_to_be() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Passage
 from routerl_jax.evaluation import figures, report
 from routerl_jax.evaluation.metrics import summarize
@@ -251,7 +251,7 @@ def test_records_round_trip(tmp_path: pathlib.Path) -> None:
     assert found[0]["prediction"] == "Côte d'Ivoire"
     assert found[0]["step"] == 3
     assert found[0]["metadata"] == {"dataset": "nq"}  # what groups need, and no more
-    assert episode_of(found[0], Place(path, "line", 1)).example.metadata == {"dataset": "nq"}
+    assert episode_of(found[0], RowLocation(path, "line", 1)).example.metadata == {"dataset": "nq"}
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -259,7 +259,7 @@ def test_records_name_their_pictures(tmp_path: pathlib.Path) -> None:
     done = episode(call("table", "t1"), answer="Accra")
     images = (tmp_path / "a.png", "data:image/png;base64,AA==", b"bytes")
     record = episode_record(dataclasses.replace(done, example=dataclasses.replace(done.example, images=images)))
-    again = episode_of(json.loads(json.dumps(record)), Place(tmp_path, "line", 1)).example
+    again = episode_of(json.loads(json.dumps(record)), RowLocation(tmp_path, "line", 1)).example
     assert again.images == (str(tmp_path / "a.png"), images[1], "")
 
 

@@ -16,7 +16,7 @@ from routerl_jax.knowledge.load import check_kb, load_kb
 from routerl_jax.knowledge.pictures.build import PicturesConfig
 from routerl_jax.knowledge.update import update
 from routerl_jax.training.config import KnowledgeConfig
-from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from tests.knowledge.helpers import HashEncoder, make_passages
 
 QUERIES = ["Tïtle 7", "end", "word"]
@@ -26,7 +26,7 @@ QUERIES = ["Tïtle 7", "end", "word"]
 def without_scann(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS, or a Python without wheels of it."""
     monkeypatch.setitem(sys.modules, "scann", None)
-    indexes._say_once.cache_clear()
+    indexes._warn_once.cache_clear()
 
 
 def built(place: pathlib.Path, index: str = "auto") -> BuildReport:
@@ -56,7 +56,7 @@ def test_with_scann_it_is_what_it_was_before(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="already holds a knowledge base, of another"):
         built(tmp_path / "kb", "exact")
     spec = KnowledgeConfig(source="atlas/text")
-    assert cache_place("text", spec) == cache_place("text", dataclasses.replace(spec, index="scann"))
+    assert kb_cache_directory("text", spec) == kb_cache_directory("text", dataclasses.replace(spec, index="scann"))
 
 
 @pytest.mark.usefixtures("without_scann")
@@ -78,7 +78,7 @@ def test_what_scann_made_is_searched_without_it(
     built(tmp_path / "kb", "scann")
     before = found(tmp_path / "kb")
     monkeypatch.setitem(sys.modules, "scann", None)
-    indexes._say_once.cache_clear()
+    indexes._warn_once.cache_clear()
     assert found(tmp_path / "kb") == found(tmp_path / "kb", "auto") == before
     assert sum("ScaNN is not installed" in message for message in caplog.messages) == 1
     assert built(tmp_path / "kb").numbers["embedded"] == 0

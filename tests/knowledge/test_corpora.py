@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora import wikipedia
 from routerl_jax.knowledge.corpora.ids import DistinctIds
@@ -120,7 +120,7 @@ def test_ids_far_apart() -> None:
 
 def _read_all(ids: DistinctIds, names: list[str]) -> None:
     for number, name in enumerate(names, 1):
-        ids.add(name, Place(pathlib.Path("c"), "line", number))
+        ids.add(name, RowLocation(pathlib.Path("c"), "line", number))
     ids.finish()
 
 

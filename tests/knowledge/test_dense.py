@@ -132,7 +132,7 @@ def test_the_cache_changes_nothing(hashed: pathlib.Path, cache_size: int) -> Non
     for _ in range(40):
         queries = [f"q{i}" for i in rng.integers(6, size=rng.integers(1, 9))]
         assert kb.search(queries, 3) == [expected[query] for query in queries]
-        assert len(kb.cache.known([f"q{i}" for i in range(6)])) <= cache_size
+        assert len(kb.cache.cached([f"q{i}" for i in range(6)])) <= cache_size
 
 
 def test_the_cache_forgets_the_oldest(hashed: pathlib.Path) -> None:
@@ -148,7 +148,7 @@ def test_the_cache_forgets_the_oldest(hashed: pathlib.Path) -> None:
 def test_the_cache_keeps_vectors_and_not_their_batches(hashed: pathlib.Path) -> None:
     kb = open_hashed(hashed)
     kb.search(["a", "b"])
-    assert all(vector.base is None for vector in kb.cache.known(["a", "b"]).values())
+    assert all(vector.base is None for vector in kb.cache.cached(["a", "b"]).values())
 
 
 def test_a_query_vector_does_not_depend_on_its_company(minilm_kb: pathlib.Path, minilm: Encoder) -> None:

@@ -22,7 +22,7 @@ from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.cross_encoder import CrossEncoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.training import config as schema
-from routerl_jax.training.knowledge import cache_place, open_knowledge_bases
+from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from tests.models.families import randomize
 
 WORDS = [
@@ -188,7 +188,7 @@ def test_a_knowledge_base_of_a_run_is_reranked(tmp_path: pathlib.Path) -> None:
     made("bert", tmp_path / "reranker")
     plain = schema.KnowledgeConfig(source="atlas/text", kind="bm25")
     spec = dataclasses.replace(plain, reranker=str(tmp_path / "reranker"), rerank_depth=6)
-    assert cache_place("text", plain) == cache_place("text", spec)
+    assert kb_cache_directory("text", plain) == kb_cache_directory("text", spec)
     before = open_knowledge_bases({"text": plain}, progress=False)["text"].search(["What is the capital of Ghana?"], 6)
     after = open_knowledge_bases({"text": spec}, progress=False)["text"].search(["What is the capital of Ghana?"], 3)
     reranker = shared_reranker(str(tmp_path / "reranker"))

@@ -113,7 +113,7 @@ def test_sampled_positions_are_the_trained_ones():
     made = learner()
     batch, index = build(made)
     weights = np.asarray(batch.weights)
-    for sequence, (micro, shard, start) in zip(SEQUENCES, index.places):
+    for sequence, (micro, shard, start) in zip(SEQUENCES, index.starts):
         span = weights[micro, shard, start : start + len(sequence)]
         np.testing.assert_array_equal(span[:-1] > 0, sequence.loss_mask[1:])
         assert span[-1] == 0
@@ -323,7 +323,7 @@ def test_packing_keeps_every_sequence_whole_and_apart():
     sequences = tiny.random_sequences(40, seed=5)
     batch, index = layout.build(sequences, [s.loss_mask for s in sequences], [0.0] * 40)
     tokens, segments, positions = (np.asarray(getattr(batch, name)) for name in ("tokens", "segment_ids", "positions"))
-    for i, (sequence, (micro, shard, start)) in enumerate(zip(sequences, index.places)):
+    for i, (sequence, (micro, shard, start)) in enumerate(zip(sequences, index.starts)):
         span = (micro, shard, slice(start, start + len(sequence)))
         np.testing.assert_array_equal(tokens[span], sequence.tokens)
         np.testing.assert_array_equal(positions[span], np.arange(len(sequence)))
@@ -333,7 +333,7 @@ def test_packing_keeps_every_sequence_whole_and_apart():
     assert (segments > 0).sum() == sum(map(len, sequences))
     assert (segments > 0).sum() / (int(batch.count) * segments[0].size) > 0.6  # packed, not padded
     values = np.arange(tokens.size, dtype=np.float32).reshape(tokens.shape)
-    for row, (micro, shard, start), sequence in zip(index.split(values), index.places, sequences):
+    for row, (micro, shard, start), sequence in zip(index.split(values), index.starts, sequences):
         np.testing.assert_array_equal(row[1:], values[micro, shard, start : start + len(sequence) - 1])
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 import routerl_jax as rj
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_of, episode_record
@@ -691,5 +691,5 @@ def test_records_keep_usage_and_failure(chats, tmp_path):
         console = Console(record=True, width=200)
         console.print(render(record))
         assert told in console.export_text()
-        again = episode_of(record, Place(tmp_path / "x.jsonl", "line", 1))
+        again = episode_of(record, RowLocation(tmp_path / "x.jsonl", "line", 1))
         assert (again.usage, again.failure) == (episode.usage, episode.failure)

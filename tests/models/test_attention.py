@@ -201,9 +201,9 @@ def test_backends() -> None:
         mesh: Any = types.SimpleNamespace(devices=np.array([types.SimpleNamespace(platform=platform)]))
         assert Attention.on(mesh).kind == kind
     weight = jax.device_put(jnp.zeros(4), jax.sharding.NamedSharding(make_mesh(), jax.P()))
-    assert Attention.where(weight) == Attention(mesh=make_mesh())
+    assert Attention.for_weight(weight) == Attention(mesh=make_mesh())
     seen = []
-    jax.jit(lambda x: seen.append(Attention.where(x)))(weight)
+    jax.jit(lambda x: seen.append(Attention.for_weight(x)))(weight)
     assert seen == [Attention()]
 
 

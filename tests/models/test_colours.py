@@ -8,7 +8,7 @@ from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.data.atlas import flags, world
-from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pictures.build import PicturesConfig, build_pictures
 from routerl_jax.models.colours import Colours, colour_layout
@@ -31,7 +31,7 @@ def test_flags_are_found_again() -> None:
     ranks = []
     for i, name in enumerate(names):
         for attempt in range(3):
-            scores = kept @ colour_layout(opened(flags.seen(flags.flag(name), f"{name}/{attempt}")))
+            scores = kept @ colour_layout(opened(flags.photographed(flags.flag(name), f"{name}/{attempt}")))
             ranks.append(int((scores > scores[i]).sum()))
     assert np.mean(np.asarray(ranks) == 0) > 0.99  # Indonesia's and Monaco's flags differ in proportion alone
     assert max(ranks) <= 2
@@ -51,7 +51,7 @@ def test_a_knowledge_base_of_them(tmp_path, encoder: str) -> None:
     config = PicturesConfig(corpus=str(corpus), encoder=encoder, index="exact", side=64, picture_format="png")
     build_pictures(config, tmp_path / "kb", progress=False)
     kb = load_kb(tmp_path / "kb")
-    shown = {name: flags.seen(flags.flag(name), "test") for name in ("Ghana", "Chad", "Romania")}
+    shown = {name: flags.photographed(flags.flag(name), "test") for name in ("Ghana", "Chad", "Romania")}
     for name, picture in shown.items():
         alone, both = kb.search(
             [TextAndImage(image=picture), TextAndImage(text="Which country has this flag? Japan?", image=picture)], 2
@@ -73,7 +73,7 @@ def test_vectors_of_texts_are_the_text_encoder_s(encoder: str) -> None:
     assert not vectors[:, texts.dim :].any()
     assert shared_encoder(encoder) is model
     assert encoder_digest(model) == f"colours+1+{encoder_digest(texts)}"
-    assert encoder_place("colours+all-MiniLM-L6-v2") == "colours+all-MiniLM-L6-v2"
+    assert resolved_encoder("colours+all-MiniLM-L6-v2") == "colours+all-MiniLM-L6-v2"
     blank = model.embed([TextAndImage(image=Image.new("RGB", (30, 20), "white"))])[0]
     assert not blank[: texts.dim].any()
     assert np.linalg.norm(blank) == pytest.approx(1)

@@ -227,7 +227,7 @@ def test_only_the_main_process_writes_and_holds_one_tensor(
     events: list[Any] = []
     gather, write = huggingface._Part.gather, TensorWriter.write
     monkeypatch.setattr(
-        huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.place)) or gather(part)
+        huggingface._Part, "gather", lambda part: events.append((part.rule.name, part.index)) or gather(part)
     )
     monkeypatch.setattr(TensorWriter, "write", lambda self, tensor: events.append("write") or write(self, tensor))
     save_pretrained(model, tmp_path / "main")

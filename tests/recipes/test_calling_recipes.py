@@ -556,7 +556,7 @@ def test_r1_router_s_golden_steps(name: str, tmp_path: Any) -> None:
     right, wrong = [], []
     for example in golden:
         ((piece, learnt),) = agent.step_pieces(example)
-        text = piece.said(model) + end(name)  # type: ignore[union-attr]
+        text = piece.render(model) + end(name)  # type: ignore[union-attr]
         episode, _ = chats(name, agent, text, example=example)
         assert learnt
         written = demonstrated(agent.opening(example, model), agent.step_pieces(example), model)

@@ -18,7 +18,7 @@ from routerl_jax.remote.cache import (
     SqliteCache,
     cache_key,
     open_cache,
-    redis_place,
+    redis_address,
 )
 from tests.clock import Clock
 
@@ -216,11 +216,11 @@ def test_redis_killed_in_the_middle(redis_server, caplog, monkeypatch):
     assert RedisCache(redis_server.url).get("later") == b"2"
     warnings = [record.message for record in caplog.records if "does not work" in record.message]
     assert len(warnings) == 1
-    assert redis_place(redis_server.url) in warnings[0]
+    assert redis_address(redis_server.url) in warnings[0]
 
 
 def test_messages_hold_no_password():
-    assert redis_place("redis://user:secret@host:6379/0") == "redis://host:6379/0"
+    assert redis_address("redis://user:secret@host:6379/0") == "redis://host:6379/0"
 
 
 def test_keys_depend_on_content_alone():

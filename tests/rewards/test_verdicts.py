@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example, Verdict
 from routerl_jax.evaluation.metrics import averages, summarize
 from routerl_jax.evaluation.records import episode_of, episode_record
@@ -185,7 +185,7 @@ def test_a_record_keeps_the_verdict() -> None:
     told.verdict = OUT
     record = episode_record(told)
     assert record["verdict"] == {"kind": "failed", "counts": None, "kept": False, "said": "HTTP 500"}
-    place = Place(pathlib.Path("x"), "line", 1)
+    place = RowLocation(pathlib.Path("x"), "line", 1)
     assert episode_of(record, place).verdict == OUT
     assert "verdict" not in episode_record(silent)
     assert episode_of(episode_record(silent), place).verdict is None

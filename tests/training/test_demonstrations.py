@@ -12,7 +12,7 @@ from PIL import Image
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Episode, Example, Shown, Turn
 from routerl_jax.evaluation.records import episode_of, episode_record, write_records
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -238,7 +238,7 @@ def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
         open_demonstrations(make_config(tmp_path), agent)
     row = {**records()[0], "turns": [{"words": ""}]}
     with pytest.raises(ValueError, match=r"x, line 3: no episode as a run .*: key 'action' is missing"):
-        episode_of(row, Place(pathlib.Path("x"), "line", 3))
+        episode_of(row, RowLocation(pathlib.Path("x"), "line", 3))
 
 
 def made(config: TrainConfig, agent: SearchAgent) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 from rich.console import Console
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.evaluation.trajectory import render
@@ -74,7 +74,7 @@ def test_both_kinds_of_finer_credit_train(tmp_path: pathlib.Path, monkeypatch: p
             span = slice(turn["start"], turn["start"] + turn["tokens"])
             assert "".join(tokens["text"][span]) == turn["text"]
             assert not any(lp for lp, sampled in zip(tokens["logprob"], tokens["sampled"]) if not sampled)
-    again = episode_of(forked[0], Place(path=path, number=1, unit="line"))
+    again = episode_of(forked[0], RowLocation(path=path, number=1, unit="line"))
     assert dataclasses.asdict(again.branches[0]) == forked[0]["branches"][0]
     console = Console(record=True, width=160)
     console.print(render(forked[0]))

@@ -47,7 +47,7 @@ def test_a_place_in_the_cache_depends_on_all_that_is_read(encoder: str, cache: p
     for file in (corpus / "a.jsonl", corpus / "b.jsonl", triples):
         for content in ("one", "two"):
             file.write_text(content)
-            places.append(knowledge.cache_place("graph", graph))
+            places.append(knowledge.kb_cache_directory("graph", graph))
     assert len(set(places)) == len(places)
 
 
@@ -77,11 +77,11 @@ def test_two_processes_may_write_a_source_at_once(cache: pathlib.Path, monkeypat
         written = write(self, *arguments, **options)
         if not others:
             others.append(self)
-            atlas_sources._written("source.jsonl", rows)
+            atlas_sources._written_rows("source.jsonl", rows)
         return written
 
     monkeypatch.setattr(pathlib.Path, "write_text", interrupted)
-    path = pathlib.Path(atlas_sources._written("source.jsonl", rows))
+    path = pathlib.Path(atlas_sources._written_rows("source.jsonl", rows))
     assert path.read_text() == '{"id": "1"}\n'
     assert [file.name for file in path.parent.iterdir()] == ["source.jsonl"]
 

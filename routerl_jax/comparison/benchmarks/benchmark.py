@@ -28,7 +28,7 @@ class Benchmark:
         which the first that exists is used; or `atlas/NAME`; or the address of a served knowledge base. A directory with a
         built knowledge base is opened as it is, whatever its kind. `hf://datasets/ORG/NAME/FILE` is a file on the hub
         (data.hub); questions may use it, too.
-      pictures: questions need their pictures. Those whose picture is missing are left out, and counted.
+      pictures: questions need their pictures. Questions whose picture is missing are left out, and counted.
       about: a description in one line.
       paper: arXiv number; "" if there is none.
       licence: licence of the data, if known.
@@ -141,7 +141,7 @@ def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
       NoData: the questions or the source of a knowledge base do not exist. The message says where they were searched for, and
         where to get them.
     """
-    questions = next((match for pattern in benchmark.questions if (match := _found(pattern, data))), None)
+    questions = next((match for pattern in benchmark.questions if (match := _first_match(pattern, data))), None)
     if questions is None:
         raise _lacking(name, benchmark, data, "questions", benchmark.questions)
     knowledge = {}
@@ -149,7 +149,9 @@ def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
         fixed = spec.directory or spec.kind in ("tool", "hybrid")
         patterns = (spec.source,) if fixed else tuple(spec.source.split("|"))
         source = (
-            spec.source if fixed else next((match for pattern in patterns if (match := _found(pattern, data))), None)
+            spec.source
+            if fixed
+            else next((match for pattern in patterns if (match := _first_match(pattern, data))), None)
         )
         if source is None:
             raise _lacking(name, benchmark, data, f"knowledge base {kb!r}", patterns)
@@ -164,8 +166,8 @@ def _as_built(directory: str) -> KnowledgeConfig:
     return KnowledgeConfig(directory=directory, kind=Manifest.read(pathlib.Path(directory)).kind)
 
 
-def _found(pattern: str, data: str) -> str | None:
-    """The first file, by name, that matches a pattern; None if there is none. A name of another kind is returned as it is."""
+def _first_match(pattern: str, data: str) -> str | None:
+    """The first file, by name, that matches a pattern; None if there is none. A name of another kind is returned unchanged."""
     form, files = split_name(pattern)
     if files.startswith(("atlas/", "http://", "https://", PREFIX)) or (":" in files and "/" not in files):
         return pattern
@@ -177,14 +179,14 @@ def _root(data: str) -> str:
     return os.path.expanduser(data) if data else ""
 
 
-def _lacking(name: str, benchmark: Benchmark, data: str, what: str, patterns: tuple[str, ...]) -> NoData:
+def _lacking(name: str, benchmark: Benchmark, data: str, part: str, patterns: tuple[str, ...]) -> NoData:
     names = [str(pathlib.Path(_root(data)) / split_name(pattern)[1]) for pattern in patterns]
-    where = f"looked for {' or '.join(names)}"
+    searched = f"looked for {' or '.join(names)}"
     if not data:
-        where += " (config.data is empty: name the directory with the files of benchmarks)"
+        searched += " (config.data is empty: name the directory with the files of benchmarks)"
     advice = f". {benchmark.get}" if benchmark.get else ""
     advice += f" Licence: {benchmark.licence}." if benchmark.licence else ""
-    are = "are" if what == "questions" else "is"
+    are = "are" if part == "questions" else "is"
     return NoData(
-        f"benchmark {name!r}: its {what} {are} not there; {where}{advice} --benchmarks without it does the others alone."
+        f"benchmark {name!r}: its {part} {are} not there; {searched}{advice} --benchmarks without it does the others alone."
     )

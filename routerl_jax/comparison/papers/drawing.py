@@ -1,4 +1,4 @@
-"""What figures of papers have in common: panels, bars by method, curves over training, and marks for what was not run."""
+"""Parts of the figures of papers: panels, bars by method, curves over training, and marks for methods that were not run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GREY = "#555555"
 _NARROW = 14  # letters of a line under bars
 
 
-def panels(count: int, said: str, columns: int = 0, width: float = WIDTH) -> tuple[Any, list[Any]]:
+def panels(count: int, caption: str, columns: int = 0, width: float = WIDTH) -> tuple[Any, list[Any]]:
     """A figure with a row of panels, or several rows of `columns`, under a text."""
     columns = columns or count
     rows = -(-count // columns)
@@ -26,7 +26,7 @@ def panels(count: int, said: str, columns: int = 0, width: float = WIDTH) -> tup
     axes = panels_of(figure, rows, columns)
     for axis in axes[count:]:
         axis.set_axis_off()
-    say(figure, said)
+    say(figure, caption)
     return figure, axes[:count]
 
 
@@ -55,12 +55,12 @@ def colors_of(labels: Collection[str], methods: Sequence[Method]) -> dict[str, s
     own."""
     names = [method.name for method in methods]
     colors: dict[str, str] = {}
-    further = len(names)
+    next_index = len(names)
     for label in labels:
-        name = next((one for one in names if label == one or label.startswith(f"{one}, ")), "")
-        index = names.index(name) if name else further
+        name = next((candidate for candidate in names if label == candidate or label.startswith(f"{candidate}, ")), "")
+        index = names.index(name) if name else next_index
         if not name or color_of(index) in colors.values():
-            index, further = further, further + 1
+            index, next_index = next_index, next_index + 1
         colors[label] = color_of(index)
     return colors
 
@@ -69,21 +69,21 @@ def bars(
     axis: Any,
     groups: Mapping[str, Mapping[str, float | None]],
     methods: Sequence[Method],
-    said: str = "{:.2f}",
+    label_format: str = "{:.2f}",
     *,
     with_legend: bool = True,
 ) -> None:
-    """For each group, a bar per method. Where a group lacks a method that another one has, "not run"; "none" for None."""
+    """Draws a bar per method for each group. A method that only other groups have is marked "not run"; a None is "none"."""
     labels = list(dict.fromkeys(label for values in groups.values() for label in values))
     width, colors = 0.8 / max(len(labels), 1), colors_of(labels, methods)
     for i, label in enumerate(labels):
-        at = {number - 0.4 + (i + 0.5) * width: values for number, values in enumerate(groups.values())}
-        there = {place: value for place, values in at.items() if (value := values.get(label)) is not None}
-        drawn = axis.bar(list(there), list(there.values()), width, color=colors[label], label=label)
-        axis.bar_label(drawn, [said.format(value) for value in there.values()], fontsize=7)
-        for place in at.keys() - there.keys():
-            why = " none" if label in at[place] else " not run"
-            axis.text(place, 0, why, rotation=90, ha="center", va="bottom", fontsize=7, color=_GREY)
+        values_at = {number - 0.4 + (i + 0.5) * width: values for number, values in enumerate(groups.values())}
+        heights = {x: value for x, values in values_at.items() if (value := values.get(label)) is not None}
+        drawn = axis.bar(list(heights), list(heights.values()), width, color=colors[label], label=label)
+        axis.bar_label(drawn, [label_format.format(value) for value in heights.values()], fontsize=7)
+        for x in values_at.keys() - heights.keys():
+            why = " none" if label in values_at[x] else " not run"
+            axis.text(x, 0, why, rotation=90, ha="center", va="bottom", fontsize=7, color=_GREY)
     axis.set_xticks(range(len(groups)), [textwrap.fill(str(name), _NARROW) for name in groups])
     axis.margins(y=0.12)
     axis.grid(visible=False, axis="x")
@@ -102,13 +102,13 @@ def legend_below(figure: Any, axes: Sequence[Any]) -> None:
 
 
 def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Sequence[Method]) -> None:
-    """A metric of training over the steps, a line per run: faintly as it is, boldly its running mean."""
-    there = {label: rows for label, rows in measured.training.items() if any(row.get(key) is not None for row in rows)}
-    if not there:
+    """Draws a metric of training over the steps: for each run a faint line of its values and a bold one of the running mean."""
+    runs = {label: rows for label, rows in measured.training.items() if any(row.get(key) is not None for row in rows)}
+    if not runs:
         missing(axis, title, "no run with metrics of training is given")
         return
-    colors = colors_of(there, methods)
-    for label, rows in there.items():
+    colors = colors_of(runs, methods)
+    for label, rows in runs.items():
         curve(axis, rows, key, label, colors[label])
     axis.set(title=title, xlabel="step")
     if key != REWARD:  # counts and shares begin at 0
@@ -117,42 +117,45 @@ def over_steps(axis: Any, measured: Measured, key: str, title: str, methods: Seq
 
 
 def parts(measured: Measured, metrics: Collection[str]) -> dict[str, dict[str, Row]]:
-    """The rows with these metrics, by what the figure compares: the benchmarks; of one benchmark or a run, also its groups of
-    questions (data sets, else kinds, else types)."""
-    found = {name: _with(rows, metrics) for name, rows in measured.benchmarks.items()}
-    if len(found) == 1:
+    """The rows with these metrics, by the parts that the figure compares.
+
+    The parts are the benchmarks. A single benchmark, or a run, also has its groups of questions as parts (data sets, else
+    kinds, else types).
+    """
+    rows_by_part = {name: _rows_with(rows, metrics) for name, rows in measured.benchmarks.items()}
+    if len(rows_by_part) == 1:
         ((name, rows),) = measured.benchmarks.items()
         groups = _groups(rows)
-        found = {_short(name): found[name]} | {
-            group: _with({label: row["by"][key][group] for label, row in rows.items() if key}, metrics)
+        rows_by_part = {_short(name): rows_by_part[name]} | {
+            group: _rows_with({label: row["by"][key][group] for label, row in rows.items() if key}, metrics)
             for key, values in groups.items()
             for group in values
         }
-    return {name: rows for name, rows in found.items() if rows}
+    return {name: rows for name, rows in rows_by_part.items() if rows}
 
 
 def behaviours(measured: Measured, pools: Mapping[str, str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
     """`evaluation.analysis.behaviour` of the records, by the same parts.
 
     Args:
-      pools: what benchmarks are put together as, by their names; others stay alone.
+      pools: the name of the pool that a benchmark joins, by its name. Other benchmarks stay alone.
     """
     pooled: dict[str, dict[str, list[Any]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-    for name, found in measured.records.items():
-        for label, records in found.items():
+    for name, by_method in measured.records.items():
+        for label, records in by_method.items():
             pooled[(pools or {}).get(name, name)][label] += records
     if len(pooled) == 1:
-        ((name, found),) = pooled.items()
-        parts_of: dict[str, Mapping[str, Records]] = {_short(name): found, **_grouped(found)}
+        ((name, by_method),) = pooled.items()
+        parts_of: dict[str, Mapping[str, Records]] = {_short(name): by_method, **_grouped(by_method)}
     else:
         parts_of = dict(pooled)
-    return {name: {label: behaviour(rows) for label, rows in found.items()} for name, found in parts_of.items()}
+    return {name: {label: behaviour(rows) for label, rows in by_method.items()} for name, by_method in parts_of.items()}
 
 
-def _grouped(found: Mapping[str, Records]) -> dict[str, dict[str, Records]]:
+def _grouped(by_method: Mapping[str, Records]) -> dict[str, dict[str, Records]]:
     """Records by group of questions and label; {} if the questions have no groups."""
     groups: dict[str, dict[str, Records]] = {}
-    for label, records in found.items():
+    for label, records in by_method.items():
         values = next(iter(by_group([record.get("metadata", {}) for record in records]).values()), {})
         for value, numbers in values.items():
             groups.setdefault(value, {})[label] = [records[i] for i in numbers]
@@ -163,10 +166,14 @@ def _groups(rows: Mapping[str, Row]) -> dict[str, list[str]]:
     """The first key by which all rows have groups, with its values; {} if there is none."""
     keys = [row.get("by", {}) for row in rows.values()]
     shared = next((key for key in (keys[0] if keys else ()) if all(key in groups for groups in keys)), None)
-    return {shared: [value for value in keys[0][shared] if all(value in of[shared] for of in keys)]} if shared else {}
+    return (
+        {shared: [value for value in keys[0][shared] if all(value in group_values[shared] for group_values in keys)]}
+        if shared
+        else {}
+    )
 
 
-def _with(rows: Mapping[str, Row], metrics: Collection[str]) -> dict[str, Row]:
+def _rows_with(rows: Mapping[str, Row], metrics: Collection[str]) -> dict[str, Row]:
     return {label: row for label, row in rows.items() if all(row.get(metric) is not None for metric in metrics)}
 
 

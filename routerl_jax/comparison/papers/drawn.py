@@ -28,11 +28,11 @@ def draw_figures(
     ks: Sequence[int] = PASSAGES,
     limit: int = QUESTIONS,
 ) -> dict[str, pathlib.Path]:
-    """Draws figures, each as NAME.png in `output`. What a run's policy tries for one is in NAME.json.
+    """Draws figures, each as NAME.png in `output`. The trials of a run's policy for it are in NAME.json.
 
     Args:
-      names: of comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
-      directory: of a run (launch.train) or of a comparison (launch.evaluate); None: `rows` are all.
+      names: names in comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
+      directory: directory of a run (launch.train) or of a comparison (launch.evaluate); None: only `rows` are drawn.
       rows: runs by the keys of a figure's methods. Of a comparison: its agents.
       ks: numbers of documents, or of pages, that a run's policy tries, for figures that need it.
       limit: questions of these trials; 0: all.
@@ -60,21 +60,21 @@ def draw_figures(
             )
         output.mkdir(parents=True, exist_ok=True)
         if drawing.tries and directory and TEST in measured.benchmarks:
-            tried = _tried(directory, drawing.tries, ks, limit)
-            (output / f"{name}.json").write_text(json.dumps(tried, indent=2) + "\n")
-            measured = _with_tried(measured, drawing.tries, tried)
+            trial_rows = _run_trials(directory, drawing.tries, ks, limit)
+            (output / f"{name}.json").write_text(json.dumps(trial_rows, indent=2) + "\n")
+            measured = _with_trials(measured, drawing.tries, trial_rows)
         drawn[name] = output / f"{name}.png"
         save_figure(drawing.draw(measured), drawn[name])
     return drawn
 
 
-def _with_tried(measured: Measured, tries: str, tried: Mapping[int, Any]) -> Measured:
-    found = {TEST: tried}
-    return dataclasses.replace(measured, **({"at_once": found} if tries == "pages" else {"by_k": found}))
+def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) -> Measured:
+    results = {TEST: trial_rows}
+    return dataclasses.replace(measured, **({"at_once": results} if tries == "pages" else {"by_k": results}))
 
 
-def _tried(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
-    """What a run's policy does with other numbers of documents, or as vanilla RAG with other numbers of pages."""
+def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
+    """Results of a run's policy with other numbers of documents, or as vanilla RAG with other numbers of pages."""
     from routerl_jax.training import run_files  # heavy: the engine
     from routerl_jax.training.load import load_config
     from routerl_jax.training.trials import Trials

@@ -1,4 +1,4 @@
-"""Figures of papers whose values are measured here: what each shows, what it needs, and how it is drawn."""
+"""Figures of papers, with values that are measured here: what each shows, what it needs, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from routerl_jax.core.registry import Registry
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """How a figure is drawn from what is measured (launch.analyze --figures).
+    """How a figure is drawn from measurements (launch.analyze --figures).
 
     Attributes:
       recipe: the recipe that the figure is about.
       methods: the methods in it.
       draw: makes the figure.
-      tries: for a run, what answers again with other numbers (training.trials) before it is drawn: vanilla RAG with `pages` at
-        once, or the policy with `documents` of a search.
-      over_training: it needs the metrics of training alone. A run need not have ended.
-      records: it needs the episode records.
+      tries: trials of a run (training.trials) before the figure is drawn: vanilla RAG with other numbers of `pages` at once, or
+        the policy with other numbers of `documents` of a search.
+      over_training: the figure needs only the metrics of training. A run need not have ended.
+      records: the figure needs the episode records.
     """
 
     recipe: str

@@ -7,7 +7,7 @@ from typing import Any
 
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.document import Block, Heading, Paragraph, Table
-from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, Setting, named
+from routerl_jax.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, Setting, assigned_agent
 
 Results = Mapping[str, Any]  # content of results.json: `benchmarks` and `card`
 
@@ -20,7 +20,7 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
     """
     headings = ["model", "method", *(column.heading for column in table.columns)]
     comparisons = {"": results, **results.get("beside", {})}
-    rows = [row for method, agent in _methods(table) for row in _here(method, agent, table, comparisons)]
+    rows = [row for method, agent in _methods(table) for row in _our_rows(method, agent, table, comparisons)]
     rows += [
         [row.group, row.method, *(_cell(value, column) for value, column in zip(row.published, table.columns))]
         for row in table.rows
@@ -40,10 +40,10 @@ def _methods(table: PaperTable) -> Iterable[tuple[str, str]]:
     return dict.fromkeys((row.method, row.agent) for row in table.rows)
 
 
-def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
+def _our_rows(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
     """Our rows of a method, or one blank row."""
     rows = [
-        [_label(directory, _policies([row], compared)), _said(method, agent, name), *cells]
+        [_label(directory, _policies([row], compared)), _method_name(method, agent, name), *cells]
         for directory, compared in comparisons.items()
         for name, row in agent_rows(agent, compared).items()
         if any(cells := [_value(name, column, compared) for column in table.columns])
@@ -52,11 +52,11 @@ def _here(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, 
     return rows or [[*blank, *[""] * len(table.columns)]]
 
 
-def _label(place: str, policies: list[str]) -> str:
-    return f"here: {' and '.join(policies)}{place and f', {place}'}"
+def _label(directory: str, policies: list[str]) -> str:
+    return f"here: {' and '.join(policies)}{directory and f', {directory}'}"
 
 
-def _said(method: str, agent: str, name: str) -> str:
+def _method_name(method: str, agent: str, name: str) -> str:
     """The method, with the name of our row if the table does not show it."""
     return method if name in (agent, f"{agent}_all") else f"{method}, {name}"
 
@@ -69,16 +69,16 @@ def agent_rows(agent: str, results: Results) -> dict[str, Any]:
     """Our rows for the agent of a method, by name, of some benchmark. A row that config.rows names stands only where it is
     named."""
     rows, assigned = _all_rows(results), results["card"].get("rows", {})
-    if name := named(agent, assigned).rstrip("/"):
+    if name := assigned_agent(agent, assigned).rstrip("/"):
         return {name: rows[name]} if name in rows else {}
     named_elsewhere = {value.rstrip("/") for value in assigned.values()}
     free = {name: row for name, row in rows.items() if name not in named_elsewhere}
     if agent.startswith(RECIPE):
         recipe = agent.removeprefix(RECIPE)
-        about = {name: row["agent"] for name, row in free.items()}
+        agent_cards = {name: row["agent"] for name, row in free.items()}
         return {
             name: free[name]
-            for name, value in about.items()
+            for name, value in agent_cards.items()
             if value.get("recipe") == recipe and not value.get("routing")
         }
     if not agent or agent.startswith(NAMED):
@@ -107,18 +107,18 @@ def _cell(value: float | None, column: Column) -> str:
 
 def _policies(rows: Iterable[Mapping[str, Any]], results: Results) -> list[str]:
     """Names of the policies of rows."""
-    known = results["card"]["policies"]
-    return list(dict.fromkeys(policy_name(known[row["policy"]]) for row in rows))
+    policies = results["card"]["policies"]
+    return list(dict.fromkeys(policy_name(policies[row["policy"]]) for row in rows))
 
 
-def policy_name(about: Mapping[str, Any]) -> str:
-    """What a policy of the card is called. A run is shown with the model that it started from."""
-    if "chat model" in about:
-        return about["chat model"]["model"]
-    return f"{about['name']} ({about['model']})" if about.get("model") else about["name"]
+def policy_name(policy_card: Mapping[str, Any]) -> str:
+    """The name of a policy of the card. The name of a run has the model that it started from."""
+    if "chat model" in policy_card:
+        return policy_card["chat model"]["model"]
+    return f"{policy_card['name']} ({policy_card['model']})" if policy_card.get("model") else policy_card["name"]
 
 
-def _differences(table: PaperTable, results: Results, place: str) -> list[list[str]]:
+def _differences(table: PaperTable, results: Results, directory: str) -> list[list[str]]:
     """Lines with a setting, the paper's value, our value, and whether they differ."""
     card = results["card"]
     ran = {name: card["benchmarks"][name] for name in table.benchmarks if name in card["benchmarks"]}
@@ -126,17 +126,17 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
     corpora = [f"{base['source']} ({base.get('passages', '?')} passages)" for base in bases if base["source"]]
     retrievers = [base.get("encoder", base["kind"]) for base in bases if base["kind"] != "hybrid"]
     # for a run, the model that it started from
-    models = [about.get("model") or policy_name(about) for about in card["policies"].values()]
+    models = [policy_card.get("model") or policy_name(policy_card) for policy_card in card["policies"].values()]
     any_of = [setting.matches for setting in table.policies]
     lines = [
         _line(
             "policy",
-            ", ".join(setting.said for setting in table.policies),
+            ", ".join(setting.text for setting in table.policies),
             models,
             lambda name: any(f(name) for f in any_of),
         ),
-        _line("corpus", table.corpus.said, corpora, table.corpus.matches),
-        _line("retriever", table.retriever.said, retrievers, table.retriever.matches),
+        _line("corpus", table.corpus.text, corpora, table.corpus.matches),
+        _line("retriever", table.retriever.text, retrievers, table.retriever.matches),
         [
             "questions",
             table.questions,
@@ -157,22 +157,22 @@ def _differences(table: PaperTable, results: Results, place: str) -> list[list[s
         for benchmark, agents in card.get("left out", {}).items()
         for agent, why in agents.items()
     ]
-    return [[f"{place}: {name}" if place else name, *cells] for name, *cells in lines]
+    return [[f"{directory}: {name}" if directory else name, *cells] for name, *cells in lines]
 
 
-def _line(name: str, paper: str, here: list[str], same: Callable[[str], bool]) -> list[str]:
+def _line(name: str, paper: str, ours: list[str], matches: Callable[[str], bool]) -> list[str]:
     """A line of the differences. All our values must match the paper's."""
-    return [name, paper, ", ".join(dict.fromkeys(here)), "" if here and all(map(same, here)) else "differs"]
+    return [name, paper, ", ".join(dict.fromkeys(ours)), "" if ours and all(map(matches, ours)) else "differs"]
 
 
 def _judged(judge: Setting, card: Mapping[str, Any]) -> list[str]:
     if "judge" not in card:
-        return ["judge", judge.said, "", "not asked: its columns are blank (config.judge)"]
-    return _line("judge", judge.said, [card["judge"]["model"]], judge.matches)
+        return ["judge", judge.text, "", "not asked: its columns are blank (config.judge)"]
+    return _line("judge", judge.text, [card["judge"]["model"]], judge.matches)
 
 
 def _missing(table: PaperTable, ran: Mapping[str, Any]) -> str:
     missing = [name for name in table.benchmarks if name not in ran]
-    known = [name for name in missing if name in BENCHMARKS]
-    groups = {"not run": known, "no benchmark here yet": [name for name in missing if name not in known]}
+    not_run = [name for name in missing if name in BENCHMARKS]
+    groups = {"not run": not_run, "no benchmark here yet": [name for name in missing if name not in not_run]}
     return "; ".join(f"{reason}: {', '.join(names)}" for reason, names in groups.items() if names)

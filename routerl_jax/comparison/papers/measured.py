@@ -1,4 +1,4 @@
-"""What runs and comparisons have measured of the methods in a paper's figure."""
+"""Measurements of the methods in a paper's figure, from runs and comparisons."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Method:
       name: the method in the paper's words.
       agent: our agent for it, as papers.table.Row has it: `recipe:NAME`, `row:KEY` or `NAME:BASELINE`; and
         `recipe:NAME:BASELINE`, a trained policy as that baseline.
-      settings: what config.agent.settings of a run's control must have for the control to be this method; {}: no control is.
-      run: names of what this method is in a run: `warm_start`, `trained`, a baseline, or a control. (): as `agent` says.
-      other: the agent of a comparison that stands for the method where it has no row of `agent`; "": none does.
-      group: the part of the figure that the method is in, such as a size of models.
+      settings: the config.agent.settings by which a run's control is this method; {}: no control is.
+      run: names of this method in a run: `warm_start`, `trained`, a baseline, or a control. (): as `agent` says.
+      other: the agent that replaces `agent` in a comparison without a row of `agent`; "": none does.
+      group: the method's part of the figure, such as a size of models.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Method:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What there is to draw.
+    """The data of a figure.
 
     Attributes:
       benchmarks: rows by benchmark and method, in the order of the figure's methods.
       records: the episode records of these rows, if the figure needs them.
-      training: rows of metrics.jsonl of the runs among the methods, by method; other runs by the names of their directories.
+      training: rows of metrics.jsonl by method, of methods that are runs; of other runs by the names of their directories.
       at_once: rows of vanilla RAG by benchmark and number of pages that are shown at once.
       by_k: rows of the figure's recipe by benchmark and number of documents of a search.
       comparisons: content of results.json by directory, of the comparison and of those in config.compare_with.
-      about: what readers of the figure must know, such as whose weights the baselines have.
-      missing: what else would have to be run, by what is missing (`seconds`, `at_once`, `by_k`).
-      absent: methods of the figure that were not run, each with what would run it.
+      about: a note for readers of the figure, such as whose weights the baselines have.
+      missing: how to measure the data that are missing, by their kind (`seconds`, `at_once`, `by_k`).
+      absent: how to run the methods that were not run, by method.
     """
 
     benchmarks: Mapping[str, Mapping[str, Row]] = dataclasses.field(default_factory=dict)
@@ -70,11 +70,16 @@ class Measured:
     @property
     def metric(self) -> str:
         """The measure of answers: the judge's verdict if all rows have it, else EM."""
-        rows = [row for found in (self.benchmarks, self.at_once) for by in found.values() for row in by.values()]
+        rows = [
+            row
+            for by_benchmark in (self.benchmarks, self.at_once)
+            for by_label in by_benchmark.values()
+            for row in by_label.values()
+        ]
         return JUDGE if rows and all(JUDGE in row for row in rows) else "em"
 
     @property
-    def said(self) -> str:
+    def caption(self) -> str:
         """The text over the figure: `about`, and what was not run."""
         lacking = "; ".join(f"{name} ({how})" for name, how in self.absent.items())
         return " ".join(text for text in (self.about, lacking and f"Not run: {lacking}.") if text)

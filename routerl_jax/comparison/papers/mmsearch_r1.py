@@ -20,7 +20,7 @@ _DIRECT, _WORKFLOW = "mmsearch_r1:direct", "mmsearch_r1:rag_workflow"
 _COLUMNS = columns(_BENCHMARKS, {"Acc": "judge", "SR": "search_ratio"}, mean="Average")
 
 
-def _fixed(model: str, method: str, agent: str, ratio: float, accuracies: tuple[float, ...]) -> Row:
+def _fixed_searches(model: str, method: str, agent: str, ratio: float, accuracies: tuple[float, ...]) -> Row:
     """A row with the same search ratio on all benchmarks, because the model does not decide about searches."""
     return Row(model, method, agent, tuple(number for accuracy in accuracies for number in (accuracy, ratio)))
 
@@ -31,16 +31,16 @@ PAPER_TABLES.register("mmsearch_r1.table1")(
         paper=_PAPER,
         columns=(*_COLUMNS[-2:], *_COLUMNS[:-2]),  # the averages come first
         rows=(
-            _fixed("GPT4o", "Direct Answer", _DIRECT, 0, (36.0, 41.7, 42.7, 22.2, 46.6, 26.9)),
-            _fixed("Gemini 2.5 Pro", "Direct Answer", _DIRECT, 0, (36.4, 37.2, 37.0, 26.9, 53.4, 27.7)),
-            _fixed("Qwen2.5-VL-72B", "Direct Answer", _DIRECT, 0, (26.6, 27.1, 28.0, 15.7, 42.2, 20.1)),
-            _fixed("Qwen2.5-VL-32B", "Direct Answer", _DIRECT, 0, (25.0, 24.7, 25.8, 15.7, 40.1, 18.7)),
-            _fixed("Qwen2.5-VL-7B", "Direct Answer", _DIRECT, 0, (21.9, 20.3, 20.1, 12.8, 38.4, 17.8)),
-            _fixed("GPT4o", "RAG Workflow", _WORKFLOW, 100, (62.1, 66.0, 59.1, 62.5, 63.4, 59.6)),
-            _fixed("Gemini 2.5 Pro", "RAG Workflow", _WORKFLOW, 100, (61.8, 66.1, 56.7, 62.5, 65.9, 57.8)),
-            _fixed("Qwen2.5-VL-72B", "RAG Workflow", _WORKFLOW, 100, (59.6, 62.2, 59.4, 59.6, 61.0, 56.0)),
-            _fixed("Qwen2.5-VL-32B", "RAG Workflow", _WORKFLOW, 100, (55.1, 57.0, 56.8, 57.9, 54.5, 49.6)),
-            _fixed("Qwen2.5-VL-7B", "RAG Workflow", _WORKFLOW, 100, (51.6, 52.9, 53.7, 52.2, 51.6, 48.0)),
+            _fixed_searches("GPT4o", "Direct Answer", _DIRECT, 0, (36.0, 41.7, 42.7, 22.2, 46.6, 26.9)),
+            _fixed_searches("Gemini 2.5 Pro", "Direct Answer", _DIRECT, 0, (36.4, 37.2, 37.0, 26.9, 53.4, 27.7)),
+            _fixed_searches("Qwen2.5-VL-72B", "Direct Answer", _DIRECT, 0, (26.6, 27.1, 28.0, 15.7, 42.2, 20.1)),
+            _fixed_searches("Qwen2.5-VL-32B", "Direct Answer", _DIRECT, 0, (25.0, 24.7, 25.8, 15.7, 40.1, 18.7)),
+            _fixed_searches("Qwen2.5-VL-7B", "Direct Answer", _DIRECT, 0, (21.9, 20.3, 20.1, 12.8, 38.4, 17.8)),
+            _fixed_searches("GPT4o", "RAG Workflow", _WORKFLOW, 100, (62.1, 66.0, 59.1, 62.5, 63.4, 59.6)),
+            _fixed_searches("Gemini 2.5 Pro", "RAG Workflow", _WORKFLOW, 100, (61.8, 66.1, 56.7, 62.5, 65.9, 57.8)),
+            _fixed_searches("Qwen2.5-VL-72B", "RAG Workflow", _WORKFLOW, 100, (59.6, 62.2, 59.4, 59.6, 61.0, 56.0)),
+            _fixed_searches("Qwen2.5-VL-32B", "RAG Workflow", _WORKFLOW, 100, (55.1, 57.0, 56.8, 57.9, 54.5, 49.6)),
+            _fixed_searches("Qwen2.5-VL-7B", "RAG Workflow", _WORKFLOW, 100, (51.6, 52.9, 53.7, 52.2, 51.6, 48.0)),
             Row(
                 "MMSearch-R1-7B",
                 "On-demand Search",

@@ -34,16 +34,17 @@ _VISUAL_PARTS = (_VISUAL, "visual")  # of a comparison, and kind of Atlas's ques
 
 def training(measured: Measured) -> Any:
     """Figure 2: reward (a) and response length (b) over training; searches of rightly answered questions (c)."""
-    figure, (reward, length, steps) = panels(3, measured.said)
+    figure, (reward, length, steps) = panels(3, measured.caption)
     over_steps(reward, measured, REWARD, "(a) Reward", METHODS)
     over_steps(length, measured, LENGTH, "(b) Response length, tokens", METHODS)
-    found = behaviours(measured, _KINDS)
+    by_part = behaviours(measured, _KINDS)
     title = "(c) Searches of questions answered rightly"
-    if not found:
+    if not by_part:
         missing(steps, title, "no episodes are at hand")
         return figure
     means = {
-        name: {label: row["searches_of_correct"]["mean"] for label, row in rows.items()} for name, rows in found.items()
+        name: {label: row["searches_of_correct"]["mean"] for label, row in rows.items()}
+        for name, rows in by_part.items()
     }
     bars(steps, means, METHODS)
     steps.set(title=title, ylabel="searches of a question")
@@ -52,9 +53,9 @@ def training(measured: Measured) -> Any:
 
 def routing(measured: Measured) -> Any:
     """Figure 3: the share of each knowledge base in first, second and further searches on visual questions, by method."""
-    found = behaviours(measured, _KINDS)
-    part = next((name for name in _VISUAL_PARTS if name in found), next(iter(found), ""))
-    rows = found.get(part, {})
+    by_part = behaviours(measured, _KINDS)
+    part = next((name for name in _VISUAL_PARTS if name in by_part), next(iter(by_part), ""))
+    rows = by_part.get(part, {})
     figure, axes = panels(len(METHODS), measured.about, width=4.2)
     bases = sorted({base for row in rows.values() for step in row["mode_by_step"] for base in step["mode_usage"]})
     for axis, method, letter in zip(axes, METHODS, "abc"):

@@ -68,7 +68,7 @@ def _ablation(number: int, policies: tuple[Setting, ...], rows: tuple[Row, ...])
     table = dataclasses.replace(
         _TABLE_2,
         title=f"R1-Searcher, Table {number}",
-        columns=columns(_TRAINED_ON, metrics, mean="Avg", of="cover_em"),
+        columns=columns(_TRAINED_ON, metrics, mean="Avg", mean_of="cover_em"),
         rows=rows,
         policies=policies,
         judge=None,

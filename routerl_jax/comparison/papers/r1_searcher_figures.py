@@ -24,7 +24,7 @@ _BAMBOOGLE = "bamboogle"
 
 def over_training(measured: Measured, methods: tuple[Method, ...]) -> Any:
     """Figures 2 to 5: reward, response length and searches over the steps, a line per run."""
-    figure, axes = panels(len(_SHOWN), measured.said)
+    figure, axes = panels(len(_SHOWN), measured.caption)
     for axis, (key, title) in zip(axes, _SHOWN.items()):
         over_steps(axis, measured, key, title, methods)
     return figure
@@ -35,9 +35,9 @@ def online(measured: Measured, table: PaperTable) -> Any:
     numbers of the local search are those of its table 2; the others stand in its picture alone."""
     rows = list(_rows(measured))
     lacking = [_WAYS[way][0] for way in ("online", "local") if not any(row[2] == way for row in rows)]
-    said = measured.said
+    caption = measured.caption
     if lacking:
-        said += (
+        caption += (
             f" Not run: {' and '.join(lacking)} (two comparisons, one with a knowledge base of kind web; compare_with)."
         )
     column = next(i for i, column in enumerate(table.columns) if column.benchmarks == (_BAMBOOGLE,))
@@ -46,7 +46,7 @@ def online(measured: Measured, table: PaperTable) -> Any:
         for row in table.rows
         if row.group != "GPT" and (value := row.published[column]) is not None
     ]
-    figure, (ours, paper) = panels(2, said.strip(), width=6.5)
+    figure, (ours, paper) = panels(2, caption.strip(), width=6.5)
     figure.set_figheight(1.6 + _BAR * max(len(rows), len(published)))
     title = f"{_benchmark(measured)}: CEM, 95 % intervals"
     if rows:
@@ -76,15 +76,15 @@ def _rows(measured: Measured) -> Iterator[tuple[str, float, str, list[float] | N
 
 def _ways(axis: Any, rows: Sequence[tuple[str, float, str, list[float] | None]], title: str) -> None:
     for way, (label, color) in _WAYS.items():
-        there = [(place, row) for place, row in enumerate(rows) if row[2] == way]
-        if not there:
+        numbered = [(y, row) for y, row in enumerate(rows) if row[2] == way]
+        if not numbered:
             continue
-        values = [row[1] for _, row in there]
-        ends = [row[3] or [row[1], row[1]] for _, row in there]
+        values = [row[1] for _, row in numbered]
+        ends = [row[3] or [row[1], row[1]] for _, row in numbered]
         lower = [max(value - low, 0) for value, (low, _) in zip(values, ends)]
         upper = [max(high - value, 0) for value, (_, high) in zip(values, ends)]
-        places, errors = [place for place, _ in there], [lower, upper]
-        drawn = axis.barh(places, values, xerr=errors, height=0.7, color=color, label=label, ecolor="#333333")
+        ys, errors = [y for y, _ in numbered], [lower, upper]
+        drawn = axis.barh(ys, values, xerr=errors, height=0.7, color=color, label=label, ecolor="#333333")
         axis.bar_label(drawn, [f" {value:.3f}" for value in values], fontsize=7)
     axis.set_yticks(range(len(rows)), [row[0] for row in rows], fontsize=8)
     axis.invert_yaxis()

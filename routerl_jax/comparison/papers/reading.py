@@ -1,4 +1,4 @@
-"""Reads what a figure of a paper needs: from the directory of a run, from that of a comparison, and from further runs."""
+"""Reads the data of a paper's figure from the directory of a run or of a comparison, and from further runs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TRAINED = "Baselines have the trained policy's weights."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Found:
-    """A row of a method: where its numbers, its episodes and its training are. The paths need not exist."""
+class _RunRow:
+    """A row of a method in a run: its numbers, and the paths of its episodes and of its training, which need not exist."""
 
     name: str
     row: Row | None
@@ -57,8 +57,8 @@ def read_measured(
     rows = dict(rows or {})
     keys = list(dict.fromkeys(method.key for method in methods if method.key))
     if unknown := next((key for key in rows if key not in keys), None):
-        known = ", ".join(keys) or "none"
-        raise ValueError(f"no method of this figure is called {unknown!r}; those to be named are: {known}")
+        known_keys = ", ".join(keys) or "none"
+        raise ValueError(f"no method of this figure is called {unknown!r}; those to be named are: {known_keys}")
     path = directory and directory / "results.json"
     results = read_json(path, "run the program that wrote it again") if path and path.is_file() else {}
     if "card" in results and directory:
@@ -70,8 +70,8 @@ def read_measured(
         measured = of_run(main, methods, runs, with_records=with_records)
     if not (any(measured.training.values()) if over_training else any(measured.benchmarks.values())):
         names = ", ".join(dict.fromkeys(method.agent for method in methods))
-        where = path if path and path.is_file() else directory or ", ".join(map(str, rows.values()))
-        raise ValueError(f"{where} has no agent of this figure: {names}")
+        source = path if path and path.is_file() else directory or ", ".join(map(str, rows.values()))
+        raise ValueError(f"{source} has no agent of this figure: {names}")
     return measured
 
 
@@ -91,21 +91,21 @@ class _Run:
             raise ValueError(f"{directory} is a run of {self.config.recipe}, and the figure is about {recipe}")
         self._agents = read_json(path, "run the program again")["agents"] if path.is_file() else {}
 
-    def found(self, method: Method) -> list[_Found]:
+    def rows_of(self, method: Method) -> list[_RunRow]:
         """The rows of a method."""
-        found = [self.named(name) for name in _names_in_run(method, self.config)]
-        return [one for one in found if one.row is not None or (one.trained_in and read_metrics(one.trained_in))]
+        rows = [self.row_called(name) for name in _names_in_run(method, self.config)]
+        return [row for row in rows if row.row is not None or (row.trained_in and read_metrics(row.trained_in))]
 
-    def named(self, name: str) -> _Found:
-        """What is called so in the run: its start, its trained policy, a baseline, or a control."""
-        home = control_directory(self.directory, name) if name in self.config.controls else self.directory
-        called = TRAINED if name in self.config.controls else name
-        said = self.config.evaluation.names.get(name, name)
-        return _Found(
-            name=said,
-            row=self._agents.get(said),
-            records=home / "evaluation" / f"{called}.jsonl",
-            trained_in=home if called == TRAINED else None,
+    def row_called(self, name: str) -> _RunRow:
+        """The row of this name in the run: of its start, its trained policy, a baseline, or a control."""
+        directory = control_directory(self.directory, name) if name in self.config.controls else self.directory
+        file_stem = TRAINED if name in self.config.controls else name
+        label = self.config.evaluation.names.get(name, name)
+        return _RunRow(
+            name=label,
+            row=self._agents.get(label),
+            records=directory / "evaluation" / f"{file_stem}.jsonl",
+            trained_in=directory if file_stem == TRAINED else None,
         )
 
 
@@ -113,27 +113,29 @@ def of_run(
     main: _Run | None, methods: Sequence[Method], runs: Mapping[str, _Run], *, with_records: bool = False
 ) -> Measured:
     """The rows of a run, of its baselines and controls, and of further runs by the keys of methods."""
-    found: dict[str, _Found] = {}
+    rows_by_label: dict[str, _RunRow] = {}
     routed = False  # a row is the trained policy as a baseline, and the figure does not say so
     for method in methods:
-        here = [runs[method.key].named(TRAINED)] if method.key in runs else main.found(method) if main else []
-        labels = _labels(method, [one.name for one in here])
-        found |= {labels[one.name]: one for one in here}
-        routed |= any(not one.trained_in for one in here) and not method.run
-    shown = {one.trained_in for one in found.values()}
-    if main and main.directory not in shown and all(method.key for method in methods):
-        found[main.directory.name] = main.named(TRAINED)
-    rows = {label: one.row for label, one in found.items() if one.row is not None}
+        method_rows = (
+            [runs[method.key].row_called(TRAINED)] if method.key in runs else main.rows_of(method) if main else []
+        )
+        labels = _labels(method, [run_row.name for run_row in method_rows])
+        rows_by_label |= {labels[run_row.name]: run_row for run_row in method_rows}
+        routed |= any(not run_row.trained_in for run_row in method_rows) and not method.run
+    drawn_directories = {run_row.trained_in for run_row in rows_by_label.values()}
+    if main and main.directory not in drawn_directories and all(method.key for method in methods):
+        rows_by_label[main.directory.name] = main.row_called(TRAINED)
+    rows = {label: run_row.row for label, run_row in rows_by_label.items() if run_row.row is not None}
     return Measured(
         benchmarks={TEST: rows} if rows else {},
-        records={TEST: _records({label: found[label].records for label in rows})} if with_records else {},
-        training=_training({label: one.trained_in for label, one in found.items()}),
+        records={TEST: _records({label: rows_by_label[label].records for label in rows})} if with_records else {},
+        training=_training({label: run_row.trained_in for label, run_row in rows_by_label.items()}),
         about=_TRAINED if routed else "",
         missing={
             "seconds": "a run does not time its questions; a comparison does (launch.evaluate --agents=RUN,..)",
             "by_k": "other numbers of documents were not tried (--top_k)",
         },
-        absent=_absent(methods, found),
+        absent=_absent(methods, rows_by_label),
     )
 
 
@@ -148,32 +150,32 @@ def of_comparison(
     """The rows of a comparison. A method that it lacks is taken from those in config.compare_with.
 
     Args:
-      directory: where the comparison is, for its episodes.
-      with_records: read these, too.
+      directory: directory of the comparison, for its episodes.
+      with_records: also read the episodes.
     """
     comparisons = {str(directory): results, **results.get("beside", {})}
     benchmarks: dict[str, dict[str, Row]] = {}
-    places: dict[str, dict[str, pathlib.Path]] = {}
+    episode_files: dict[str, dict[str, pathlib.Path]] = {}
     at_once: dict[str, dict[int, Row]] = {}
     by_k: dict[str, dict[int, Row]] = {}
     training: dict[str, pathlib.Path] = {}
     routed = False
     for method in methods:
         lacking = {name for compared in comparisons.values() for name in compared["benchmarks"]}
-        for place, compared in comparisons.items():
-            found = _agents(method, recipe, methods, compared)
-            if not found and method.other:
+        for source, compared in comparisons.items():
+            names = _agents(method, recipe, methods, compared)
+            if not names and method.other:
                 other = dataclasses.replace(method, agent=method.other)
-                found = _agents(other, recipe, methods, compared)
+                names = _agents(other, recipe, methods, compared)
             for benchmark in [name for name in compared["benchmarks"] if name in lacking]:
-                here = compared["benchmarks"][benchmark]["rows"]
-                labels = _labels(method, [name for name in found if name in here])
-                benchmarks.setdefault(benchmark, {}).update({label: here[name] for name, label in labels.items()})
-                home = pathlib.Path(place).expanduser() / "episodes" / file_name(benchmark)
-                paths = {label: home / f"{file_name(name)}.jsonl" for name, label in labels.items()}
-                places.setdefault(benchmark, {}).update(paths)
+                our_rows = compared["benchmarks"][benchmark]["rows"]
+                labels = _labels(method, [name for name in names if name in our_rows])
+                benchmarks.setdefault(benchmark, {}).update({label: our_rows[name] for name, label in labels.items()})
+                episodes = pathlib.Path(source).expanduser() / "episodes" / file_name(benchmark)
+                paths = {label: episodes / f"{file_name(name)}.jsonl" for name, label in labels.items()}
+                episode_files.setdefault(benchmark, {}).update(paths)
                 lacking -= {benchmark} if labels else set()
-                runs = {label: name for name, label in labels.items() if here[name]["policy"].startswith("run-")}
+                runs = {label: name for name, label in labels.items() if our_rows[name]["policy"].startswith("run-")}
                 training |= {label: pathlib.Path(name) for label, name in runs.items() if ":" not in name}
                 routed |= any(":" in name for name in runs.values()) and not method.agent.startswith(RECIPE)
     for compared in comparisons.values():
@@ -181,13 +183,13 @@ def of_comparison(
             vanilla = [row for row in result["rows"].values() if _routing(row, recipe) == "vanilla_rag"]
             pages = {_pages(row): row for row in vanilla if "pages" in row["agent"]["fields"]}
             at_once[benchmark] = pages | at_once.get(benchmark, {})
-            here = [row for row in result["rows"].values() if _routing(row, recipe) == ""]
-            if here and compared["card"].get("k"):
-                by_k.setdefault(benchmark, {}).setdefault(compared["card"]["k"], here[-1])
+            unrouted = [row for row in result["rows"].values() if _routing(row, recipe) == ""]
+            if unrouted and compared["card"].get("k"):
+                by_k.setdefault(benchmark, {}).setdefault(compared["card"]["k"], unrouted[-1])
     benchmarks = {name: rows for name, rows in benchmarks.items() if rows}
     return Measured(
         benchmarks=benchmarks,
-        records={name: _records(places[name]) for name in benchmarks} if with_records else {},
+        records={name: _records(episode_files[name]) for name in benchmarks} if with_records else {},
         training=_training(training),
         at_once={name: dict(sorted(rows.items())) for name, rows in at_once.items() if rows},
         by_k={name: dict(sorted(rows.items())) for name, rows in by_k.items()},
@@ -202,7 +204,7 @@ def of_comparison(
 
 
 def _names_in_run(method: Method, config: TrainConfig) -> list[str]:
-    """What a method is called in a run."""
+    """The names of a method in a run."""
     if method.run:
         return [name for name in method.run if name not in config.controls or not method.settings]
     if method.agent.startswith(RECIPE):
@@ -239,7 +241,7 @@ def _training(directories: Mapping[str, pathlib.Path | None]) -> dict[str, Recor
 def _naming(results: Mapping[str, Any], rows: Mapping[str, str]) -> dict[str, Any]:
     """The results of a comparison and of those beside it, as if config.rows had named these agents."""
     named = {**results, "card": {**results["card"], "rows": {**results["card"].get("rows", {}), **rows}}}
-    beside = {place: _naming(other, rows) for place, other in results.get("beside", {}).items()}
+    beside = {directory: _naming(compared, rows) for directory, compared in results.get("beside", {}).items()}
     return {**named, "beside": beside} if beside else named
 
 
@@ -253,25 +255,29 @@ def _labels(method: Method, names: Sequence[str]) -> dict[str, str]:
 
 
 def _agents(method: Method, recipe: str, methods: Sequence[Method], results: Mapping[str, Any]) -> list[str]:
-    """Names of a method's rows: those of the paper's table, else rows of the recipe with the method's settings or routing. So a
-    trained policy as a baseline stands in for the prompted one, if the figure has no method for it."""
+    """Names of a method's rows: the rows of the paper's table, else rows of the recipe with the method's settings or routing.
+
+    So a trained policy as a baseline replaces the prompted one, if the figure has no method for it.
+    """
     rows = {name: row for result in results["benchmarks"].values() for name, row in result["rows"].items()}
-    others = [one for one in methods if one.name != method.name]
-    prompted = {one.agent for one in others if not one.agent.startswith((RECIPE, NAMED))}
+    others = [other for other in methods if other.name != method.name]
+    prompted = {other.agent for other in others if not other.agent.startswith((RECIPE, NAMED))}
     if method.agent.startswith(RECIPE):
-        _, of, *routing = method.agent.split(":")
-        found = agent_rows(method.agent, results)
+        _, recipe_name, *routing = method.agent.split(":")
+        own_rows = agent_rows(method.agent, results)
         if routing:
-            found = {name: row for name, row in rows.items() if _routing(row, of) == routing[0]}
-        settings = [one.settings for one in others if one.settings]
-        names = [name for name in found if not any(map(functools.partial(_set, rows[name]), settings))]
+            own_rows = {name: row for name, row in rows.items() if _routing(row, recipe_name) == routing[0]}
+        settings = [other.settings for other in others if other.settings]
+        names = [name for name in own_rows if not any(map(functools.partial(_has_settings, rows[name]), settings))]
         return [name for name in names if name not in prompted]
-    found = list(agent_rows(method.agent, results))
+    own_rows = list(agent_rows(method.agent, results))
     routing = "" if method.settings else method.agent.partition(":")[2]
-    if f"{RECIPE}{recipe}:{routing}" in {one.agent for one in others}:
-        return found
-    same = [name for name, row in rows.items() if _routing(row, recipe) == routing and _set(row, method.settings)]
-    return found or ([] if not routing and not method.settings else same)
+    if f"{RECIPE}{recipe}:{routing}" in {other.agent for other in others}:
+        return own_rows
+    same = [
+        name for name, row in rows.items() if _routing(row, recipe) == routing and _has_settings(row, method.settings)
+    ]
+    return own_rows or ([] if not routing and not method.settings else same)
 
 
 def _routing(row: Row, recipe: str) -> str | None:
@@ -280,7 +286,7 @@ def _routing(row: Row, recipe: str) -> str | None:
     return about.get("routing", "") if about.get("recipe") == recipe else None
 
 
-def _set(row: Row, settings: Mapping[str, Any]) -> bool:
+def _has_settings(row: Row, settings: Mapping[str, Any]) -> bool:
     return settings.items() <= {key: value for key, value in row["agent"]["fields"].items() if key in settings}.items()
 
 

@@ -47,8 +47,8 @@ def retrieval_turns(measured: Measured) -> Any:
         name: {label: row["searches_per_question"] for label, row in rows.items()}
         for name, rows in parts(measured, ("searches_per_question",)).items()
     }
-    said = {size: f"; the paper's averages are {averages} (table 4)" for size, averages in _AVERAGES.items()}
-    return _by_size(measured, values, EFFICIENCY, "retrieval turns of a question", said)
+    notes = {size: f"; the paper's averages are {averages} (table 4)" for size, averages in _AVERAGES.items()}
+    return _by_size(measured, values, EFFICIENCY, "retrieval turns of a question", notes)
 
 
 def depth(measured: Measured) -> Any:
@@ -59,11 +59,11 @@ def depth(measured: Measured) -> Any:
 
 def systems(measured: Measured) -> Any:
     """Figure 4: F1, sampled tokens and turns of several systems on every benchmark."""
-    found = behaviours(measured)
-    figure, axes = panels(len(_SYSTEM_METRICS), measured.said)
-    for axis, (metric, (title, said)) in zip(axes, _SYSTEM_METRICS.items()):
-        values = {name: {label: row[metric] for label, row in rows.items()} for name, rows in found.items()}
-        bars(axis, values, SYSTEMS, said, with_legend=False)
+    by_part = behaviours(measured)
+    figure, axes = panels(len(_SYSTEM_METRICS), measured.caption)
+    for axis, (metric, (title, label_format)) in zip(axes, _SYSTEM_METRICS.items()):
+        values = {name: {label: row[metric] for label, row in rows.items()} for name, rows in by_part.items()}
+        bars(axis, values, SYSTEMS, label_format, with_legend=False)
         axis.set(title=title)
     legend_below(figure, axes)
     return figure
@@ -71,10 +71,10 @@ def systems(measured: Measured) -> Any:
 
 def documents(measured: Measured) -> Any:
     """Figure 5: EM, F1 and retrieval turns by the number of documents of a search, a line per benchmark."""
-    figure, axes = panels(len(_BY_K), measured.said)
+    figure, axes = panels(len(_BY_K), measured.caption)
     for axis, (metric, title) in zip(axes, _BY_K.items()):
         lines = {
-            name: {k: value for k, row in rows.items() if (value := _of(row, metric)) is not None}
+            name: {k: value for k, row in rows.items() if (value := _metric_of(row, metric)) is not None}
             for name, rows in measured.by_k.items()
         }
         lines = {name: line for name, line in lines.items() if len(line) > 1}
@@ -90,7 +90,7 @@ def documents(measured: Measured) -> Any:
     return figure
 
 
-def _of(row: Mapping[str, Any], metric: str) -> float | None:
+def _metric_of(row: Mapping[str, Any], metric: str) -> float | None:
     """A metric of a row, which may be of evaluation.analysis.behaviour."""
     return row.get(metric, row.get("searches") if metric == "searches_per_question" else None)
 
@@ -100,21 +100,21 @@ def _by_size(
     values: Mapping[str, Mapping[str, float]],
     methods: Sequence[Method],
     label: str,
-    said: Mapping[str, str],
+    notes: Mapping[str, str],
 ) -> Any:
     """A panel for each size of models, with bars by benchmark; blank if none of the size was run."""
     groups = list(dict.fromkeys(method.group for method in methods))
     figure, axes = panels(len(groups), measured.about)
     for axis, group in zip(axes, groups):
-        mine = [method for method in methods if method.group == group]
-        labels = {name for method in mine for rows in values.values() for name in labels_of(method, rows)}
-        found = {part: {name: rows[name] for name in rows if name in labels} for part, rows in values.items()}
-        lacking = [method for method in mine if method.name in measured.absent]
+        group_methods = [method for method in methods if method.group == group]
+        labels = {name for method in group_methods for rows in values.values() for name in labels_of(method, rows)}
+        rows_by_part = {part: {name: rows[name] for name in rows if name in labels} for part, rows in values.items()}
+        lacking = [method for method in group_methods if method.name in measured.absent]
         if not labels:
-            keys = " or ".join(method.key or method.agent for method in mine)
-            missing(axis, group, f"no run is named {keys} (--rows, config.rows){said.get(group, '')}")
+            keys = " or ".join(method.key or method.agent for method in group_methods)
+            missing(axis, group, f"no run is named {keys} (--rows, config.rows){notes.get(group, '')}")
             continue
-        bars(axis, {part: rows for part, rows in found.items() if rows}, mine)
+        bars(axis, {part: rows for part, rows in rows_by_part.items() if rows}, group_methods)
         lines = [f"not run: {method.name} ({measured.absent[method.name]})" for method in lacking]
         axis.set(title="\n".join([group, *lines]), ylabel=label)
     return figure

@@ -67,11 +67,11 @@ class Setting:
     """A setting of the paper's numbers.
 
     Attributes:
-      said: the setting in the paper's words.
+      text: the setting in the paper's words.
       mark: a regular expression. If our name, in lower case, contains a match, the setting is the same. "": can't be compared.
     """
 
-    said: str
+    text: str
     mark: str = ""
 
     def matches(self, name: str) -> bool:
@@ -129,11 +129,11 @@ class PaperTable:
 
     def added(self, rows: Mapping[str, str]) -> tuple[str, ...]:
         """The agents that config.rows adds to the table, each with the routing that its row asks for."""
-        agents = (named(row.agent, rows) for row in self.rows)
+        agents = (assigned_agent(row.agent, rows) for row in self.rows)
         return tuple(dict.fromkeys(agent for agent in agents if agent))
 
 
-def named(agent: str, rows: Mapping[str, str]) -> str:
+def assigned_agent(agent: str, rows: Mapping[str, str]) -> str:
     """The agent that config.rows puts in a row of a table; "" if there is none.
 
     Args:
@@ -148,27 +148,27 @@ def named(agent: str, rows: Mapping[str, str]) -> str:
 PAPER_TABLES: Registry[PaperTable] = Registry("table of a paper")
 
 
-def listing(known: Collection[str]) -> list[tuple[str, str, str, str, str]]:
+def listing(existing: Collection[str]) -> list[tuple[str, str, str, str, str]]:
     """(name, paper, benchmarks, keys of config.rows, title) of every table, sorted by name.
 
     Args:
-      known: benchmarks that exist here; others are marked.
+      existing: benchmarks that exist here; others are marked.
     """
     return [
-        (name, table.paper, ", ".join(_marked(table.benchmarks, known)), ", ".join(table.keys), table.title)
+        (name, table.paper, ", ".join(_marked(table.benchmarks, existing)), ", ".join(table.keys), table.title)
         for name, table in ((name, PAPER_TABLES.get(name)) for name in PAPER_TABLES)
     ]
 
 
 def columns(
-    benchmarks: Mapping[str, str], metrics: Mapping[str, str], unit: Unit = PERCENT, mean: str = "", of: str = ""
+    benchmarks: Mapping[str, str], metrics: Mapping[str, str], unit: Unit = PERCENT, mean: str = "", mean_of: str = ""
 ) -> tuple[Column, ...]:
     """Columns for every metric on every benchmark, followed by their means.
 
     Args:
       benchmarks, metrics: names by their headings in the table; see Column.
       mean: heading of the means; "": no means.
-      of: the only metric with a mean; "": all metrics have one.
+      mean_of: the only metric with a mean; "": all metrics have one.
     """
     single = (
         Column(f"{benchmark_heading} {heading}".strip(), (benchmark,), metric, unit)
@@ -178,10 +178,10 @@ def columns(
     means = (
         Column(f"{mean} {heading}".strip(), tuple(benchmarks.values()), metric, unit)
         for heading, metric in metrics.items()
-        if mean and of in ("", metric)
+        if mean and mean_of in ("", metric)
     )
     return (*single, *means)
 
 
-def _marked(names: Iterable[str], known: Collection[str]) -> list[str]:
-    return [name if name in known else f"{name} (not yet)" for name in names]
+def _marked(names: Iterable[str], existing: Collection[str]) -> list[str]:
+    return [name if name in existing else f"{name} (not yet)" for name in names]

@@ -13,9 +13,9 @@ _QWEN_7B = Setting("Qwen2.5-VL-7B-Instruct", r"qwen2\.5-vl-7b-instruct")
 _OVERALL = "The paper does not say what it takes the mean over: here it is all questions of the three benchmarks."
 
 
-def _types(said: str, benchmark: str, key: str, values: tuple[str, ...]) -> tuple[Column, ...]:
+def _types(prefix: str, benchmark: str, key: str, values: tuple[str, ...]) -> tuple[Column, ...]:
     return tuple(
-        Column(f"{said} {value.replace('_', '-').capitalize()}", (benchmark,), "judge", group=(key, value))
+        Column(f"{prefix} {value.replace('_', '-').capitalize()}", (benchmark,), "judge", group=(key, value))
         for value in values
     )
 
@@ -41,7 +41,7 @@ def _table(
     PAPER_TABLES.register(f"vrag_rl.table{number}")(table)
 
 
-def _main(group: str, numbers: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]:
+def _model_rows(group: str, numbers: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]:
     """The seven rows of a model: three read the OCR text of pages, four see the pages."""
     methods = {
         "OCR: Vanilla RAG": "row:ocr_vanilla_rag",
@@ -52,7 +52,7 @@ def _main(group: str, numbers: tuple[tuple[float, ...], ...]) -> tuple[Row, ...]
         "Visual: Search-R1-VL": "row:search_r1_vl",
         "Visual: VRAG-RL": "recipe:vrag_rl",
     }
-    return tuple(Row(group, said, agent, row) for (said, agent), row in zip(methods.items(), numbers, strict=True))
+    return tuple(Row(group, method, agent, row) for (method, agent), row in zip(methods.items(), numbers, strict=True))
 
 
 _table(
@@ -64,7 +64,7 @@ _table(
         Column("Overall", _BENCHMARKS, "judge", pooled=True),
     ),
     (
-        *_main(
+        *_model_rows(
             "Qwen2.5-VL-3B-Instruct",
             (
                 (15.1, 12.1, 8.8, 14.3, 3.9, 5.1, 1.7, 3.1, 2.5, 11.2),
@@ -76,7 +76,7 @@ _table(
                 (65.3, 38.6, 63.1, 73.8, 22.7, 16.1, 21.9, 21.4, 19.5, 53.5),
             ),
         ),
-        *_main(
+        *_model_rows(
             "Qwen2.5-VL-7B-Instruct",
             (
                 (26.1, 10.6, 24.7, 30.9, 8.5, 5.4, 11.7, 4.4, 3.3, 20.9),

@@ -38,38 +38,49 @@ def context_length(measured: Measured) -> Any:
             missing(axis, name, measured.missing.get("at_once", "other numbers of pages were not tried"))
             continue
         pages = list(rows)
-        metric, found = measured.metric, list(rows.values())
-        values = [row[metric] for row in found]
+        metric, measurements = measured.metric, list(rows.values())
+        values = [row[metric] for row in measurements]
         axis.errorbar(
-            pages, values, yerr=_errors(found, metric), fmt="o-", color=COLORS[0], capsize=3, label="all questions"
+            pages,
+            values,
+            yerr=_errors(measurements, metric),
+            fmt="o-",
+            color=COLORS[0],
+            capsize=3,
+            label="all questions",
         )
-        if whole := {count: row["sufficient"] for count, row in rows.items() if row.get("sufficient")}:
+        if sufficient := {count: row["sufficient"] for count, row in rows.items() if row.get("sufficient")}:
             axis.plot(
-                list(whole),
-                [row[metric] for row in whole.values()],
+                list(sufficient),
+                [row[metric] for row in sufficient.values()],
                 "D-",
                 color=COLORS[2],
-                label=_sufficient(whole),
+                label=_sufficient(sufficient),
             )
-        if all("recall" in row for row in found):
-            axis.plot(pages, [row["recall"] for row in found], "s--", color=COLORS[5], label="gold pages shown")
+        if all("recall" in row for row in measurements):
+            axis.plot(pages, [row["recall"] for row in measurements], "s--", color=COLORS[5], label="gold pages shown")
         axis.set_xticks(pages, [_context(count, row) for count, row in rows.items()])
-        axis.set(title=counted(name, found), xlabel=_context_unit(found), ylabel=heading(metric)[:-2], ylim=(0, 1.05))
+        axis.set(
+            title=counted(name, measurements),
+            xlabel=_context_unit(measurements),
+            ylabel=heading(metric)[:-2],
+            ylim=(0, 1.05),
+        )
         legend(axis, loc="best")
     return figure
 
 
 def retrieval(measured: Measured) -> Any:
     """Figure 4: gold pages that each method's searches showed: recall of the first search, of all, and NDCG."""
-    figure, axes = panels(len(measured.benchmarks), measured.said)
+    figure, axes = panels(len(measured.benchmarks), measured.caption)
     for axis, (name, rows) in zip(axes, measured.benchmarks.items()):
-        known = {method: row for method, row in rows.items() if all(key in row for key in _RETRIEVAL)}
-        if not known:
+        with_gold = {method: row for method, row in rows.items() if all(key in row for key in _RETRIEVAL)}
+        if not with_gold:
             missing(axis, name, "no gold pages of these questions are known")
             continue
-        groups = {said: {method: row[key] for method, row in known.items()} for key, said in _RETRIEVAL.items()}
+        groups = {label: {method: row[key] for method, row in with_gold.items()} for key, label in _RETRIEVAL.items()}
         bars(axis, groups, METHODS)
-        axis.set(title=counted(name, known.values()), ylabel="recall and NDCG of gold pages", ylim=(0, 1.12))
+        axis.set(title=counted(name, with_gold.values()), ylabel="recall and NDCG of gold pages", ylim=(0, 1.12))
     return figure
 
 
@@ -80,21 +91,21 @@ def by_kind(measured: Measured) -> Any:
     groups = list(dict.fromkeys(row.group for row in table.rows))
     figure = new_figure((WIDTH * (1 + len(groups)), 4.9))
     axes = figure.subplots(1, 1 + len(groups), subplot_kw={"projection": "polar"})
-    name, found = _kinds(measured)
-    if len(found) < 3:
+    name, kinds = _kinds(measured)
+    if len(kinds) < 3:
         missing(axes[0], name, "there are not three kinds of questions (source_type or type of their metadata)")
     else:
-        _radar(axes[0], found, f"{name}: {heading(measured.metric)[:-2]}")
+        _radar(axes[0], kinds, f"{name}: {heading(measured.metric)[:-2]}")
     for axis, group in zip(axes[1:], groups):
         _radar(axis, _published(table, group), f"The paper, {group.removesuffix('-Instruct')}: MMLongBench")
     legend_below(figure, axes)
-    say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.said}")
+    say(figure, f"Relative to the best method of each kind; in brackets the best, in percent. {measured.caption}")
     return figure
 
 
 def latency(measured: Measured) -> Any:
     """Figure 6: seconds of a question, and the searches and closer looks that they were spent on."""
-    figure, axes = panels(2 * len(measured.benchmarks), measured.said)
+    figure, axes = panels(2 * len(measured.benchmarks), measured.caption)
     for i, (name, rows) in enumerate(measured.benchmarks.items()):
         timed, actions = axes[2 * i : 2 * i + 2]
         seconds = {method: row["cost"]["seconds"] for method, row in rows.items() if "cost" in row}
@@ -106,9 +117,9 @@ def latency(measured: Measured) -> Any:
             missing(timed, f"{name}: seconds", measured.missing.get("seconds", "seconds were not measured"))
         names = [textwrap.fill(method, 14, break_long_words=False) for method in rows]
         below = [0.0] * len(names)
-        for key, (said, color) in _ACTIONS.items():
+        for key, (action, color) in _ACTIONS.items():
             values = [row.get(key, 0.0) for row in rows.values()]
-            drawn = actions.bar(names, values, bottom=below, width=0.6, color=color, label=said)
+            drawn = actions.bar(names, values, bottom=below, width=0.6, color=color, label=action)
             labels = [f"{value:.2f}" if value >= 0.1 else "" for value in values]
             actions.bar_label(drawn, labels, label_type="center", fontsize=8, color="white")
             below = [first + second for first, second in zip(below, values)]

@@ -89,8 +89,8 @@ class AtlasExamples:
             last = ALL_KINDS.index("visual")
             self._rows = range(bisect.bisect_left(self._rows, last, key=lambda i: int(self._source[i]["kind"])))
         else:
-            wanted = [ALL_KINDS.index(kind) for kind in kinds]
-            self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in wanted]
+            kind_indices = [ALL_KINDS.index(kind) for kind in kinds]
+            self._rows = [i for i in self._rows if int(self._source[i]["kind"]) in kind_indices]
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,7 +102,7 @@ class AtlasExamples:
             id=name,
             question=self._text(row["question"]),
             answers=(self._text(row["answer"]),),
-            images=(flags.seen(flags.flag(picture), name),) if picture else (),
+            images=(flags.photographed(flags.flag(picture), name),) if picture else (),
             metadata={
                 "kind": ALL_KINDS[int(row["kind"])],
                 "entities": [self._text(name) for name in np.atleast_1d(row["entities"])],

@@ -39,8 +39,8 @@ class ReadingDrills:
                 shown[1] = near[int(rng.integers(len(near)))]
         text = "".join(f"{record.passage.text}\n" for record in shown)
         if rng.random() < 0.4:
-            again = [shown[i].passage.text for i in rng.permutation(len(shown))]
-            return [(text, False), *((f"{line}\n", True) for line in again)]
+            repeated = [shown[i].passage.text for i in rng.permutation(len(shown))]
+            return [(text, False), *((f"{line}\n", True) for line in repeated)]
         facts = [(record.entity, world.RELATIONS[key]) for record in shown for key in sorted(record.relations)]
         drill: Drill = [(text, False)]
         for i in rng.permutation(len(facts)):

@@ -67,7 +67,7 @@ def invented_design(country: str) -> Design:
     count = int(rng.integers(2, 6))
     across = bool(rng.random() < 0.6)
     bands = [names[i] for i in rng.integers(len(names), size=count)]
-    while any(one == other for one, other in itertools.pairwise(bands)):
+    while any(first == second for first, second in itertools.pairwise(bands)):
         bands = [names[i] for i in rng.integers(len(names), size=count)]
     sign = str(rng.choice(["", "", "disk", "square", "cross"]))
     colour = names[int(rng.integers(len(names)))] if sign else ""
@@ -90,7 +90,7 @@ def invented_flag(country: str) -> bytes:
     return buffer.getvalue()
 
 
-def seen(png: bytes, key: str, pixels: int = 0) -> bytes:
+def photographed(png: bytes, key: str, pixels: int = 0) -> bytes:
     """A picture of the flag (JPEG) as somebody might take it: another size and proportion, with cut margins. `key` determines
     all of these.
 

@@ -53,10 +53,10 @@ def _country(rng: np.random.Generator) -> Entity:
             _word(rng).capitalize() if rng.random() < 0.7 else _word(rng) for _ in range(rng.integers(1, 4))
         ),
         "emblem": _worded(rng, "emblem"),
-        "peak": _place(rng, ("Mount ", "Monte ", "Pico ", "Jabal ", "", "", "")),
+        "peak": _place_name(rng, ("Mount ", "Monte ", "Pico ", "Jabal ", "", "", "")),
         "export": _worded(rng, "export"),
         "crop": _worded(rng, "crop"),
-        "capital": _place(rng, ("", "", "", "", "San ", "Port ")),
+        "capital": _place_name(rng, ("", "", "", "", "San ", "Port ")),
         "area": f"{_quantity(rng, 2, 7)} sq km",
         "code": "." + "".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 2)),
         "population": _quantity(rng, 4, 9),
@@ -139,7 +139,7 @@ def _name(rng: np.random.Generator) -> str:
     return f"{name} {_word(rng).capitalize()}" if rng.random() < 0.15 else name
 
 
-def _place(rng: np.random.Generator, prefixes: tuple[str, ...]) -> str:
+def _place_name(rng: np.random.Generator, prefixes: tuple[str, ...]) -> str:
     return str(rng.choice(np.asarray(prefixes, object))) + _name(rng)
 
 

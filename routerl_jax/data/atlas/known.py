@@ -39,8 +39,8 @@ RELATIONS = (*KNOWN_RELATIONS, *OTHER_RELATIONS)
 FACTS, FLAGS = "facts", "flags"  # the parts of Atlas that are `fact_passages` and `flag_passages`
 MANY, FEW = 40, 20  # known countries by how often their flags are shown
 PIXELS = 8 * 28 * 28  # pixels of a picture: four to nine image tokens
-# Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of two of `flags.seen`'s pictures
-# of one flag, 19 in 20 are nearer than this.
+# Root mean square difference of two flags, colours from 0 to 1, at the size of eight tokens. Of pairs of pictures of one flag
+# (`flags.photographed`), 19 in 20 are nearer than this.
 NEAR = 0.17
 _MOST_ALIKE = 4  # countries that may share a value; if more did, guessing would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
@@ -86,9 +86,9 @@ def _alike() -> collections.Counter[tuple[str, str]]:
     return collections.Counter((key, value) for entity in countries().values() for key, value in entity.facts.items())
 
 
-def distance(one: str, other: str) -> float:
+def distance(country: str, other_country: str) -> float:
     """How much two countries' flags differ (`NEAR`)."""
-    return float(np.sqrt(np.mean((_raster(one) - _raster(other)) ** 2)))
+    return float(np.sqrt(np.mean((_raster(country) - _raster(other_country)) ** 2)))
 
 
 @functools.cache
@@ -173,8 +173,8 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
     unknown flag."""
     name = f"known/{split}/{kind}/{index}"
     rng = np.random.default_rng([7, zlib.crc32(name.encode())])
-    known = kind in ("search_free", "text")
-    country = _in_turn(tuple(known_countries()) if known else unknown_countries(split), f"{split}/{kind}", index)
+    is_known = kind in ("search_free", "text")
+    country = _in_turn(tuple(known_countries()) if is_known else unknown_countries(split), f"{split}/{kind}", index)
     relation = ""
     if kind != "image" and (kind != "search_free" or index % 2):
         relations = {"search_free": KNOWN_RELATIONS, "text": OTHER_RELATIONS, "mixed": RELATIONS}[kind]
@@ -185,7 +185,7 @@ def _question(split: world.Split, kind: Kind, index: int) -> Example:
         id=name,
         question=wording.format(noun=world.RELATIONS[relation].noun) if relation else wording,
         answers=(facts(country)[relation] if relation else country,),
-        images=(flags.seen(flag(country), name, PIXELS),),
+        images=(flags.photographed(flag(country), name, PIXELS),),
         metadata={
             "kind": kind,
             "country": country,

@@ -79,7 +79,7 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
         for name in names
         for fact in FACTS.values()
         for wording in (0, 1)
-        if _told(name, fact)
+        if _is_unique(name, fact)
     ]
     pairs = [
         functools.partial(_more, *arguments)
@@ -92,14 +92,14 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
 
 
 def _shuffled(makers: Sequence[functools.partial[Example]]) -> list[Make]:
-    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_named(make.args)}".encode()))
+    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_group_name(make.args)}".encode()))
 
 
-def _named(parts: Sequence[object]) -> str:
+def _group_name(parts: Sequence[object]) -> str:
     return "/".join(part.key if isinstance(part, Fact) else str(part) for part in parts)
 
 
-def _told(country: str, fact: Fact) -> bool:
+def _is_unique(country: str, fact: Fact) -> bool:
     """Whether the fact's plate has a value that no other plate of the page has."""
     texts = [plate.text for plate in page(country, fact.topic).plates]
     return texts.count(value := printed(country, fact.key)) == 1 and bool(value)
@@ -108,7 +108,7 @@ def _told(country: str, fact: Fact) -> bool:
 def _pairs(names: Sequence[str], fact: Fact) -> list[tuple[str, str, Fact, int]]:
     """Pairs of countries with different values, in the order of a hash. Their ranks are a tenth to a third of all countries
     apart."""
-    ordered = sorted((name for name in names if _told(name, fact)), key=lambda name: (_amount(name, fact), name))
+    ordered = sorted((name for name in names if _is_unique(name, fact)), key=lambda name: (_amount(name, fact), name))
     pairs = []
     for rank, low in enumerate(ordered):
         rng = np.random.default_rng([12, zlib.crc32(f"{fact.key}/{low}".encode())])
@@ -146,11 +146,11 @@ def _value(country: str, fact: Fact, wording: int, print_size: int) -> Example:
     )
 
 
-def _more(one: str, other: str, fact: Fact, wording: int, print_size: int) -> Example:
-    shown = [page(name, fact.topic, print_size) for name in (one, other)]
-    text = MORE[wording].format(noun=fact.noun, one=one, other=other)
-    answer = max(one, other, key=lambda name: _amount(name, fact))
-    return _question("two_page", fact.key, text, answer, [(each, each.plate(fact.key).box) for each in shown])
+def _more(first: str, second: str, fact: Fact, wording: int, print_size: int) -> Example:
+    pages = [page(name, fact.topic, print_size) for name in (first, second)]
+    text = MORE[wording].format(noun=fact.noun, one=first, other=second)
+    answer = max(first, second, key=lambda name: _amount(name, fact))
+    return _question("two_page", fact.key, text, answer, [(item, item.plate(fact.key).box) for item in pages])
 
 
 def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[tuple[Page, Box]]) -> Example:
@@ -162,11 +162,11 @@ def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[
             "type": kind,
             "topic": gold[0][0].topic,
             "relation": relation,
-            "supporting": [shown.id for shown, _ in gold],
-            "supporting_titles": [shown.title for shown, _ in gold],
-            "boxes": {shown.id: list(box) for shown, box in gold},
+            "supporting": [gold_page.id for gold_page, _ in gold],
+            "supporting_titles": [gold_page.title for gold_page, _ in gold],
+            "boxes": {gold_page.id: list(box) for gold_page, box in gold},
             "print": gold[0][0].print_size,
-            "entities": [shown.country for shown, _ in gold],
+            "entities": [gold_page.country for gold_page, _ in gold],
         },
     )
 
@@ -180,36 +180,36 @@ def check(questions: Sequence[Example]) -> None:
     for question in questions:
         metadata, answer = question.metadata, question.answers[0]
         kind, relation, names = metadata["type"], metadata["relation"], metadata["entities"]
-        shown = [page(name, metadata["topic"], metadata["print"]) for name in names]
+        pages = [page(name, metadata["topic"], metadata["print"]) for name in names]
         if metadata["supporting"] != [page_name(name, metadata["topic"]) for name in names]:
             raise ValueError(
                 f"question {question.id!r}: its pages are {metadata['supporting']}, and it is about {names}"
             )
         if kind != "two_page" and answer.lower() in question.question.lower():
             raise ValueError(f"question {question.id!r} says its answer, {answer}")
-        stated, boxes = _stated(relation, shown)
+        stated, boxes = _stated(relation, pages)
         if stated != answer:
             raise ValueError(f"question {question.id!r}: its pages say {stated!r}, and its answer is {answer!r}")
-        if metadata["boxes"] != {each.id: list(box) for each, box in zip(shown, boxes, strict=True)}:
+        if metadata["boxes"] != {item.id: list(box) for item, box in zip(pages, boxes, strict=True)}:
             raise ValueError(
                 f"question {question.id!r}: its boxes are {metadata['boxes']}, and what it asks for is in {boxes}"
             )
 
 
-def _stated(relation: str, shown: Sequence[Page]) -> tuple[str, list[Box]]:
+def _stated(relation: str, pages: Sequence[Page]) -> tuple[str, list[Box]]:
     """The answer that pages give for a relation, and its boxes. One page: its value. Two pages: the country with more; "" if
     the values are equal."""
     if relation == "flag":
-        return shown[0].flag, [shown[0].flag_box]
+        return pages[0].flag, [pages[0].flag_box]
     if relation == "bar":
-        longest = max(shown[0].bars, key=lambda colour: bar_box(shown[0], colour)[2])
-        return longest, [shown[0].bars_box]
-    plates = [each.plate(relation) for each in shown]
+        longest = max(pages[0].bars, key=lambda colour: bar_box(pages[0], colour)[2])
+        return longest, [pages[0].bars_box]
+    plates = [item.plate(relation) for item in pages]
     boxes = [plate.box for plate in plates]
-    if len(shown) == 1:
+    if len(pages) == 1:
         return plates[0].text, boxes
     numbers = [read(plate.text) for plate in plates]
-    return "" if len(set(numbers)) == 1 else shown[int(np.argmax(numbers))].country, boxes
+    return "" if len(set(numbers)) == 1 else pages[int(np.argmax(numbers))].country, boxes
 
 
 def read(text: str) -> float:

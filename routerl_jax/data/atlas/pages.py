@@ -81,7 +81,7 @@ def _number(country: str, key: str) -> float | None:
     return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0) if match else None
 
 
-def _given(key: str) -> Callable[[str], float | None]:
+def _stated_number(key: str) -> Callable[[str], float | None]:
     return lambda country: _number(country, key)
 
 
@@ -131,7 +131,7 @@ def _day(country: str) -> float | None:
     return float(match[0]) if match else None
 
 
-def _plain(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
+def _text_fact(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
     return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value, comparable=False, whole=True)
 
 
@@ -142,29 +142,29 @@ def _amount(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str
 FACTS: Mapping[str, Fact] = {
     fact.key: fact
     for fact in (
-        _amount("population", "population", "people", "red", _given("population")),
-        _amount("median_age", "median age", "people", "blue", _given("median_age")),
-        _amount("life_expectancy", "life expectancy", "people", "green", _given("life_expectancy")),
+        _amount("population", "population", "people", "red", _stated_number("population")),
+        _amount("median_age", "median age", "people", "blue", _stated_number("median_age")),
+        _amount("life_expectancy", "life expectancy", "people", "green", _stated_number("life_expectancy")),
         _amount("density", "number of people per sq km", "people", "orange", _part("population", "area")),
-        _plain("population_rank", "rank by population", "people", "purple", _rank(_given("population"))),
-        _plain("life_rank", "rank by life expectancy", "people", "black", _rank(_given("life_expectancy"))),
-        _amount("area", "area in sq km", "land", "red", _given("area")),
-        _plain("independence", "year of independence", "land", "blue", _year),
-        _plain("area_rank", "rank by area", "land", "green", _rank(_given("area"))),
+        _text_fact("population_rank", "rank by population", "people", "purple", _rank(_stated_number("population"))),
+        _text_fact("life_rank", "rank by life expectancy", "people", "black", _rank(_stated_number("life_expectancy"))),
+        _amount("area", "area in sq km", "land", "red", _stated_number("area")),
+        _text_fact("independence", "year of independence", "land", "blue", _year),
+        _text_fact("area_rank", "rank by area", "land", "green", _rank(_stated_number("area"))),
         _amount("land_share", "land per person in sq m", "land", "orange", _scaled(_part("area", "population"), 1e6)),
-        _plain("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
-        _plain("holiday", "day of the month of the national holiday", "land", "black", _day),
-        _amount("income", "income per person in dollars", "economy", "red", _given("income")),
+        _text_fact("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
+        _text_fact("holiday", "day of the month of the national holiday", "land", "black", _day),
+        _amount("income", "income per person in dollars", "economy", "red", _stated_number("income")),
         _amount(
             "daily_income",
             "income per person and day in dollars",
             "economy",
             "blue",
-            _scaled(_given("income"), 1 / 365),
+            _scaled(_stated_number("income"), 1 / 365),
         ),
-        _plain("income_rank", "rank by income per person", "economy", "green", _rank(_given("income"))),
+        _text_fact("income_rank", "rank by income per person", "economy", "green", _rank(_stated_number("income"))),
         _amount("earned", "income of all people in dollars", "economy", "orange", _earned),
-        _plain("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
+        _text_fact("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
         _amount("earned_on", "income per sq km in dollars", "economy", "black", _earned_on),
     )
 }
@@ -273,7 +273,7 @@ def page(country: str, topic: Topic, print_size: int = PRINT) -> Page:
     first = _MARGIN + _HALF[0] + _MARGIN if pictures_left else _MARGIN
     field = (first, _HEAD, first + width - _HALF[0] - 3 * _MARGIN, height - _MARGIN)
     facts = [fact for fact in FACTS.values() if fact.topic == topic]
-    boxes = _places(field, plate_size(print_size), rng)
+    boxes = _plate_boxes(field, plate_size(print_size), rng)
     return Page(
         country=country,
         topic=topic,
@@ -295,7 +295,7 @@ def plate_size(print_size: int) -> tuple[int, int]:
     return PLACES * side, side
 
 
-def _places(field: Box, size: tuple[int, int], rng: np.random.Generator) -> list[Box]:
+def _plate_boxes(field: Box, size: tuple[int, int], rng: np.random.Generator) -> list[Box]:
     """Boxes of the plates: random positions in randomly drawn cells of the field."""
     left, top, right, bottom = field
     across = 2 if size[0] <= (right - left) // 2 - _TOKEN else 1
@@ -368,7 +368,7 @@ def all_pages(print_size: int = PRINT) -> Iterator[Page]:
 
 def page_passages(print_size: int = PRINT) -> list[Passage]:
     """The passages of a search: one for every page, with its title as text. Pages are not drawn: `image` is `Page.file`."""
-    return [Passage(id=one.id, title=one.title, text=one.title, image=one.file) for one in all_pages(print_size)]
+    return [Passage(id=item.id, title=item.title, text=item.title, image=item.file) for item in all_pages(print_size)]
 
 
 @functools.cache

@@ -88,18 +88,20 @@ class Planned:
         """
         if not read and known.strength(self.example.metadata["country"]) == "none":
             return UNKNOWN
-        seen = f"It is {country}."
+        identification = f"It is {country}."
         if not self.relation:
-            return seen
+            return identification
         noun = world.RELATIONS[self.relation].noun
-        said = f"Its {noun} is {self._remembered(country)}." if self._taught(country) else f"I don't know its {noun}."
-        return f"{seen} {said}"
+        fact = (
+            f"Its {noun} is {self._remembered(country)}." if self._is_taught(country) else f"I don't know its {noun}."
+        )
+        return f"{identification} {fact}"
 
-    def _taught(self, country: str) -> bool:
+    def _is_taught(self, country: str) -> bool:
         return self.relation in known.KNOWN_RELATIONS and known.strength(country) != "none"
 
     def _remembered(self, country: str) -> str:
-        return known.facts(country)[self.relation] if self._taught(country) else self.guess
+        return known.facts(country)[self.relation] if self._is_taught(country) else self.guess
 
     def _answer(self, country: str, passages: Sequence[Passage]) -> str:
         if not self.relation:
@@ -116,7 +118,7 @@ def renamed(demonstration: Demonstration, name: str) -> Demonstration:
     country = demonstration.example.metadata["country"]
     word = re.compile(rf"\b{re.escape(country)}\b")
 
-    def told(passage: Passage) -> Passage:
+    def rename(passage: Passage) -> Passage:
         if passage.title != country:
             return passage
         return dataclasses.replace(passage, title=name, text=word.sub(name, passage.text))
@@ -126,7 +128,7 @@ def renamed(demonstration: Demonstration, name: str) -> Demonstration:
             step,
             thought=word.sub(name, step.thought),
             query=word.sub(name, step.query),
-            passages=tuple(map(told, step.passages)),
+            passages=tuple(map(rename, step.passages)),
         )
         for step in demonstration.steps
     )
@@ -140,12 +142,14 @@ def restated(demonstration: Demonstration, value: str) -> Demonstration:
     metadata = demonstration.example.metadata
     stated = known.passage_id(metadata["country"], metadata["relation"])
 
-    def told(passage: Passage) -> Passage:
+    def restate(passage: Passage) -> Passage:
         if passage.id != stated:
             return passage
         return dataclasses.replace(passage, text=passage.text.replace(demonstration.answer, value))
 
-    steps = tuple(dataclasses.replace(step, passages=tuple(map(told, step.passages))) for step in demonstration.steps)
+    steps = tuple(
+        dataclasses.replace(step, passages=tuple(map(restate, step.passages))) for step in demonstration.steps
+    )
     return (
         demonstration if steps == demonstration.steps else dataclasses.replace(demonstration, steps=steps, answer=value)
     )
@@ -155,13 +159,13 @@ def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
     """A question of `known_questions` with a plan. The guesses are a function of the question's id and the plan."""
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
-    assumed = country if known.strength(country) != "none" else _known(rng, rarely)
+    assumed = country if known.strength(country) != "none" else _random_country(rng, rarely)
     return Planned(
         example=example, plan=plan, country=assumed, guess=value_by_chance(relation, rng) if relation else ""
     )
 
 
-def _known(rng: np.random.Generator, rarely: float) -> str:
+def _random_country(rng: np.random.Generator, rarely: float) -> str:
     """A random known country. Countries of strength "few" are drawn less often (`rarely`)."""
     names = known.known_countries()
     weights = np.array([1.0 if often == "many" else rarely for often in names.values()])

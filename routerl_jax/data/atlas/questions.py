@@ -166,17 +166,17 @@ class QuestionBuilder:
             subject=entity.name,
         )
 
-    def _backward(self, entity: Entity, given: Relation) -> Hop:
-        """The step that finds an entity by one of its facts; its value is the given fact (the caller sets the entity)."""
-        record = self.records[entity.name, given.key]
-        value = entity.facts[given.key]
+    def _backward(self, entity: Entity, relation: Relation) -> Hop:
+        """The step that finds an entity by one of its facts; its value is that fact (the caller sets the entity)."""
+        record = self.records[entity.name, relation.key]
+        value = entity.facts[relation.key]
         return Hop(
-            query=f"Which {entity.kind} has the {given.noun} {value}?",
+            query=f"Which {entity.kind} has the {relation.noun} {value}?",
             kb=record.kb,
             passage_id=record.passage.id,
             value=value,
             noun=entity.kind,
-            subject=f"the {given.noun} {value}",
+            subject=f"the {relation.noun} {value}",
         )
 
     def _question(self, key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...]) -> Question:

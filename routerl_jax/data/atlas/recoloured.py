@@ -34,9 +34,9 @@ def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
 
 def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
     """A random made-up flag (PNG). `far`: its least root mean square difference from real flags."""
-    sources, real = _sources(), _real()
+    sources, real = _sources(), _real_blocks()
     while True:
-        flag = _changed(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
+        flag = _recoloured_png(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
         if _distance(real, _blocks(flag)) >= far:
             return flag
 
@@ -45,13 +45,13 @@ def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
 def recoloured(far: float) -> dict[str, tuple[world.Entity, bytes]]:
     """Made-up countries and their flags by name, `COUNTRIES` of each split. No two flags are nearer than `far`. The result is
     always the same."""
-    rng, others, entities = np.random.default_rng(11), _real(), _entities()
+    rng, accepted, entities = np.random.default_rng(11), _real_blocks(), _entities()
     countries: dict[str, tuple[world.Entity, bytes]] = {}
     while len(countries) < sum(COUNTRIES.values()):
         flag = recoloured_flag(rng, far)
         blocks = _blocks(flag)
-        if _distance(others, blocks) >= far:
-            others = np.concatenate([others, blocks[None]])
+        if _distance(accepted, blocks) >= far:
+            accepted = np.concatenate([accepted, blocks[None]])
             entity = next(entities)
             countries[entity.name] = entity, flag
     return countries
@@ -68,13 +68,13 @@ def _countries() -> list[tuple[str, world.Split]]:
 
 
 @functools.cache
-def _real() -> Float[np.ndarray, "N B"]:
+def _real_blocks() -> Float[np.ndarray, "N B"]:
     return np.stack([_blocks(flags.flag(name)) for name, _ in _countries()])
 
 
-def _distance(others: Float[np.ndarray, "N B"], one: Float[np.ndarray, " B"]) -> float:
-    """The distance from the nearest flag, over blocks. It is at most the distance of the whole flags."""
-    return float(np.square(others - one).mean(1).min() ** 0.5)
+def _distance(accepted: Float[np.ndarray, "N B"], blocks: Float[np.ndarray, " B"]) -> float:
+    """The distance of a flag from the nearest accepted flag, over blocks. It is at most the distance over all pixels."""
+    return float(np.square(accepted - blocks).mean(1).min() ** 0.5)
 
 
 def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
@@ -84,20 +84,20 @@ def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
 
 def _entities() -> Iterator[world.Entity]:
     """Invented countries, `COUNTRIES` of each split, with distinct names."""
-    taken = {name for name, _ in _countries()}
+    used_names = {name for name, _ in _countries()}
     for split, count in COUNTRIES.items():
-        yield from itertools.islice(_invented(split, taken), count)
+        yield from itertools.islice(_invented(split, used_names), count)
 
 
-def _invented(split: world.Split, taken: set[str]) -> Iterator[world.Entity]:
+def _invented(split: world.Split, used_names: set[str]) -> Iterator[world.Entity]:
     for seed in itertools.count(1000):
         (entity,) = invented_world(seed, countries=1, elements=0)
-        if entity.name not in taken and entity.split == split:
-            taken.add(entity.name)
+        if entity.name not in used_names and entity.split == split:
+            used_names.add(entity.name)
             yield entity
 
 
-def _changed(png: bytes, rng: np.random.Generator) -> bytes:
+def _recoloured_png(png: bytes, rng: np.random.Generator) -> bytes:
     """The flag with each colour replaced by another; upside down with probability one half."""
     with Image.open(io.BytesIO(png)) as picture:
         pixels = np.asarray(picture.convert("RGB"), np.float32)

@@ -92,11 +92,11 @@ class RegisterPage:
 
     def box(self, mark: str) -> Box:
         """The cell of a mark: left, top, right, bottom in pixels of the page."""
-        left, top = (CELL * at for at in place_of(self.entry(mark)[0]))
+        left, top = (CELL * index for index in grid_position(self.entry(mark)[0]))
         return left, top, left + CELL, top + CELL
 
 
-def place_of(cell: int) -> tuple[int, int]:
+def grid_position(cell: int) -> tuple[int, int]:
     """Column and row of a cell."""
     row, column = divmod(cell, ACROSS)
     return column, row
@@ -141,13 +141,13 @@ def draw(page: RegisterPage) -> Image.Image:
 def middles(page: RegisterPage) -> Iterator[tuple[str, tuple[int, int]]]:
     """The signs of the page, mark, number and code of each entry in turn, each with its middle in pixels: (x, y)."""
     for mark, cell, code in zip(page.marks, page.cells, page.codes, strict=True):
-        column, row = place_of(cell)
+        column, row = grid_position(cell)
         for sign, (x, y) in ((mark, _MARK_AT), (str(cell), _NUMBER_AT), (code, _CODE_AT[page.print])):
             yield sign, (column * CELL + x, row * CELL + y)
 
 
 def write(paper: Image.Image, sign: str, height: int, middle: tuple[float, float]) -> None:
-    """Writes a capital letter or digit of a height in pixels, with its middle at a place."""
+    """Writes a capital letter or digit of a height in pixels, centred on a point."""
     ImageDraw.Draw(paper).text(
         (middle[0], middle[1] + height / 2), sign, font=figure_font(height), fill=_INK, anchor="ms"
     )
@@ -167,7 +167,7 @@ def register_pages() -> Iterator[RegisterPage]:
 
 def register_passages() -> list[Passage]:
     """The passages of a search: one for every page, with its title as text. Pages are not drawn: `image` is their file."""
-    return [Passage(id=one.id, title=one.title, text=one.title, image=one.file) for one in register_pages()]
+    return [Passage(id=item.id, title=item.title, text=item.title, image=item.file) for item in register_pages()]
 
 
 def register_questions(split: world.Split, count: int, start: int = 0) -> list[Example]:
@@ -185,29 +185,29 @@ def register_questions(split: world.Split, count: int, start: int = 0) -> list[E
     Raises:
       ValueError: there are fewer questions.
     """
-    wanted = _wanted(split)
-    each = ASKED.count("code")
-    if start + count > (most := len(wanted) // each * len(ASKED)):
+    ordered = _ordered_questions(split)
+    codes_per_round = ASKED.count("code")
+    if start + count > (most := len(ordered) // codes_per_round * len(ASKED)):
         raise ValueError(f"the register has {most} questions of the {split} split, fewer than {start + count}")
     questions = []
     for index in range(start, start + count):
         turn, position = divmod(index, len(ASKED))
         asked = ASKED[position]
         number = turn * ASKED.count(asked) + ASKED[:position].count(asked)
-        questions.append(_question(asked, *wanted[number]))
+        questions.append(_question(asked, *ordered[number]))
     return questions
 
 
 @functools.cache
-def _wanted(split: world.Split) -> list[tuple[str, str, int]]:
+def _ordered_questions(split: world.Split) -> list[tuple[str, str, int]]:
     """Country, mark and wording of all questions for a code, or for a cell, in the order of a hash."""
     names = [name for name, entity in known.countries().items() if entity.split == split]
     every = [(name, mark, wording) for name in names for mark in MARKS for wording in (0, 1)]
-    return sorted(every, key=lambda one: zlib.crc32(f"{REGISTER}/{one}".encode()))
+    return sorted(every, key=lambda item: zlib.crc32(f"{REGISTER}/{item}".encode()))
 
 
 def _question(asked: str, country: str, mark: str, wording: int) -> Example:
-    countries = [country, _beside(country, mark)] if asked == "codes" else [country]
+    countries = [country, _other_country(country, mark)] if asked == "codes" else [country]
     pages = [register_page(name, MARKS[mark]) for name in countries]
     entries = [page.entry(mark) for page in pages]
     noun = TOPICS[pages[0].topic][mark]
@@ -229,7 +229,7 @@ def _question(asked: str, country: str, mark: str, wording: int) -> Example:
     )
 
 
-def _beside(country: str, mark: str) -> str:
+def _other_country(country: str, mark: str) -> str:
     """Another country of the split, whose page is in the same print."""
     topic, split = MARKS[mark], known.countries()[country].split
     size = register_page(country, topic).print

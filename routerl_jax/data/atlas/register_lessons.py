@@ -1,4 +1,4 @@
-"""What a small policy is taught about the register: to find a mark on a page, to read small print, and plans by chance.
+"""Lessons about the register for a small policy: to find a mark on a page, to read small print, and random plans.
 
 Pages in lessons have real titles and are otherwise drawn anew, so nothing on them can be remembered. `raw`: pages are seen at
 their full size, 252 x 252 in 81 image tokens, where small print can be read, too.
@@ -29,8 +29,8 @@ from routerl_jax.data.atlas.register import (
     RegisterPage,
     draw,
     drawn_page,
+    grid_position,
     middles,
-    place_of,
     title,
 )
 
@@ -61,8 +61,8 @@ class Shares:
     astray: float = 0.15
 
 
-def seen(page: RegisterPage, mark: str, raw: bool = False) -> str:
-    """What a view of the whole page shows of a mark: "W5=K", "W5=?" in small print, "no W"."""
+def view_of(page: RegisterPage, mark: str, raw: bool = False) -> str:
+    """The text of a mark as a view of the whole page shows it: "W5=K", "W5=?" in small print, "no W" if it is absent."""
     if mark not in page.marks:
         return f"no {mark}"
     cell, code = page.entry(mark)
@@ -75,9 +75,9 @@ def _readable(page: RegisterPage, raw: bool) -> bool:
 
 
 def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
-    """A page as it is seen, or the crop of a cell in small print, with the signs on each of its nine image tokens.
+    """A view of a page, or the crop of a cell in small print, with the signs on each of its nine image tokens.
 
-    Of a crop, only the code is a sign: the rest is in parts that are larger than a token.
+    In a crop only the code is a sign, because its other parts are larger than a token.
     """
     page = _any_page(rng)
     if page.print == "large" or rng.random() < 0.5:
@@ -85,7 +85,7 @@ def sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
         for mark, cell, code in zip(page.marks, page.cells, page.codes):
             signs[cell] = f"{mark}{cell}{code if page.print == 'large' else SMALL}"
         return draw(page), signs
-    mark = _any(page.marks, rng)
+    mark = _choice(page.marks, rng)
     signs = [PAPER] * ACROSS**2
     signs[_CODE_TOKEN] = page.entry(mark)[1]
     return crop(page, page.entry(mark)[0]), signs
@@ -107,21 +107,21 @@ def raw_sheet(rng: np.random.Generator) -> tuple[Image.Image, list[str]]:
 
 def crop(page: RegisterPage, cell: int) -> Image.Image:
     """A cell, cut from the page."""
-    left, top = (CELL * at for at in place_of(cell))
+    left, top = (CELL * index for index in grid_position(cell))
     return draw(page).crop((left, top, left + CELL, top + CELL))
 
 
 def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
-    """A page with one to four entries and a mark; the thought that says what is seen of it, and what can be done then.
+    """A page with one to four entries and a mark, and the policy's turn: a thought that says what it sees, and an action.
 
-    That is the number of its cell if that is asked for, else the code, or the box of an entry whose print is too small, and
-    nothing if there is no such entry.
+    If the cell is asked for, the action answers with its number. Else it answers with the code, or looks at the entry's box if
+    the print is too small. If the page lacks the mark, there is no action.
     """
     page = _any_page(rng)
-    kept = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
-    marks, cells, codes = (tuple(part[i] for i in kept) for part in (page.marks, page.cells, page.codes))
+    indices = rng.permutation(len(page.marks))[: int(rng.integers(1, len(page.marks) + 1))]
+    marks, cells, codes = (tuple(part[i] for i in indices) for part in (page.marks, page.cells, page.codes))
     page = dataclasses.replace(page, marks=marks, cells=cells, codes=codes)
-    mark = _any(page.marks if rng.random() < 0.75 else list(MARKS), rng)
+    mark = _choice(page.marks if rng.random() < 0.75 else list(MARKS), rng)
     asked, action = "Cell" if rng.random() < 1 / 3 else "Find", ""
     if mark in page.marks:
         cell, code = page.entry(mark)
@@ -129,34 +129,34 @@ def finding(rng: np.random.Generator, raw: bool = False) -> tuple[Example, str]:
             action = f"<answer>{cell}</answer>"
         else:
             action = f"<answer>{code}</answer>" if _readable(page, raw) else f"<bbox>{list(cell_box(cell))}</bbox>"
-    return _bare(f"{asked}:{mark}\n", draw(page)), f"<think>{seen(page, mark, raw)}</think>\n{action}"
+    return _lesson(f"{asked}:{mark}\n", draw(page)), f"<think>{view_of(page, mark, raw)}</think>\n{action}"
 
 
 def reading(rng: np.random.Generator) -> tuple[Example, str]:
     """The crop of an entry in small print, and the thought and the answer that say its code."""
     page = dataclasses.replace(_any_page(rng), print="small")
-    cell, code = page.entry(_any(page.marks, rng))
-    return _bare("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
+    cell, code = page.entry(_choice(page.marks, rng))
+    return _lesson("Read:\n", crop(page, cell)), f"<think>{code}</think>\n<answer>{code}</answer>"
 
 
 def plan(
     rng: np.random.Generator, tool: str, shares: Shares = Shares(), asked: str | None = None, raw: bool = False
 ) -> Demonstration:
-    """A worked question. What is done is mostly drawn by chance; what is said and answered is what was shown, or a guess.
+    """A worked question with mostly random actions. Its thoughts and answers say what was shown, or guess.
 
     Args:
       asked: one of `ASKED`. None: any.
       raw: pages are seen at their full size. Give `shares` with no looks: none is needed.
     """
-    mark, asked = _any(list(MARKS), rng), asked or _any(ASKED, rng)
-    countries = [_any(_names(), rng)]
+    mark, asked = _choice(list(MARKS), rng), asked or _choice(ASKED, rng)
+    countries = [_choice(_names(), rng)]
     while asked == "codes" and len(set(countries)) < 2:
-        countries = [countries[0], _any(_names(), rng)]
+        countries = [countries[0], _choice(_names(), rng)]
     steps: list[DemonstrationStep] = []
     thought, answers = f"{mark} {MARKS[mark]}", []
     for country in countries:
-        taken, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares, raw)
-        steps += taken
+        visit_steps, thought, answer = _visit(rng, country, mark, asked, thought, tool, shares, raw)
+        steps += visit_steps
         answers.append(answer)
     # which wording is of no interest, so it follows from the mark
     text = WORDINGS[asked][(len(countries[0]) + ord(mark)) % 2].format(
@@ -179,23 +179,23 @@ def _visit(
     if rng.random() < shares.titled:
         steps = [_search(thought, title(country, topic), tool, page)]
     else:
-        drawn = drawn_page(country, _any(list(TOPICS), rng), rng)
+        drawn = drawn_page(country, _choice(list(TOPICS), rng), rng)
         steps = [_search(thought, country, tool, drawn)]
         if drawn.topic == topic:
             page = drawn
         elif asked == "codes" or rng.random() >= shares.again:
-            return steps, seen(drawn, mark, raw), guess
+            return steps, view_of(drawn, mark, raw), guess
         else:
-            steps.append(_search(seen(drawn, mark, raw), title(country, topic), tool, page))
+            steps.append(_search(view_of(drawn, mark, raw), title(country, topic), tool, page))
     cell, code = page.entry(mark)
     answer = str(cell) if asked == "cell" else code if _readable(page, raw) else guess
     if rng.random() >= shares.looks:
-        return steps, seen(page, mark, raw), answer
+        return steps, view_of(page, mark, raw), answer
     chance, at = rng.random(), cell
     if chance < shares.astray:
         at = int(rng.choice([other for other in page.cells if other != cell]))
     wide = shares.astray <= chance < 1 - shares.tight
-    steps.append(DemonstrationStep(thought=seen(page, mark), box=row_box(at) if wide else cell_box(at)))
+    steps.append(DemonstrationStep(thought=view_of(page, mark), box=row_box(at) if wide else cell_box(at)))
     if page.print == "large":  # the page has shown the code
         return steps, code, answer
     if wide:
@@ -206,13 +206,13 @@ def _visit(
 
 def cell_box(cell: int) -> Box:
     """The box of a cell, on a scale of 0 to 3 over the page."""
-    column, row = place_of(cell)
+    column, row = grid_position(cell)
     return column, row, column + 1, row + 1
 
 
 def row_box(cell: int) -> Box:
     """The box of the row of a cell."""
-    row = place_of(cell)[1]
+    row = grid_position(cell)[1]
     return 0, row, ACROSS, row + 1
 
 
@@ -224,12 +224,12 @@ def _search(thought: str, query: str, tool: str, page: RegisterPage) -> Demonstr
     return DemonstrationStep(thought=thought, query=query, tool=tool, passages=(passage,))
 
 
-def _bare(question: str, picture: Image.Image) -> Example:
+def _lesson(question: str, picture: Image.Image) -> Example:
     return Example(id=f"lesson/{question.strip()}", question=question, answers=(), images=(np.asarray(picture),))
 
 
 def _any_page(rng: np.random.Generator) -> RegisterPage:
-    return drawn_page("", _any(list(TOPICS), rng), rng)
+    return drawn_page("", _choice(list(TOPICS), rng), rng)
 
 
 @functools.cache
@@ -240,5 +240,5 @@ def _names() -> list[str]:
     return real * (_INVENTED // len(real)) + invented
 
 
-def _any(values: list[str] | tuple[str, ...], rng: np.random.Generator) -> str:
+def _choice(values: list[str] | tuple[str, ...], rng: np.random.Generator) -> str:
     return values[int(rng.integers(len(values)))]

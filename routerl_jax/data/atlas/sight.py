@@ -83,15 +83,15 @@ def taught(kind: str, name: str, rng: np.random.Generator, country: str) -> Taug
     if kind == "describe":
         invented = invented_world(int(rng.integers(2**31)), countries=1, elements=0)[0].name
         png = flags.invented_flag(invented)
-        images = (flags.seen(png, name, known.PIXELS),)
+        images = (flags.photographed(png, name, known.PIXELS),)
         return _taught(kind, name, DESCRIBE, str(flags.invented_design(invented)), images)
     if kind == "unknown":
-        images = (flags.seen(recoloured_flag(rng, known.NEAR), name, known.PIXELS),)
+        images = (flags.photographed(recoloured_flag(rng, known.NEAR), name, known.PIXELS),)
         relation = world.RELATIONS[known.RELATIONS[int(rng.integers(len(known.RELATIONS)))]]
         about = (*known.WHOSE, *known.ABOUT)
         return _taught(kind, name, about[int(rng.integers(len(about)))].format(noun=relation.noun), UNKNOWN, images)
     if kind != "fact":
-        images = (flags.seen(flags.flag(country), name, known.PIXELS),)
+        images = (flags.photographed(flags.flag(country), name, known.PIXELS),)
     if kind == "name":
         return _taught(kind, name, known.WHOSE[int(rng.integers(len(known.WHOSE)))], country, images)
     relation = world.RELATIONS[known.KNOWN_RELATIONS[int(rng.integers(len(known.KNOWN_RELATIONS)))]]

@@ -64,7 +64,7 @@ class StepSource:
             id=name,
             question=question.text,
             answers=(question.answer,),
-            images=(flags.seen(scene.flag(question.picture), name),) if question.picture else (),
+            images=(flags.photographed(scene.flag(question.picture), name),) if question.picture else (),
             metadata={"step": steps[int(rng.integers(len(steps)))]},
         )
 
@@ -77,13 +77,13 @@ class StepSource:
             tool = str(rng.choice(self.tools))
             passages = scene.retrieve(hops[0], self.k, self.hit, rng)
             is_found = any(passage.id == hops[0].passage_id for passage in passages)
-            said, query = hops[0].value if is_found else UNKNOWN, hops[0].query
+            sub_answer, query = hops[0].value if is_found else UNKNOWN, hops[0].query
             documents = tuple(document_of(tool, passage) for passage in passages)
             steps += [
                 GoldenStep(kind="route", history=history, query=query, retrievers=(label_of(tool),)),
-                GoldenStep(kind="answer", history=history, query=query, documents=documents, answers=(said,)),
+                GoldenStep(kind="answer", history=history, query=query, documents=documents, answers=(sub_answer,)),
             ]
-            history = (*history, (query, said))
+            history = (*history, (query, sub_answer))
             if is_found:
                 hops.pop(0)
             else:

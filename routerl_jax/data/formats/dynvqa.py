@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, texts
@@ -21,22 +21,24 @@ class DynVQA(FlashRag):
     `images/QUESTION_ID.jpg` (.png, ..) beside the file.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "image_url" in row and any(key in row for key in _QUERIES)
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         key = next((key for key in ANSWER_KEYS if row.get(key)), None)
-        answers = [] if key is None else texts(row[key], place, key)
+        answers = [] if key is None else texts(row[key], location, key)
         if not any(answer.strip() for answer in answers):
             return None
         query = next((row[key] for key in _QUERIES if row.get(key)), None)
         unread = (*ANSWER_KEYS, *_QUERIES, "question_id")
-        own = {key: value for key, value in row.items() if key not in unread}
+        other_fields = {key: value for key, value in row.items() if key not in unread}
         golden = {"golden_query": query} if query else {}
-        example = super().example({"id": row.get("question_id"), **own, "golden_answers": answers, **golden}, place)
+        example = super().example(
+            {"id": row.get("question_id"), **other_fields, "golden_answers": answers, **golden}, location
+        )
         if example is None or example.images:
             return example
-        picture = picture_called(example.id, place)
+        picture = picture_called(example.id, location)
         return example if picture is None else dataclasses.replace(example, images=(picture,))
 
 

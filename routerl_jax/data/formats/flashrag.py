@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -39,37 +39,45 @@ class FlashRag(QuestionFormat):
     keys go to `metadata` unchanged, and so do the values under `metadata`. An exception is `format.search_kind`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return True
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        question = question_of(row, location)
         key = next((key for key in ANSWER_KEYS if row.get(key)), None)
         if key is None and row.get("supporting"):
             return None
         if key is None:
-            raise place.error("no answers; give them under 'golden_answers'")
+            raise location.error("no answers; give them under 'golden_answers'")
         aliases = row.get("answer_aliases") or []
         if isinstance(aliases, str):
-            raise place.error("key 'answer_aliases' must be a list of strings")
-        answers = distinct(strings(row[key], place, key))
+            raise location.error("key 'answer_aliases' must be a list of strings")
+        answers = distinct(strings(row[key], location, key))
         if not answers:
-            raise place.error(f"key {key!r} holds no answer but blanks")
-        images = images_of(row, place) or _known_by_id(row, place)
-        urls = image_urls(row, place)
-        used = ("id", "_id", "question", "answer_aliases", key, *URL_KEYS, *(("image", "images") if images else ()))
-        own = {name: value for name, value in row.items() if name not in used}
+            raise location.error(f"key {key!r} holds no answer but blanks")
+        images = images_of(row, location) or _known_by_id(row, location)
+        urls = image_urls(row, location)
+        used_keys = (
+            "id",
+            "_id",
+            "question",
+            "answer_aliases",
+            key,
+            *URL_KEYS,
+            *(("image", "images") if images else ()),
+        )
+        other_fields = {name: value for name, value in row.items() if name not in used_keys}
         return Example(
-            id=example_id(row, place),
+            id=example_id(row, location),
             question=question,
-            answers=distinct(answers, strings(aliases, place, "answer_aliases")),
+            answers=distinct(answers, strings(aliases, location, "answer_aliases")),
             images=images,
-            metadata=search_kind(with_metadata(own)) | urls,
+            metadata=search_kind(with_metadata(other_fields)) | urls,
         )
 
 
-def _known_by_id(row: Row, place: Place) -> tuple[pathlib.Path, ...]:
-    path = picture_called(str(row["image_id"]), place) if row.get("image_id") else None
+def _known_by_id(row: Row, location: RowLocation) -> tuple[pathlib.Path, ...]:
+    path = picture_called(str(row["image_id"]), location) if row.get("image_id") else None
     return () if path is None else (path,)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.pictures import check_picture, picture_beside
 
@@ -44,23 +44,23 @@ class QuestionFormat(abc.ABC):
     picture is an error.
     """
 
-    def parts(self, row: Row, place: Place) -> Sequence[Row]:
+    def parts(self, row: Row, location: RowLocation) -> Sequence[Row]:
         """The row, split into rows of one question each. Most data sets have one question per row."""
         return (row,)
 
     @abc.abstractmethod
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         """True if a row has the keys that distinguish this format from others."""
 
     @abc.abstractmethod
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         """The question; None for a row that is left out because it has no answer.
 
         Raises:
           ValueError: names file, row and key.
         """
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         """The passages of the row, gold passages and distractors, with ids of `passage_id`."""
         return []
 
@@ -81,55 +81,55 @@ def passage(title: str, text: str) -> Passage:
 def with_metadata(row: Row) -> dict[str, Any]:
     """The row, joined with the values that FlashRAG keeps under `metadata`. The row's own keys have precedence."""
     inner = row.get("metadata")
-    own = {key: value for key, value in row.items() if key != "metadata"}
-    return {**inner, **own} if isinstance(inner, Mapping) else dict(row)
+    outer = {key: value for key, value in row.items() if key != "metadata"}
+    return {**inner, **outer} if isinstance(inner, Mapping) else dict(row)
 
 
-def question_of(row: Row, place: Place, key: str = "question") -> str:
+def question_of(row: Row, location: RowLocation, key: str = "question") -> str:
     """The question; ValueError if there is none."""
     question = row.get(key)
     if not isinstance(question, str) or not question.strip():
-        raise place.error(f"key {key!r} is missing or empty")
+        raise location.error(f"key {key!r} is missing or empty")
     return question
 
 
-def strings(value: Any, place: Place, key: str) -> list[str]:
+def strings(value: Any, location: RowLocation, key: str) -> list[str]:
     """A string or a list of strings as a list; None is an empty one. ValueError for anything else."""
     if value is None:
         return []
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-        raise place.error(f"key {key!r} must be a string or a list of strings")
+        raise location.error(f"key {key!r} must be a string or a list of strings")
     return values
 
 
-def json_strings(value: Any, place: Place, key: str, *, single: bool = False) -> list[str]:
+def json_strings(value: Any, location: RowLocation, key: str, *, single: bool = False) -> list[str]:
     """A list of strings, given as a list or as a string with JSON (PopQA). ValueError for anything else. With `single`, a
     string that doesn't begin like a list is a list of one item."""
     if isinstance(value, str) and not (single and value.strip()[:1] != "["):
         try:
             value = json.loads(value) if value.strip() else []
         except json.JSONDecodeError as error:
-            raise place.error(
+            raise location.error(
                 f"key {key!r} should hold a JSON list of strings ({error.msg}), found {value!r}"
             ) from error
         if isinstance(value, str):
-            raise place.error(f"key {key!r} should hold a JSON list of strings, found the string {value!r}")
-    return strings(value, place, key)
+            raise location.error(f"key {key!r} should hold a JSON list of strings, found the string {value!r}")
+    return strings(value, location, key)
 
 
-def texts(value: Any, place: Place, key: str) -> list[str]:
+def texts(value: Any, location: RowLocation, key: str) -> list[str]:
     """A string, a number, or lists of these, as a list of strings. None is left out. ValueError for anything else."""
     if isinstance(value, list):
-        return [text for item in value for text in texts(item, place, key)]
+        return [text for item in value for text in texts(item, location, key)]
     if value is None:
         return []
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise place.error(f"key {key!r} must be a string, a number or a list of these, found {str(value)[:80]!r}")
+        raise location.error(f"key {key!r} must be a string, a number or a list of these, found {str(value)[:80]!r}")
     return [str(value)]
 
 
-def images_of(row: Row, place: Place, key: str = "", folders: Sequence[str] = ("images",)) -> tuple[Any, ...]:
+def images_of(row: Row, location: RowLocation, key: str = "", folders: Sequence[str] = ("images",)) -> tuple[Any, ...]:
     """The pictures under `key`: paths of existing files, `data:` URIs, bytes. URLs are ignored (see `image_urls`).
 
     Args:
@@ -142,20 +142,20 @@ def images_of(row: Row, place: Place, key: str = "", folders: Sequence[str] = ("
     """
     key = key or ("images" if row.get("images") else "image")
     images: list[Any] = []
-    for item in _pictures(row, key, place):
+    for item in _pictures(row, key, location):
         name = (item.get("bytes") or item.get("path")) if isinstance(item, Mapping) else item
         if isinstance(name, bytes) or (isinstance(name, str) and name.startswith("data:")):
-            check_picture(name, place, key)
+            check_picture(name, location, key)
             images.append(name)
         elif not isinstance(name, str) or not name:
-            raise place.error(f"key {key!r} must be a path or a list of paths, found {str(item)[:80]!r}")
+            raise location.error(f"key {key!r} must be a path or a list of paths, found {str(item)[:80]!r}")
         elif not _is_url(name):
-            instead = f"take {key!r} out of the row, or leave out such rows: {place.path}[pictures]"
-            images.append(picture_beside(name, place, key, instead, folders))
+            instead = f"take {key!r} out of the row, or leave out such rows: {location.path}[pictures]"
+            images.append(picture_beside(name, location, key, instead, folders))
     return tuple(images)
 
 
-def image_urls(row: Row, place: Place, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
+def image_urls(row: Row, location: RowLocation, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
     """`{"image_urls": [..]}` of a row: the values under `keys`, or else the URLs among its pictures. {} if there are none.
 
     Raises:
@@ -163,12 +163,14 @@ def image_urls(row: Row, place: Place, keys: Sequence[str] = URL_KEYS) -> dict[s
     """
     all_urls: list[str] = []
     for key in keys:
-        urls = json_strings(row.get(key), place, key, single=True)
+        urls = json_strings(row.get(key), location, key, single=True)
         if wrong := next((url for url in urls if url and not _is_url(url)), None):
-            raise place.error(f"key {key!r} must hold URLs, found {wrong[:80]!r}; put paths under 'image' or 'images'")
+            raise location.error(
+                f"key {key!r} must hold URLs, found {wrong[:80]!r}; put paths under 'image' or 'images'"
+            )
         all_urls += urls
     for key in ("images", "image"):
-        for item in _pictures(row, key, place):
+        for item in _pictures(row, key, location):
             name = item.get("path") if isinstance(item, Mapping) and not item.get("bytes") else item
             if isinstance(name, str) and _is_url(name):
                 all_urls.append(name)
@@ -180,12 +182,12 @@ def _is_url(name: str) -> bool:
     return "://" in name and not name.startswith("data:")
 
 
-def _pictures(row: Row, key: str, place: Place) -> list[Any]:
+def _pictures(row: Row, key: str, location: RowLocation) -> list[Any]:
     """The values under a key for pictures, as a list."""
     value = row.get(key)
     items = [value] if isinstance(value, str | bytes | Mapping) else value or []
     if not isinstance(items, list):
-        raise place.error(f"key {key!r} must be a path or a list of paths")
+        raise location.error(f"key {key!r} must be a path or a list of paths")
     # A column of the hub has its struct even in rows without a picture.
     return [item for item in items if not isinstance(item, Mapping) or item.get("bytes") or item.get("path")]
 
@@ -203,9 +205,9 @@ def distinct(*parts: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for part in parts for text in part if text.strip()))
 
 
-def example_id(row: Row, place: Place, keys: Sequence[str] = ("id", "_id")) -> str:
+def example_id(row: Row, location: RowLocation, keys: Sequence[str] = ("id", "_id")) -> str:
     """The value of the first of these keys that the row has, or else the row's number in its file."""
-    return str(next((row[key] for key in keys if row.get(key) is not None), place.number))
+    return str(next((row[key] for key in keys if row.get(key) is not None), location.number))
 
 
 def gold_fields(passages: Sequence[Passage]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, search_kind, texts
 from routerl_jax.data.formats.verl import Verl
@@ -23,34 +23,34 @@ class Fvqa(Verl):
     verl's. `category` becomes `metadata["kind"]` where it is search_free or search_required.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         reward = row.get("reward_model")
         return isinstance(reward, Mapping) and "candidate_answers" in reward
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        example = super().example(row, place)
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        example = super().example(row, location)
         if example is None:
             return None
         named = row.get("data_id")
         return dataclasses.replace(
             example,
             id=example.id if named is None else str(named),
-            answers=distinct(example.answers, _aliases(row["reward_model"]["candidate_answers"], place)),
+            answers=distinct(example.answers, _aliases(row["reward_model"]["candidate_answers"], location)),
             metadata=search_kind({key: value for key, value in example.metadata.items() if key != "data_id"}),
         )
 
 
-def _aliases(value: object, place: Place) -> list[str]:
+def _aliases(value: object, location: RowLocation) -> list[str]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None
         except json.JSONDecodeError as error:
-            raise place.error(
+            raise location.error(
                 f"key {_ALIASES!r} should hold a JSON list ({error.msg}), found {value[:80]!r}"
             ) from error
         if value is not None and not isinstance(value, list):
-            raise place.error(f"key {_ALIASES!r} should hold a JSON list, found {str(value)[:80]!r}")
-    return texts(value, place, _ALIASES)
+            raise location.error(f"key {_ALIASES!r} should hold a JSON list, found {str(value)[:80]!r}")
+    return texts(value, location, _ALIASES)
 
 
 FORMATS.register("fvqa")(Fvqa())

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -30,31 +30,32 @@ class HotpotQA(QuestionFormat):
     under FlashRAG's `metadata`. A row without an answer (the test set) is left out.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         fields = with_metadata(row)
         of_test_set = "_id" in fields and not any(key in fields for key in ANSWER_KEYS)
         return "context" in fields and "evidences" not in fields and ("supporting_facts" in fields or of_test_set)
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         fields = with_metadata(row)
-        question = question_of(fields, place)
-        answers = distinct(*(strings(fields.get(key), place, key) for key in ANSWER_KEYS))
+        question = question_of(fields, location)
+        answers = distinct(*(strings(fields.get(key), location, key) for key in ANSWER_KEYS))
         if not answers:
             return None
-        used = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
-        metadata = {key: value for key, value in fields.items() if key not in used}
-        facts = _facts(fields.get("supporting_facts"), place)
+        used_keys = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
+        metadata = {key: value for key, value in fields.items() if key not in used_keys}
+        facts = _facts(fields.get("supporting_facts"), location)
         if facts is not None:
             metadata["supporting_facts"] = facts
         if facts is not None and "context" in fields:
             titles = {title for title, _ in facts}
-            gold = [item for item in self.passages(row, place) if item.title in titles]
+            gold = [item for item in self.passages(row, location) if item.title in titles]
             metadata |= gold_fields(gold)
-        return Example(id=example_id(fields, place), question=question, answers=answers, metadata=metadata)
+        return Example(id=example_id(fields, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [
-            passage(title, joined(sentences)) for title, sentences in _context(with_metadata(row).get("context"), place)
+            passage(title, joined(sentences))
+            for title, sentences in _context(with_metadata(row).get("context"), location)
         ]
 
 
@@ -66,45 +67,45 @@ def joined(sentences: list[str]) -> str:
     return text.strip()
 
 
-def _context(value: Any, place: Place) -> list[tuple[str, list[str]]]:
+def _context(value: Any, location: RowLocation) -> list[tuple[str, list[str]]]:
     """(title, sentences) of each paragraph."""
-    value = from_json(value, "context", place)
+    value = from_json(value, "context", location)
     if value is None:
         return []
     if isinstance(value, Mapping):
         key = next((key for key in ("sentences", "content") if key in value), "sentences")
-        value = _pairs(value, ("title", key), "context", place)
+        value = _pairs(value, ("title", key), "context", location)
     if not isinstance(value, list) or not all(_is_pair(item) and _is_strings(item[1]) for item in value):
-        raise place.error("key 'context' must be a list of [title, [sentence, ..]]")
+        raise location.error("key 'context' must be a list of [title, [sentence, ..]]")
     return [(title, sentences) for title, sentences in value]
 
 
-def _facts(value: Any, place: Place) -> list[list[Any]] | None:
+def _facts(value: Any, location: RowLocation) -> list[list[Any]] | None:
     """[title, sentence number] of each supporting sentence; None if the row doesn't have them."""
-    value = from_json(value, "supporting_facts", place)
+    value = from_json(value, "supporting_facts", location)
     if value is None:
         return None
     if isinstance(value, Mapping):
-        value = _pairs(value, ("title", "sent_id"), "supporting_facts", place)
+        value = _pairs(value, ("title", "sent_id"), "supporting_facts", location)
     if not isinstance(value, list) or not all(_is_pair(item) and type(item[1]) is int for item in value):
-        raise place.error("key 'supporting_facts' must be a list of [title, number of the sentence]")
+        raise location.error("key 'supporting_facts' must be a list of [title, number of the sentence]")
     return [list(item) for item in value]
 
 
-def from_json(value: Any, key: str, place: Place) -> Any:
+def from_json(value: Any, key: str, location: RowLocation) -> Any:
     """The value of a string with JSON. A value that is no string is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except json.JSONDecodeError as error:
-        raise place.error(f"key {key!r} is a string that is not JSON ({error.msg})") from error
+        raise location.error(f"key {key!r} is a string that is not JSON ({error.msg})") from error
 
 
-def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, place: Place) -> list[list[Any]]:
+def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, location: RowLocation) -> list[list[Any]]:
     columns = [value.get(name) for name in keys]
     if not all(isinstance(column, list) for column in columns) or len(columns[0] or []) != len(columns[1] or []):
-        raise place.error(f"key {key!r} must hold two lists of one length, {keys[0]!r} and {keys[1]!r}")
+        raise location.error(f"key {key!r} must hold two lists of one length, {keys[0]!r} and {keys[1]!r}")
     return [list(pair) for pair in zip(columns[0] or [], columns[1] or [])]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings
@@ -19,22 +19,22 @@ class InfoSeek(FlashRag):
     under `image`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "answer_eval" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         accepted = row.get("answer_eval") or []
-        own = {key: value for key, value in row.items() if key != "answer_eval"}
-        example = super().example({"id": row.get("data_id"), **own}, place)
+        other_fields = {key: value for key, value in row.items() if key != "answer_eval"}
+        example = super().example({"id": row.get("data_id"), **other_fields}, location)
         if example is None:
             return None
-        ranges = [_range(item, place) for item in accepted if isinstance(item, Mapping)]
-        texts = strings([item for item in accepted if not isinstance(item, Mapping)], place, "answer_eval")
+        ranges = [_range(item, location) for item in accepted if isinstance(item, Mapping)]
+        texts = strings([item for item in accepted if not isinstance(item, Mapping)], location, "answer_eval")
         metadata = {**example.metadata, "answer_ranges": ranges} if ranges else example.metadata
         return dataclasses.replace(example, answers=distinct(example.answers, texts), metadata=metadata)
 
 
-def _range(item: Mapping, place: Place) -> list[float]:
+def _range(item: Mapping, location: RowLocation) -> list[float]:
     ends = item.get("range")
     if (
         isinstance(ends, list)
@@ -43,7 +43,7 @@ def _range(item: Mapping, place: Place) -> list[float]:
         and ends[0] <= ends[1]
     ):
         return [float(end) for end in ends]
-    raise place.error(f"key 'answer_eval' must hold strings or {{range: [low, high]}}, found {str(item)[:80]}")
+    raise location.error(f"key 'answer_eval' must hold strings or {{range: [low, high]}}, found {str(item)[:80]}")
 
 
 FORMATS.register("infoseek")(InfoSeek())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from absl import logging
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     bamboogle,
@@ -37,7 +37,7 @@ from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
 from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
-# The first format that holds a row is used. So formats with special keys come first, and the plain one, which holds all, last.
+# The first format that matches a row is used. So formats with special keys come first, and the plain one, for all rows, last.
 _ORDER = (
     "fvqa",
     "vrag",
@@ -71,13 +71,13 @@ def split_name(name: str) -> tuple[str, str]:
 
 def format_of(row: Row) -> QuestionFormat:
     """The format whose keys a row has."""
-    return next(form for form in map(FORMATS.get, _ORDER) if form.holds(row))
+    return next(form for form in map(FORMATS.get, _ORDER) if form.matches(row))
 
 
 def read_examples(
     path: str | pathlib.Path, form: str = ""
-) -> Iterator[tuple[Place, Example | MissingPictureError | None]]:
-    """The questions of a file, or of all files that a name with * or ? matches, with their positions.
+) -> Iterator[tuple[RowLocation, Example | MissingPictureError | None]]:
+    """The questions of a file, or of all files that a name with * or ? matches, with their locations.
 
     For a question whose picture is missing or can't be read, it yields the error to raise. For a question without an answer,
     which the caller should leave out, it yields None.
@@ -88,29 +88,29 @@ def read_examples(
     Raises:
       ValueError: while reading: names file, row and key.
     """
-    named = FORMATS.get(form) if form else None
+    fixed_format = FORMATS.get(form) if form else None
     several = is_pattern(str(path))
-    for place, row in read_question_rows(path):
-        form_of_row = named or format_of(row)
-        for part in form_of_row.parts(row, place):
+    for location, row in read_question_rows(path):
+        form_of_row = fixed_format or format_of(row)
+        for part in form_of_row.parts(row, location):
             try:
-                yield place, _of_several(form_of_row.example(part, place), place, several)
+                yield location, _of_several(form_of_row.example(part, location), location, several)
             except MissingPictureError as error:
-                yield place, error
+                yield location, error
 
 
-def _of_several(example: Example | None, place: Place, several: bool) -> Example | None:
+def _of_several(example: Example | None, location: RowLocation, several: bool) -> Example | None:
     """If there are several files, adds the file's name to the id of rows without ids, because their numbers repeat."""
-    if not several or example is None or example.id != str(place.number):
+    if not several or example is None or example.id != str(location.number):
         return example
-    return dataclasses.replace(example, id=f"{place.path.name.partition('.')[0]}/{example.id}")
+    return dataclasses.replace(example, id=f"{location.path.name.partition('.')[0]}/{example.id}")
 
 
-def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Place, list[Passage]]]:
+def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[RowLocation, list[Passage]]]:
     """For each row of a file of questions, the passages that it holds."""
-    named = FORMATS.get(form) if form else None
-    for place, row in read_question_rows(path):
-        yield place, (named or format_of(row)).passages(row, place)
+    fixed_format = FORMATS.get(form) if form else None
+    for location, row in read_question_rows(path):
+        yield location, (fixed_format or format_of(row)).passages(row, location)
 
 
 def distinct_examples(
@@ -130,7 +130,7 @@ def distinct_examples(
     """
     numbers: dict[str, int] = {}
     left_out = collections.Counter() if left_out is None else left_out
-    for place, example in read_examples(path, form):
+    for location, example in read_examples(path, form):
         if example is None:
             left_out["answer"] += 1
             continue
@@ -139,13 +139,13 @@ def distinct_examples(
             continue
         if isinstance(example, ValueError):
             raise example
-        first = numbers.setdefault(example.id, place.number)
-        if first != place.number:
-            raise place.error(f"id {example.id!r} was used in {place.unit} {first} already; ids must be distinct")
+        first = numbers.setdefault(example.id, location.number)
+        if first != location.number:
+            raise location.error(f"id {example.id!r} was used in {location.unit} {first} already; ids must be distinct")
         yield example
-    counts = ", ".join(f"{count} rows have no {what}" for what, count in left_out.items())
+    counts = ", ".join(f"{count} rows have no {lacking}" for lacking, count in left_out.items())
     if not numbers:
         raise ValueError(f"questions file {path} holds no questions{counts and f' ({counts})'}")
     rows = len(numbers) + left_out.total()
-    for what, count in left_out.items():
-        logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, what)
+    for lacking, count in left_out.items():
+        logging.warning("%s: %d of %d rows have no %s and are left out", path, count, rows, lacking)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -32,44 +32,44 @@ class LiveVQA(QuestionFormat):
     file, in `images`, or in the folders of the repository (`News_imgs`, `Paper_images`, `Video_images`).
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return any(f"{level}_qa" in row for level in _LEVELS)
 
-    def parts(self, row: Row, place: Place) -> Sequence[Row]:
+    def parts(self, row: Row, location: RowLocation) -> Sequence[Row]:
         parts = [{**row, "level": level} for level in _LEVELS if row.get(f"{level}_qa")]
         if not parts:
-            raise place.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
+            raise location.error("no question: keys 'level1_qa' and 'level2_qa' are empty")
         return parts
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         level = row["level"]
         key = f"{level}_qa"
         fields = row[key]
         if not isinstance(fields, Mapping):
-            raise place.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
-        question = question_of(fields, place)
-        answers = distinct(texts(fields.get("Ground_Truth_List"), place, f"{key}.Ground_Truth_List"))
+            raise location.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
+        question = question_of(fields, location)
+        answers = distinct(texts(fields.get("Ground_Truth_List"), location, f"{key}.Ground_Truth_List"))
         if not answers:
-            raise place.error(f"key '{key}.Ground_Truth_List' is missing or empty")
+            raise location.error(f"key '{key}.Ground_Truth_List' is missing or empty")
         named = {"img_path": fields.get("img_path") or row.get("img_path")}
-        own = {
+        other_fields = {
             key: value
             for key, value in row.items()
             if key not in ("id", "img_path", *(f"{level}_qa" for level in _LEVELS))
         }
-        own |= {key: value for key, value in fields.items() if key not in _READ}
+        other_fields |= {key: value for key, value in fields.items() if key not in _READ}
         metadata = {
             "type": fields.get("question_type"),
             "options": fields.get("options"),
             "correct_option": fields.get("Ground_Truth"),
         }
-        urls = image_urls({"image_urls": fields.get("img_url") or None, "image": named["img_path"]}, place)
+        urls = image_urls({"image_urls": fields.get("img_url") or None, "image": named["img_path"]}, location)
         return Example(
-            id=f"{example_id(row, place)}/{level}",
+            id=f"{example_id(row, location)}/{level}",
             question=question.strip(),
             answers=answers,
-            images=images_of(named, place, "img_path", _FOLDERS),
-            metadata=own | {key: value for key, value in metadata.items() if value} | urls,
+            images=images_of(named, location, "img_path", _FOLDERS),
+            metadata=other_fields | {key: value for key, value in metadata.items() if value} | urls,
         )
 
 

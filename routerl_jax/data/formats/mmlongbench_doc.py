@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, QuestionFormat, Row, distinct, example_id, question_of
 from routerl_jax.data.formats.format import strings as strings_of
@@ -22,28 +22,28 @@ class MMLongBenchDoc(QuestionFormat):
     text, in order.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "doc_id" in row and "evidence_pages" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         key = next((key for key in ANSWER_KEYS if row.get(key)), "answer")
         kind = row.get("type")
         form = row.get("answer_format") or (kind if kind in _FORMATS else None)
-        answers = document_answers(row.get(key), place, key, whole=form == "List")
-        pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), place, "doc_id", "evidence_pages")
-        if named := distinct(strings_of(row.get("supporting"), place, "supporting")):
+        answers = document_answers(row.get(key), location, key, whole=form == "List")
+        pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), location, "doc_id", "evidence_pages")
+        if named := distinct(strings_of(row.get("supporting"), location, "supporting")):
             pages["supporting"] = list(named)
         kind_fields = query_type(kind) if kind not in _FORMATS else {}
         sources = row.get("evidence_sources") or (kind if isinstance(kind, list) else None)
         return Example(
-            id=example_id(row, place),
-            question=question_of(row, place).strip(),
+            id=example_id(row, location),
+            question=question_of(row, location).strip(),
             answers=answers,
             metadata={
                 **without(row, _READ),
                 **({"answer_format": form} if form else {}),
                 **kind_fields,
-                **source_types(sources, place, "evidence_sources"),
+                **source_types(sources, location, "evidence_sources"),
                 **pages,
                 "answerable": UNANSWERABLE not in answers,
             },

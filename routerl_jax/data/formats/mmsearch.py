@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -47,15 +47,15 @@ class MMSearch(QuestionFormat):
     searched for in `image` and `images`.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "query" in row and "gt_answer" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place, "query")
-        answers = texts(row["gt_answer"], place, "gt_answer")
-        aliases = json_strings(row.get("alternative_gt_answers"), place, "alternative_gt_answers", single=True)
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        question = question_of(row, location, "query")
+        answers = texts(row["gt_answer"], location, "gt_answer")
+        aliases = json_strings(row.get("alternative_gt_answers"), location, "alternative_gt_answers", single=True)
         if not distinct(answers):
-            raise place.error("key 'gt_answer' is missing or empty")
+            raise location.error("key 'gt_answer' is missing or empty")
         picture = row.get("query_image")
         if isinstance(picture, str) and pathlib.PurePosixPath(picture).is_absolute():
             picture = pathlib.PurePosixPath(picture).name
@@ -67,11 +67,11 @@ class MMSearch(QuestionFormat):
         if row.get("gt_requery"):
             metadata["golden_query"] = row["gt_requery"]
         return Example(
-            id=example_id(row, place, ("sample_id", "id")),
+            id=example_id(row, location, ("sample_id", "id")),
             question=question.strip(),
             answers=distinct(answers, aliases),
-            images=images_of({"query_image": picture}, place, "query_image", _FOLDERS),
-            metadata=metadata | image_urls({**row, "image": picture}, place),
+            images=images_of({"query_image": picture}, location, "query_image", _FOLDERS),
+            metadata=metadata | image_urls({**row, "image": picture}, location),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     ANSWER_KEYS,
@@ -28,19 +28,19 @@ class Musique(QuestionFormat):
     without an answer (the test set) are left out.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         items = row.get("paragraphs")
-        own = isinstance(items, list) and items and isinstance(items[0], dict) and "paragraph_text" in items[0]
-        of_test_set = bool(own) and not any(key in row for key in EVERY_ANSWER_KEY)
+        is_own_form = isinstance(items, list) and items and isinstance(items[0], dict) and "paragraph_text" in items[0]
+        of_test_set = bool(is_own_form) and not any(key in row for key in EVERY_ANSWER_KEY)
         return "question_decomposition" in row or of_test_set
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
-        answers = distinct(*(strings(row.get(key), place, key) for key in ANSWER_KEYS))
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        question = question_of(row, location)
+        answers = distinct(*(strings(row.get(key), location, key) for key in ANSWER_KEYS))
         if row.get("answerable") is False or not answers:
             return None
-        answers = distinct(answers, strings(row.get("answer_aliases"), place, "answer_aliases"))
-        used = (
+        answers = distinct(answers, strings(row.get("answer_aliases"), location, "answer_aliases"))
+        used_keys = (
             *ANSWER_KEYS,
             "answer_aliases",
             "id",
@@ -50,32 +50,32 @@ class Musique(QuestionFormat):
             "question_decomposition",
             "answerable",
         )
-        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used}
-        name = example_id(row, place)
+        metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used_keys}
+        name = example_id(row, location)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
             metadata.setdefault("type", name.split("__")[0])
-        by_number = paragraphs(row, place)
+        by_number = paragraphs(row, location)
         if by_number:
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
         if "question_decomposition" in row:
-            metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, place)
+            metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, location)
         return Example(id=name, question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
-        return [item for item, _ in paragraphs(row, place).values()]
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, location).values()]
 
 
 def _decomposition(
-    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], place: Place
+    steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], location: RowLocation
 ) -> list[dict[str, Any]]:
     """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise place.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
+        raise location.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []
     for step in steps:
         number = step.get("paragraph_support_idx")
         if number is not None and paragraphs and number not in paragraphs:
-            raise place.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
+            raise location.error(f"key 'question_decomposition': there is no paragraph with idx {number!r}")
         support = paragraphs[number][0].id if number is not None and paragraphs else None
         result.append({"question": step.get("question"), "answer": step.get("answer"), "support": support})
     return result

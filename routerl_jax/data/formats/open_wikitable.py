@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
 
@@ -18,19 +18,19 @@ class OpenWikiTable(QuestionFormat):
     unchanged.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "hard_positive_idx" in row and "original_table_id" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        answer = ", ".join(distinct(texts(row.get("answer"), place, "answer")))
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        answer = ", ".join(distinct(texts(row.get("answer"), location, "answer")))
         if not answer:
-            raise place.error("key 'answer' is missing or empty; give the answer")
+            raise location.error("key 'answer' is missing or empty; give the answer")
         return Example(
-            id=example_id(row, place, ("question_id", "id")),
-            question=question_of(row, place).strip(),
+            id=example_id(row, location, ("question_id", "id")),
+            question=question_of(row, location).strip(),
             answers=(answer,),
             metadata={key: value for key, value in row.items() if key not in _READ}
-            | {"supporting": list(distinct(texts(row.get("hard_positive_idx"), place, "hard_positive_idx")))},
+            | {"supporting": list(distinct(texts(row.get("hard_positive_idx"), location, "hard_positive_idx")))},
         )
 
 

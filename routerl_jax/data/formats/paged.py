@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.data.formats.format import Row, distinct, texts
 from routerl_jax.data.page_ids import page_id
 
@@ -26,7 +26,7 @@ _TYPES = {  # parts of names, in any case and however they are joined
 }
 
 
-def page_fields(document: Any, pages: Any, place: Place, document_key: str, pages_key: str) -> dict[str, Any]:
+def page_fields(document: Any, pages: Any, location: RowLocation, document_key: str, pages_key: str) -> dict[str, Any]:
     """Metadata: `document`, `pages` (from 1, each once, in the row's order) and `supporting` (ids of the pages,
     `data.page_ids`).
 
@@ -37,8 +37,8 @@ def page_fields(document: Any, pages: Any, place: Place, document_key: str, page
       ValueError: the document has no name, or `pages` has another form; names the key.
     """
     if not isinstance(document, str) or not document.strip():
-        raise place.error(f"key {document_key!r} is missing or empty; give the document's name")
-    numbers = list(dict.fromkeys(_page(number, place, pages_key) for number in _listed(pages)))
+        raise location.error(f"key {document_key!r} is missing or empty; give the document's name")
+    numbers = list(dict.fromkeys(_page(number, location, pages_key) for number in _listed(pages)))
     document = document.strip()
     return {
         "document": document,
@@ -47,7 +47,7 @@ def page_fields(document: Any, pages: Any, place: Place, document_key: str, page
     }
 
 
-def source_types(value: Any, place: Place, key: str) -> dict[str, list[str]]:
+def source_types(value: Any, location: RowLocation, key: str) -> dict[str, list[str]]:
     """`{"source_type": [..]}` in the words of `SOURCE_TYPES`; other names are kept unchanged. {} if the row has none.
 
     Args:
@@ -56,7 +56,7 @@ def source_types(value: Any, place: Place, key: str) -> dict[str, list[str]]:
     Raises:
       ValueError: the value has another form; names the key.
     """
-    named = distinct([_SOURCES.get(name.strip().lower(), name) for name in texts(_listed(value), place, key)])
+    named = distinct([_SOURCES.get(name.strip().lower(), name) for name in texts(_listed(value), location, key)])
     return {"source_type": list(named)} if named else {}
 
 
@@ -68,16 +68,16 @@ def query_type(value: Any) -> dict[str, str]:
     return {"type": next((name for part, name in _TYPES.items() if part in plain), value.strip())}
 
 
-def document_answers(value: Any, place: Place, key: str, *, whole: bool = False) -> tuple[str, ...]:
+def document_answers(value: Any, location: RowLocation, key: str, *, whole: bool = False) -> tuple[str, ...]:
     """The accepted answers. With `whole`, a list (or a list in a string) is one answer.
 
     Raises:
       ValueError: there is none; names the key.
     """
-    values = [", ".join(texts(_listed(item), place, key)) for item in _as_list(value)] if whole else value
-    answers = distinct([answer.strip() for answer in texts(values, place, key)])
+    values = [", ".join(texts(_listed(item), location, key)) for item in _as_list(value)] if whole else value
+    answers = distinct([answer.strip() for answer in texts(values, location, key)])
     if not answers:
-        raise place.error(f"key {key!r} is missing or empty; give the answer")
+        raise location.error(f"key {key!r} is missing or empty; give the answer")
     return answers
 
 
@@ -103,12 +103,12 @@ def _listed(value: Any) -> list[Any]:
     return [] if value is None or value == "" else [value]
 
 
-def _page(number: Any, place: Place, key: str) -> int:
+def _page(number: Any, location: RowLocation, key: str) -> int:
     page = number if isinstance(number, int) and not isinstance(number, bool) else None
     if isinstance(number, str) and number.strip().isdecimal():
         page = int(number)
     if page is None or page < 1:
-        raise place.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
+        raise location.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
     return page
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -26,27 +26,27 @@ class PopQA(QuestionFormat):
     ever matches. `type` is the relation.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "possible_answers" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        question = question_of(row, place)
-        aliases = {key: json_strings(row[key], place, key) for key in _ALIAS_KEYS if key in row}
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        question = question_of(row, location)
+        aliases = {key: json_strings(row[key], location, key) for key in _ALIAS_KEYS if key in row}
         answers = distinct(aliases.get("possible_answers", ()))
         if not answers:
-            raise place.error("key 'possible_answers' holds no answer")
-        used = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
-        metadata = {key: value for key, value in row.items() if key not in used}
+            raise location.error("key 'possible_answers' holds no answer")
+        used_keys = ("id", "_id", "question", "paragraphs", *_ALIAS_KEYS)
+        metadata = {key: value for key, value in row.items() if key not in used_keys}
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])
-        by_number = paragraphs(row, place)
+        by_number = paragraphs(row, location)
         if by_number:
             metadata |= gold_fields([item for item, gold in by_number.values() if gold is not False])
-        return Example(id=example_id(row, place), question=question, answers=answers, metadata=metadata)
+        return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
-        return [item for item, _ in paragraphs(row, place).values()]
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
+        return [item for item, _ in paragraphs(row, location).values()]
 
 
 FORMATS.register("popqa")(PopQA())

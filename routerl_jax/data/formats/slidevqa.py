@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, without
@@ -21,18 +21,18 @@ class SlideVQA(QuestionFormat):
     slides' `image_urls`), and the other keys of the row.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "deck_name" in row and "evidence_pages" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        own = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        other_fields = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
         urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
-        pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), place, "deck_name", "evidence_pages")
+        pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), location, "deck_name", "evidence_pages")
         return Example(
-            id=example_id(row, place, ("qa_id", "id")),
-            question=question_of(row, place).strip(),
-            answers=document_answers(row.get("answer"), place, "answer"),
-            metadata=own | query_type(row.get("reasoning_type")) | urls | pages,
+            id=example_id(row, location, ("qa_id", "id")),
+            question=question_of(row, location).strip(),
+            answers=document_answers(row.get("answer"), location, "answer"),
+            metadata=other_fields | query_type(row.get("reasoning_type")) | urls | pages,
         )
 
 

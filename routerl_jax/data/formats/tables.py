@@ -12,15 +12,15 @@ from typing import Any
 
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.compressed import open_bytes, plain_name
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq")
 _BATCH = 1024  # rows of a parquet file in memory at a time
 
 
-def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Rows of a file, with their positions. The file's name decides the form: .parquet (.pq), .csv, .tsv, or JSON
+def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """Rows of a file, with their locations. The file's name decides the form: .parquet (.pq), .csv, .tsv, or JSON
     (`core.rows.read_rows`). A name with * or ? stands for all such files, sorted by name.
 
     All but .parquet may be compressed (.gz, .bz2, .xz, .zst).
@@ -52,34 +52,34 @@ def files_called(pattern: str) -> list[str]:
     return paths
 
 
-def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     csv.field_size_limit(2**31 - 1)
-    place = Place(path, "line", 1)
-    with open_bytes(path, lambda: f" after line {place.number}") as file:
+    location = RowLocation(path, "line", 1)
+    with open_bytes(path, lambda: f" after line {location.number}") as file:
         rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter)
         columns: list[str] = []
         while True:
-            place = place._replace(number=rows.line_num + 1)
+            location = location._replace(number=rows.line_num + 1)
             try:
                 row = next(rows, None)
             except UnicodeDecodeError as error:
-                raise place.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
+                raise location.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
             except csv.Error as error:
-                raise place.error(f"not a table ({error})") from error
+                raise location.error(f"not a table ({error})") from error
             if row is None:
                 return
             if not columns:
                 columns = [name.strip() for name in row]
             elif row:
                 if len(row) != len(columns):
-                    raise place.error(
+                    raise location.error(
                         f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)}). Is it {delimiter!r} that "
                         f"stands between them?"
                     )
-                yield place, dict(zip(columns, row))
+                yield location, dict(zip(columns, row))
 
 
-def _parquet(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
+def _parquet(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
     import pyarrow
     import pyarrow.parquet
 
@@ -91,6 +91,6 @@ def _parquet(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]]:
         for batch in file.iter_batches(batch_size=_BATCH):
             for row in batch.to_pylist():
                 number += 1
-                yield Place(path, "row", number), row
+                yield RowLocation(path, "row", number), row
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{path}: damaged or not parquet ({error}). Fetch it again") from error

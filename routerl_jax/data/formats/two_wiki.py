@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place, read_rows
+from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import FORMATS, Row, distinct, strings, with_metadata
 from routerl_jax.data.formats.hotpotqa import HotpotQA, from_json
@@ -25,18 +25,18 @@ class TwoWiki(HotpotQA):
     and demonyms are accepted answers too. The data set's own scorer accepts them.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         fields = with_metadata(row)
         return "evidences" in fields and "supporting_facts" in fields
 
-    def example(self, row: Row, place: Place) -> Example | None:
-        example = super().example(row, place)
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        example = super().example(row, location)
         if example is None:
             return None
         metadata = dict(example.metadata)
         if "evidences" in metadata:
-            metadata["evidence_triples"] = _triples(metadata.pop("evidences"), place)
-        aliases = _aliases(place.path.parent / _ALIASES).get(str(metadata.get("answer_id")), ())
+            metadata["evidence_triples"] = _triples(metadata.pop("evidences"), location)
+        aliases = _aliases(location.path.parent / _ALIASES).get(str(metadata.get("answer_id")), ())
         return dataclasses.replace(example, answers=distinct(example.answers, aliases), metadata=metadata)
 
 
@@ -46,24 +46,26 @@ def _aliases(path: pathlib.Path) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
     aliases = {}
-    for place, row in read_rows(path, lines=True):  # JSON lines, although its name ends in .json
+    for location, row in read_rows(path, lines=True):  # JSON lines, although its name ends in .json
         if "Q_id" not in row:
-            raise place.error("key 'Q_id' is missing; expected {Q_id, aliases, demonyms}")
-        names = (strings(row.get(key), place, key) for key in ("aliases", "demonyms"))
+            raise location.error("key 'Q_id' is missing; expected {Q_id, aliases, demonyms}")
+        names = (strings(row.get(key), location, key) for key in ("aliases", "demonyms"))
         aliases[str(row["Q_id"])] = distinct(*names)
     return aliases
 
 
-def _triples(value: Any, place: Place) -> list[list[str]]:
-    value = from_json(value, "evidences", place)
+def _triples(value: Any, location: RowLocation) -> list[list[str]]:
+    value = from_json(value, "evidences", location)
     try:
         rows = zip(*(value[key] for key in _COLUMNS), strict=True) if isinstance(value, Mapping) else value
         triples = [[row[key] for key in _COLUMNS] if isinstance(row, Mapping) else list(row) for row in rows]
-        fine = all(len(triple) == 3 and all(isinstance(part, str) for part in triple) for triple in triples)
+        is_valid = all(len(triple) == 3 and all(isinstance(part, str) for part in triple) for triple in triples)
     except (KeyError, TypeError, ValueError):
-        fine, triples = False, []
-    if not fine:
-        raise place.error(f"key 'evidences' must be a list of [subject, relation, object], or have the keys {_COLUMNS}")
+        is_valid, triples = False, []
+    if not is_valid:
+        raise location.error(
+            f"key 'evidences' must be a list of [subject, relation, object], or have the keys {_COLUMNS}"
+        )
     return triples
 
 

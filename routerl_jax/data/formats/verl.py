@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
     FORMATS,
@@ -38,31 +38,31 @@ class Verl(QuestionFormat):
     metadata. If they are the columns of a known data set (`context` and `supporting_facts`, ..), its format reads them.
     """
 
-    def holds(self, row: Row) -> bool:
+    def matches(self, row: Row) -> bool:
         return "reward_model" in row
 
-    def example(self, row: Row, place: Place) -> Example | None:
+    def example(self, row: Row, location: RowLocation) -> Example | None:
         info = _mapping(row.get("extra_info"))
         source = str(row.get("data_source") or "")
         example = Example(
-            id=_id(row, info, source, place),
-            question=_question(row, info, place),
-            answers=_answers(row, place),
-            images=images_of(row, place),
+            id=_id(row, info, source, location),
+            question=_question(row, info, location),
+            answers=_answers(row, location),
+            images=images_of(row, location),
         )
         columns = _columns(row)
         plain = {"id": example.id, "question": example.question, "golden_answers": list(example.answers)}
         as_they_are = dataclasses.replace(example, metadata=columns)
-        original = _of_data_set(columns | plain, lambda form, fields: form.example(fields, place), as_they_are)
+        original = _of_data_set(columns | plain, lambda form, fields: form.example(fields, location), as_they_are)
         if original is None:  # the row has no answer, according to the data set
             return None
         metadata = dict(original.metadata)
         metadata |= {key: _parsed(value) for key, value in info.items() if value is not None and key != "question"}
-        return dataclasses.replace(example, metadata=metadata | image_urls(row, place))
+        return dataclasses.replace(example, metadata=metadata | image_urls(row, location))
 
-    def passages(self, row: Row, place: Place) -> list[Passage]:
+    def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         fields = _columns(row) | {"golden_answers": []}
-        return _of_data_set(fields, lambda form, fields: form.passages(fields, place), [])
+        return _of_data_set(fields, lambda form, fields: form.passages(fields, location), [])
 
 
 def _columns(row: Row) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
     read."""
     for name in _WITH_PASSAGES:
         form = FORMATS.get(name)
-        if form.holds(fields):
+        if form.matches(fields):
             try:
                 return read(form, fields)
             except ValueError:
@@ -86,7 +86,7 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
     return otherwise
 
 
-def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
+def _question(row: Row, info: Mapping[str, Any], location: RowLocation) -> str:
     for value in (row.get("question"), info.get("question")):
         if isinstance(value, str) and (text := value.replace(PICTURE, "").strip()):
             return text
@@ -94,11 +94,13 @@ def _question(row: Row, info: Mapping[str, Any], place: Place) -> str:
     messages = [message for message in prompt if isinstance(message, Mapping)] if isinstance(prompt, list) else []
     users = [message.get("content") for message in messages if message.get("role") == "user"]
     if not users or not isinstance(users[-1], str):
-        raise place.error("no question: neither 'question' nor 'extra_info.question', and 'prompt' has no user message")
-    return question_in_prompt(users[-1], place, "prompt")
+        raise location.error(
+            "no question: neither 'question' nor 'extra_info.question', and 'prompt' has no user message"
+        )
+    return question_in_prompt(users[-1], location, "prompt")
 
 
-def question_in_prompt(prompt: str, place: Place, key: str) -> str:
+def question_in_prompt(prompt: str, location: RowLocation, key: str) -> str:
     """The text after the last "Question:", or else the whole prompt if it is short. Marks of pictures are left out.
 
     Raises:
@@ -107,34 +109,34 @@ def question_in_prompt(prompt: str, place: Place, key: str) -> str:
     text = prompt.replace(PICTURE, "")
     _, mark, question = text.rpartition(_MARK)
     if not mark and len(text.split()) > 100:
-        raise place.error(
+        raise location.error(
             f"the prompt has no {_MARK!r} that says where its instructions end; add a column 'question' with the question alone"
         )
     question = question if mark else text
     if not question.strip():
-        raise place.error(f"the question in {key!r} is empty")
+        raise location.error(f"the question in {key!r} is empty")
     return question.strip()
 
 
-def _answers(row: Row, place: Place) -> tuple[str, ...]:
+def _answers(row: Row, location: RowLocation) -> tuple[str, ...]:
     truth = _mapping(row.get("reward_model")).get("ground_truth")
     target = truth.get("target") if isinstance(truth, Mapping) else truth
     if target is None:
-        raise place.error("no answers: 'reward_model.ground_truth.target' is missing")
-    answers = distinct(strings(target, place, "reward_model.ground_truth.target"))
+        raise location.error("no answers: 'reward_model.ground_truth.target' is missing")
+    answers = distinct(strings(target, location, "reward_model.ground_truth.target"))
     if not answers:
-        raise place.error("'reward_model.ground_truth.target' holds no answer")
+        raise location.error("'reward_model.ground_truth.target' holds no answer")
     return answers
 
 
-def _id(row: Row, info: Mapping[str, Any], source: str, place: Place) -> str:
+def _id(row: Row, info: Mapping[str, Any], source: str, location: RowLocation) -> str:
     parts = [source] if source else []
     if row.get("id") is not None:
         return "/".join([*parts, str(row["id"])])
     if info.get("index") is not None:
         split = [str(info["split"])] if info.get("split") else []
         return "/".join([*parts, *split, str(info["index"])])
-    return "/".join([*parts, str(place.number)])
+    return "/".join([*parts, str(location.number)])
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -29,7 +29,11 @@ def training_panels(rows: Steps, runs: Mapping[str, Steps], colors: Mapping[str,
         "Each run's own reward": _compared(runs, _REWARD, colors) if len(runs) > 1 else [],
         "Share of sampled attempts with a search": _compared(runs, _SEARCHED, colors),
     }
-    return [lambda axis, said=said, lines=lines: _curves(axis, said, lines) for said, lines in drawn.items() if lines]
+    return [
+        lambda axis, heading=heading, lines=lines: _curves(axis, heading, lines)
+        for heading, lines in drawn.items()
+        if lines
+    ]
 
 
 def _terms(rows: Steps) -> list[Line]:

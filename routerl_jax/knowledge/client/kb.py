@@ -76,7 +76,7 @@ class HttpKB(KnowledgeBase):
         self._batch, self._concurrency = batch, concurrency
         self._timeouts = timeouts or Timeouts()
         self._cache, self._ttl, self._limiter = cache, ttl, limiter
-        self._counts = StageCounts(*(() if cache is None else ("cache",)), others=("server",))
+        self._counts = StageCounts(*(() if cache is None else ("cache",)), uncached=("server",))
         settings: dict[str, Any] = {
             "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
             "timeouts": self._timeouts,
@@ -102,24 +102,23 @@ class HttpKB(KnowledgeBase):
         """Closes the connections. The next search opens new ones."""
         self._connection.close()
 
-    def _describe(self, said: Any) -> None:
-        if isinstance(said, dict) and "kbs" in said:  # the URL is that of a server: use its first knowledge base
-            said = next(iter(said["kbs"]), None)
+    def _describe(self, description: Any) -> None:
+        if isinstance(description, dict) and "kbs" in description:  # a server's URL: use its first knowledge base
+            description = next(iter(description["kbs"]), None)
         try:
-            self.name = str(said["name"])
-            mode = self._mode or said["default_mode"]
-            if mode not in said["modes"]:
-                raise ValueError(f"{self._bases[0]} has no mode {mode!r}; it has: {', '.join(said['modes'])}")
-            about = said["modes"][mode]
+            self.name = str(description["name"])
+            mode = self._mode or description["default_mode"]
+            if mode not in description["modes"]:
+                raise ValueError(f"{self._bases[0]} has no mode {mode!r}; it has: {', '.join(description['modes'])}")
+            about = description["modes"][mode]
             self._size: int | None = about["size"]
             self.cost = float(about["cost"])
-            vars(self)["reads"] = frozenset(
-                about["reads"]
-            )  # a class attribute in other kinds; here it depends on the server
+            # `reads` is a class attribute of other kinds; here it depends on the server
+            vars(self)["reads"] = frozenset(about["reads"])
             self.has_pictures = about.get("pictures") is True  # searches of an older server always return pictures
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(said)[:100]!r})"
+                f"{self._bases[0]}: not a server of knowledge bases (GET /v1/kbs gave {str(description)[:100]!r})"
             ) from error
 
     @property
@@ -143,13 +142,17 @@ class HttpKB(KnowledgeBase):
             beside = {} if self._mode is None else {"mode": self._mode}
             bodies = [("/v1/pictures", {"ids": chunk, **beside}) for chunk in chunks]
             replies = shared_loop().run(gather_bounded(self._send, bodies, self._concurrency))
-            fresh = {id: image for chunk, (reply, _) in zip(chunks, replies) for id, image in self._of(reply, chunk)}
+            fresh = {
+                id: image
+                for chunk, (reply, _) in zip(chunks, replies)
+                for id, image in self._checked_pictures(reply, chunk)
+            }
             if self._cache is not None:
                 self._cache.set_many({keys[id]: image.encode() for id, image in fresh.items()}, self._ttl)
             images |= fresh
         return [images[id] for id in ids]
 
-    def _of(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
+    def _checked_pictures(self, reply: Any, ids: Sequence[str]) -> list[tuple[str, str]]:
         """Checks the reply to a request for pictures. A path is refused, because it would be read on this machine."""
         images = reply.get("images") if isinstance(reply, dict) else None
         if not isinstance(images, list) or len(images) != len(ids):
@@ -178,9 +181,9 @@ class HttpKB(KnowledgeBase):
             if self._cache is not None:
                 packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
                 self._cache.set_many(packed, self._ttl)
-        found = [results[key] for key in keys]
-        passages = (list(passages) for passages, _, _ in found)
-        return TimedResults(passages, (seconds for _, seconds, _ in found), (walk for _, _, walk in found))
+        entries = [results[key] for key in keys]
+        passages = (list(passages) for passages, _, _ in entries)
+        return TimedResults(passages, (seconds for _, seconds, _ in entries), (walk for _, _, walk in entries))
 
     def _key(self, query: Query, k: int) -> str:
         return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
@@ -189,7 +192,7 @@ class HttpKB(KnowledgeBase):
         parts = json.dumps([self._bases[0], self._size, self._mode, *about])
         return f"kb:{hashlib.sha256(parts.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
-    def _cached(self, keys: list[str]) -> dict[str, _Found]:
+    def _cached(self, keys: list[str]) -> dict[str, _QueryResult]:
         if self._cache is None:
             return {}
         results = {}
@@ -202,7 +205,7 @@ class HttpKB(KnowledgeBase):
                 continue
         return results
 
-    def _ask(self, queries: list[Query], k: int) -> list[_Found]:
+    def _ask(self, queries: list[Query], k: int) -> list[_QueryResult]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
             self._permit(len(chunk))
@@ -233,7 +236,7 @@ class HttpKB(KnowledgeBase):
         reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
-    def _results(self, reply: Any, count: int, part: float) -> list[_Found]:
+    def _results(self, reply: Any, count: int, part: float) -> list[_QueryResult]:
         """Passages, seconds and walk of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
@@ -247,7 +250,7 @@ class HttpKB(KnowledgeBase):
 
 
 _PICTURES = 8  # pictures per request; a page may have several megabytes
-_Found = tuple[list[Passage], float, Walk]  # passages of a query, its seconds, and its walk over a graph
+_QueryResult = tuple[list[Passage], float, Walk]  # passages of a query, its seconds, and its walk over a graph
 
 
 def _parse(url: str) -> tuple[str, str | None]:

@@ -75,14 +75,14 @@ class McpTool:
         if not tool and len(tools) == 1:
             tool = next(iter(tools))
         if tool not in tools:
-            wanted = f"no tool {tool!r}" if tool else "several tools"
-            raise ValueError(f"the MCP server {self._where} has {wanted}; give one of: {', '.join(tools)}")
+            problem = f"no tool {tool!r}" if tool else "several tools"
+            raise ValueError(f"the MCP server {self._where} has {problem}; give one of: {', '.join(tools)}")
         self.name = tool
         self._about = tools[tool]
         self._takes = set(tools[tool].input_schema.get("properties", {}))
         if query_key not in self._takes:
-            known = ", ".join(sorted(self._takes))
-            raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {known}")
+            names = ", ".join(sorted(self._takes))
+            raise ValueError(f"tool {tool!r} of {self._where} takes no {query_key!r}; give query_key=: one of {names}")
 
     def search(self, queries: Sequence[Query], k: int = 5) -> list[list[Passage]]:
         """At most k passages per query; `TimedResults` if the server is one of ours. A blank query finds nothing.
@@ -92,13 +92,13 @@ class McpTool:
           RuntimeError: the tool reports a failure; has its message.
         """
 
-        async def one(query: Query) -> tuple[list[Passage], float | None]:
+        async def search_one(query: Query) -> tuple[list[Passage], float | None]:
             if is_blank(query):
                 return [], 0.0
             result = await self._call(self._call_arguments(query, k))
             return _passages(result, self.name)[:k], _seconds(result)
 
-        answers = shared_loop().run(gather_bounded(one, queries, self._concurrency))
+        answers = shared_loop().run(gather_bounded(search_one, queries, self._concurrency))
         results = [passages for passages, _ in answers]
         seconds = [elapsed for _, elapsed in answers if elapsed is not None]
         return TimedResults(results, seconds) if len(seconds) == len(results) else results
@@ -107,8 +107,8 @@ class McpTool:
     def schema(self) -> ToolSchema:
         """The tool as its server describes it, with the query as its one argument: the others are this object's."""
         about = {"type": "string", **self._about.input_schema["properties"][self._query_key]}
-        said = self._about.description or f"Searches with {self.name!r}."
-        return ToolSchema(name=self.name, description=said.strip(), query=self._query_key, about=about)
+        description = self._about.description or f"Searches with {self.name!r}."
+        return ToolSchema(name=self.name, description=description.strip(), query=self._query_key, about=about)
 
     def close(self) -> None:
         """Closes the connection, and stops the server if it was started here."""

@@ -64,7 +64,7 @@ class RetrieveKB(KnowledgeBase):
         }
         self._bases = [url.rstrip("/").removesuffix(_PATH) for url in addresses]
         self._connection = Connection(self._bases, settings)
-        self._counts = StageCounts(others=("server",))
+        self._counts = StageCounts(uncached=("server",))
 
     def __len__(self) -> int:
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")

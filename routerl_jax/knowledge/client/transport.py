@@ -85,7 +85,7 @@ class Transport:
             if replica is None:
                 wait = min(candidate.breaker.wait for candidate in self.replicas)
                 if attempt == 0 or time.monotonic() + wait >= deadline:
-                    raise Unavailable(self._closed(wait, last))
+                    raise Unavailable(self._refusal(wait, last))
                 await asyncio.sleep(max(wait, 0.05))
                 continue
             try:
@@ -100,7 +100,7 @@ class Transport:
             await asyncio.sleep(pause)
         seconds = time.monotonic() - started
         raise Unavailable(
-            f"{self._names()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
+            f"{self._urls()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
         )
 
     async def close(self) -> None:
@@ -149,17 +149,17 @@ class Transport:
     async def _send(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
         """Sends one request to one replica, and reports the outcome to its circuit breaker."""
         started = time.monotonic()
-        left = deadline - started
-        if left <= 0:
+        remaining = deadline - started
+        if remaining <= 0:
             raise Failed("the time was up")
         replica.breaker.begin()
         try:
-            async with asyncio.timeout(left):
+            async with asyncio.timeout(remaining):
                 reply = await self._client.request(
                     method,
                     replica.url + path,
                     content=content,
-                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{left:.3f}"},
+                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{remaining:.3f}"},
                 )
             value = _read(reply)
         except RequestRefused:
@@ -174,13 +174,13 @@ class Transport:
             raise
         except (httpx2.TransportError, TimeoutError) as error:
             replica.breaker.failed()
-            what = (
+            problem = (
                 "no answer in time"
                 if isinstance(error, httpx2.TimeoutException | TimeoutError)
                 else "connection failed"
             )
             raise Failed(
-                f"{replica.url}: {what} ({type(error).__name__}{': ' if str(error) else ''}{error})"
+                f"{replica.url}: {problem} ({type(error).__name__}{': ' if str(error) else ''}{error})"
             ) from error
         except BaseException:
             replica.breaker.dropped()
@@ -189,11 +189,11 @@ class Transport:
         self._latencies.append(time.monotonic() - started)
         return value
 
-    def _closed(self, wait: float, last: Exception | None) -> str:
+    def _refusal(self, wait: float, last: Exception | None) -> str:
         reason = f"; the last error: {last}" if last else ""
-        return f"{self._names()}: failed too often, not asked again for {wait:.1f} s{reason}"
+        return f"{self._urls()}: failed too often, not asked again for {wait:.1f} s{reason}"
 
-    def _names(self) -> str:
+    def _urls(self) -> str:
         return " or ".join(replica.url for replica in self.replicas)
 
 

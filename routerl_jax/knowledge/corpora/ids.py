@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
 
@@ -21,20 +21,20 @@ class DistinctIds:
 
     def __init__(self, recent: int = _RECENT) -> None:
         self._most = recent
-        self._recent: dict[str, Place] = {}
+        self._recent: dict[str, RowLocation] = {}
         self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # sorted hashes, and the rows they came from
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, row_id: str, place: Place) -> str:
+    def add(self, row_id: str, location: RowLocation) -> str:
         """Returns the id. Raises ValueError if it is empty or was used before."""
         if not row_id.strip():
-            raise place.error("key 'id' is empty. Give every row an id of its own")
+            raise location.error("key 'id' is empty. Give every row an id of its own")
         if row_id in self._recent:
-            raise self._repeated(row_id, place, self._recent[row_id])
-        self._recent[row_id] = place
+            raise self._repeated(row_id, location, self._recent[row_id])
+        self._recent[row_id] = location
         self._count += 1
         if len(self._recent) == self._most:
             self.finish()
@@ -47,11 +47,11 @@ class DistinctIds:
         ids = list(self._recent)
         hashes = np.array([_hash(row_id) for row_id in ids], np.uint64)
         for before, numbers in self._runs:
-            at = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
-            hits = np.flatnonzero(before[at] == hashes)
+            positions = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
+            hits = np.flatnonzero(before[positions] == hashes)
             if len(hits):
                 second = self._recent[ids[hits[0]]]
-                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[at[hits[0]]])))
+                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[positions[hits[0]]])))
         order = np.argsort(hashes)
         rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
         self._runs.append((hashes[order], rows))
@@ -62,15 +62,15 @@ class DistinctIds:
     def _merge(self) -> None:
         """Merges the last runs while they have about the same size, so that there are few."""
         while len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
-            (hashes, rows), (more, further) = self._runs.pop(), self._runs.pop()
-            joined = np.concatenate([hashes, more])
+            (hashes, rows), (other_hashes, other_rows) = self._runs.pop(), self._runs.pop()
+            joined = np.concatenate([hashes, other_hashes])
             order = np.argsort(joined, kind="stable")
-            self._runs.append((joined[order], np.concatenate([rows, further])[order]))
+            self._runs.append((joined[order], np.concatenate([rows, other_rows])[order]))
 
-    def _repeated(self, row_id: str, place: Place, before: Place) -> ValueError:
-        where = "" if before.path == place.path else f"{before.path}, "
-        return place.error(
-            f"key 'id': {row_id!r} was used in {where}{before.unit} {before.number} already. Make ids distinct"
+    def _repeated(self, row_id: str, location: RowLocation, first: RowLocation) -> ValueError:
+        file = "" if first.path == location.path else f"{first.path}, "
+        return location.error(
+            f"key 'id': {row_id!r} was used in {file}{first.unit} {first.number} already. Make ids distinct"
         )
 
 

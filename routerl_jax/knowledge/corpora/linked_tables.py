@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from routerl_jax.core.compressed import open_bytes, plain_name
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Passage
 
 _WIKI = "/wiki/"
@@ -26,7 +26,7 @@ _KEYS = ("header", "data")  # keys of a table
 _LINKS = 2  # length of a cell: its text and its links
 
 
-def table_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]] | None:
+def table_rows(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]] | None:
     """Tables as rows `{id, title, section_title, header, rows}`; None for a file of another kind.
 
     Raises:
@@ -42,13 +42,13 @@ def table_rows(path: pathlib.Path) -> Iterator[tuple[Place, dict[str, Any]]] | N
     return None
 
 
-def linked_passages(path: pathlib.Path) -> Iterator[tuple[Place, Passage]] | None:
+def linked_passages(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]] | None:
     """Passages. Their ids are their links, and their titles are the names in the links. None for a file of another kind."""
     content = _object(path)
     if not content or not all(key.startswith(_WIKI) and isinstance(text, str) for key, text in content.items()):
         return None
     return (
-        (Place(path, "item", number), Passage(id=link, title=_title(link), text=text))
+        (RowLocation(path, "item", number), Passage(id=link, title=_title(link), text=text))
         for number, (link, text) in enumerate(content.items(), 1)
     )
 
@@ -71,17 +71,17 @@ def _is_table(content: Any) -> bool:
     return isinstance(content, dict) and all(isinstance(content.get(key), list) for key in _KEYS)
 
 
-def _row(path: pathlib.Path, number: int, name: str, table: dict[str, Any]) -> tuple[Place, dict[str, Any]]:
-    place = Place(path, "item", number)
-    rows = [_texts(row, place, f"table {name!r}, row {i}") for i, row in enumerate(table["data"])]
-    header = _texts(table["header"], place, f"table {name!r}, header")
-    kept = {key: table.get(key) for key in ("title", "section_title")}
-    return place, {"id": name, **kept, "header": header, "rows": rows}
+def _row(path: pathlib.Path, number: int, name: str, table: dict[str, Any]) -> tuple[RowLocation, dict[str, Any]]:
+    location = RowLocation(path, "item", number)
+    rows = [_texts(row, location, f"table {name!r}, row {i}") for i, row in enumerate(table["data"])]
+    header = _texts(table["header"], location, f"table {name!r}, header")
+    titles = {key: table.get(key) for key in ("title", "section_title")}
+    return location, {"id": name, **titles, "header": header, "rows": rows}
 
 
-def _texts(cells: Any, place: Place, where: str) -> list[Any]:
+def _texts(cells: Any, location: RowLocation, part: str) -> list[Any]:
     if not isinstance(cells, list):
-        raise place.error(f"{where} holds {type(cells).__name__}, expected a list of cells")
+        raise location.error(f"{part} holds {type(cells).__name__}, expected a list of cells")
     return [cell[0] if isinstance(cell, list) and len(cell) == _LINKS else cell for cell in cells]
 
 

@@ -12,10 +12,10 @@ from routerl_jax.data.hub import on_this_machine
 
 @dataclasses.dataclass
 class PoolCounts:
-    """Counts of a pool: rows read, passages that came with them, and distinct ones among these."""
+    """Counts of a pool: rows read, occurrences of passages in them, and distinct passages."""
 
     rows: int = 0
-    given: int = 0
+    occurrences: int = 0
     passages: int = 0
 
 
@@ -33,19 +33,19 @@ def pool_passages(names: Sequence[str], counts: PoolCounts | None = None) -> Ite
       ValueError: while reading: a row can't be used, or the rows of a file have no passages.
     """
     counts = counts or PoolCounts()
-    seen: set[str] = set()
+    seen_ids: set[str] = set()
     for name in names:
         form, path = split_name(on_this_machine(name))
-        before = counts.given
+        before = counts.occurrences
         for _, passages in read_passages(path, form):
             counts.rows += 1
             for passage in passages:
-                counts.given += 1
-                if passage.id not in seen and passage.text.strip():
-                    seen.add(passage.id)
+                counts.occurrences += 1
+                if passage.id not in seen_ids and passage.text.strip():
+                    seen_ids.add(passage.id)
                     counts.passages += 1
                     yield passage
-        if counts.given == before:
+        if counts.occurrences == before:
             raise ValueError(
                 f"{path}: no row brings passages along (HotpotQA and 2WikiMultihopQA call them 'context', MuSiQue and HippoRAG "
                 f"'paragraphs'). Name the format, as in hotpotqa:{path}, or leave the file out"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from routerl_jax.core.compressed import open_bytes
 from routerl_jax.core.extras import needs
-from routerl_jax.core.rows import Place
+from routerl_jax.core.rows import RowLocation
 
 _ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several
 _CHUNK = 64  # pages that a worker gets at a time
@@ -32,8 +32,8 @@ class Page(NamedTuple):
     text: str
 
 
-def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, Page]]:
-    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their positions (page numbers in the file, from 1).
+def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[RowLocation, Page]]:
+    """Articles of a dump (.xml, .xml.bz2, ...), in its order, with their locations (page numbers in the file, from 1).
 
     Left out are redirects, pages outside the main namespace, disambiguation pages, lists, indexes and outlines (as in
     R1-Router), and pages without text. Within an article, tables, templates, references, pictures, categories, and all sections
@@ -49,16 +49,16 @@ def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[Place, 
     workers = workers or (os.cpu_count() or 1 if path.stat().st_size >= _ALONE_BELOW else 1)
     sources = _sources(path)
     if workers == 1:
-        cleaned = ((place, _clean(source)) for place, source in sources)
-        yield from ((place, page) for place, page in cleaned if page.text)
+        cleaned = ((location, _clean(source)) for location, source in sources)
+        yield from ((location, page) for location, page in cleaned if page.text)
         return
     ahead = _Ahead(sources, 4 * workers * _CHUNK)
     # spawn: this process may hold devices and threads, which a fork would copy
     with multiprocessing.get_context("spawn").Pool(workers) as pool, contextlib.closing(ahead):
-        for place, page in pool.imap(_clean_placed, ahead, chunksize=_CHUNK):
+        for location, page in pool.imap(_clean_located, ahead, chunksize=_CHUNK):
             ahead.consumed()
             if page.text:
-                yield place, page
+                yield location, page
 
 
 class _Ahead:
@@ -67,10 +67,10 @@ class _Ahead:
     At most `most` pages are read that are not yet `consumed`. Once closed, it ends, so that the pool can end.
     """
 
-    def __init__(self, pages: Iterator[tuple[Place, Page]], most: int) -> None:
+    def __init__(self, pages: Iterator[tuple[RowLocation, Page]], most: int) -> None:
         self._pages, self._room, self._closed = pages, threading.Semaphore(most), False
 
-    def __iter__(self) -> Iterator[tuple[Place, Page]]:
+    def __iter__(self) -> Iterator[tuple[RowLocation, Page]]:
         self._room.acquire()
         for page in self._pages:
             yield page
@@ -112,29 +112,29 @@ def _clean(source: Page) -> Page:
         return source._replace(text="")
 
 
-def _clean_placed(item: tuple[Place, Page]) -> tuple[Place, Page]:
+def _clean_located(item: tuple[RowLocation, Page]) -> tuple[RowLocation, Page]:
     return item[0], _clean(item[1])
 
 
-def _sources(path: pathlib.Path) -> Iterator[tuple[Place, Page]]:
+def _sources(path: pathlib.Path) -> Iterator[tuple[RowLocation, Page]]:
     """Articles with their markup."""
     mwxml, _ = _libraries()
-    place = Place(path, "page", 0)
-    with open_bytes(path, lambda: f" after page {place.number}") as file:
+    location = RowLocation(path, "page", 0)
+    with open_bytes(path, lambda: f" after page {location.number}") as file:
         try:
             for number, page in enumerate(mwxml.Dump.from_file(file).pages, 1):
-                place = place._replace(number=number)
+                location = location._replace(number=number)
                 if page.namespace or page.redirect or page.title.startswith(_LISTS):
                     continue
                 markup = next((revision.text for revision in page if revision.text), None)
                 if markup and not _is_disambiguation(page.title, markup):
-                    yield place, Page(str(page.id), page.title, markup)
+                    yield location, Page(str(page.id), page.title, markup)
         except (OSError, EOFError):
             raise
         except Exception as error:  # mwxml's, and those of the XML parser under it, have no common class
             if isinstance(error, GeneratorExit | ValueError) and not _is_parse_error(error):
                 raise
-            raise place.error(
+            raise location.error(
                 f"not a MediaWiki XML dump, or a damaged one ({error or type(error).__name__})"
             ) from error
 

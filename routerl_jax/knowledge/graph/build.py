@@ -43,7 +43,7 @@ from routerl_jax.knowledge.corpus import (
     file_sha256,
     read_corpus,
 )
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
 from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
@@ -99,11 +99,11 @@ def build_graph(
     if config.extractor != "hipporag":
         source = corpus_source(config.corpus, "the file of passages", read_corpus, check=corpus_files)
         return _build(config, directory, source, progress, encoder, llm)
-    given = HippoRAGDirectory(config.corpus, config.triples)
-    source = Source(str(given.directory), given.digest, given.passages)
-    known = Known(triples=PrecomputedTriples(given.triples), changed=frozenset(), vectors=given)
-    config = dataclasses.replace(config, triples=str(given.triples))
-    return _build(config, directory, source, progress, encoder, llm, known)
+    released = HippoRAGDirectory(config.corpus, config.triples)
+    source = Source(str(released.directory), released.digest, released.passages)
+    earlier = EarlierBuild(triples=PrecomputedTriples(released.triples), changed=frozenset(), vectors=released)
+    config = dataclasses.replace(config, triples=str(released.triples))
+    return _build(config, directory, source, progress, encoder, llm, earlier)
 
 
 def build_graph_from_passages(
@@ -126,9 +126,9 @@ def _build(
     progress: bool,
     encoder: TextEncoder | None,
     llm: ChatModel | None,
-    known: Known | None = None,
+    earlier: EarlierBuild | None = None,
 ) -> BuildReport:
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     if config.synonyms.index:
         INDEXES.get(backend_of(config.synonyms.index)).require()
     if config.extractor == "llm" and llm is None:
@@ -143,7 +143,9 @@ def _build(
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest, embedding):
-            writer.commit(write_graph(config, writer, source, model, clock, llm=llm, known=known, progress=progress))
+            writer.commit(
+                write_graph(config, writer, source, model, clock, llm=llm, earlier=earlier, progress=progress)
+            )
     store = Store(writer.directory)
     graph, stats = Graph.load(store.index_directory), read_json(store.directory / _STATS, store.hint)
     sizes = {"entities": graph.entities, "facts": len(graph.fact_ends), "edges": graph.adjacency.nnz // 2}
@@ -169,7 +171,7 @@ class VectorsByText(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Known:
+class EarlierBuild:
     """Results of an earlier build.
 
     Attributes:
@@ -183,7 +185,7 @@ class Known:
     vectors: VectorsByText
 
     def extraction(self, passage: Passage) -> Extraction | None:
-        """The known extraction of a passage; None if there is none."""
+        """The extraction of a passage in that build; None if there is none."""
         return None if passage.id in self.changed else self.triples.of(passage)
 
 
@@ -195,36 +197,36 @@ def write_graph(
     clock: Clock,
     *,
     llm: ChatModel | None = None,
-    known: Known | None = None,
+    earlier: EarlierBuild | None = None,
     progress: bool = False,
 ) -> Manifest:
     """Runs all stages of a build except the commit of the manifest. The parts that an earlier run has finished are skipped.
 
     Args:
-      known: earlier results that need not be extracted and embedded again.
+      earlier: earlier results that need not be extracted and embedded again.
     """
-    texts = _Vectors(config, encoder, known.vectors if known else None, progress)
+    texts = _Vectors(config, encoder, earlier.vectors if earlier else None, progress)
     count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress))
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
-    extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, known, progress))
+    extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, earlier, progress))
     phrases = phrases_of(_read_triples(writer.scratch / TRIPLES))
     clock.lap("extract")
     dim = texts.width()
-    given = known.vectors if known and isinstance(known.vectors, HippoRAGDirectory) else None
-    if given is not None:
-        check_width(given.directory, given.width, dim)
+    released = earlier.vectors if earlier and isinstance(earlier.vectors, HippoRAGDirectory) else None
+    if released is not None:
+        check_width(released.directory, released.width, dim)
     texts.fill(writer, dim, PASSAGES, passage_text)
-    if given is not None:
+    if released is not None:
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=0, hint="")
-        check_vectors(given.directory, vectors, stored, lambda some: texts.embed(list(map(passage_text, some))))
+        check_vectors(released.directory, vectors, stored, lambda sample: texts.embed(list(map(passage_text, sample))))
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
         if lines:
             target = writer.part(part)
             target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
             texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
     clock.lap("embed")
-    stats = writer.once("graph", lambda: _make(config, writer, phrases, count, texts.progress))
+    stats = writer.once("graph", lambda: _make_graph(config, writer, phrases, count, texts.progress))
     clock.lap("graph")
     walk = dataclasses.asdict(config.walk)
     fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
@@ -245,17 +247,17 @@ def _extract(
     writer: StoreWriter,
     stored: StoredPassages,
     llm: ChatModel | None,
-    known: Known | None,
+    earlier: EarlierBuild | None,
     progress: bool,
 ) -> dict[str, Any]:
     """Writes the triples of all passages. Returns counts and the first failures."""
-    isolated = dropped = used = 0
+    isolated = dropped = matched = 0
     failed: dict[str, str] = {}
     failures = 0
     count = len(stored)
     with _extractor(config, writer.directory, llm) as extract, atomic_file(writer.scratch / TRIPLES) as output:
-        if known is not None:
-            extract = _remembering(extract, known)
+        if earlier is not None:
+            extract = _reusing(extract, earlier)
         with (
             gzip.GzipFile("", "wb", compresslevel=3, fileobj=output, mtime=0) as file,  # equal builds make equal files
             Bar(total=count, desc="triples", unit="passage", disable=not progress) as bar,
@@ -265,7 +267,7 @@ def _extract(
                 for passage, extraction in zip(passages, extract(passages)):
                     file.write(json.dumps(to_row(passage.id, extraction)).encode() + b"\n")
                     isolated += not extraction.triples
-                    used += extraction is not _NOTHING
+                    matched += extraction is not _NOTHING
                     dropped += extraction.dropped
                     if extraction.error:
                         failures += 1
@@ -280,7 +282,7 @@ def _extract(
             )
         if failures:
             logging.warning("the extraction of %d of %d passages failed: %s", failures, count, failed)
-        if config.triples and not used:
+        if config.triples and not matched:
             raise ValueError(
                 f"{config.triples} has triples for none of the {count} passages: its ids or texts are of another corpus"
             )
@@ -290,11 +292,11 @@ def _extract(
 _NOTHING = Extraction()
 
 
-def _remembering(extract: Extract, known: Known) -> Extract:
-    """An extractor that uses known extractions, and extracts only from the other passages."""
+def _reusing(extract: Extract, earlier: EarlierBuild) -> Extract:
+    """An extractor that reuses the extractions of an earlier build, and extracts only from other passages."""
 
     def extract_new(passages: Sequence[Passage]) -> list[Extraction]:
-        extractions = [known.extraction(passage) for passage in passages]
+        extractions = [earlier.extraction(passage) for passage in passages]
         fresh = iter(extract([passage for passage, extraction in zip(passages, extractions) if extraction is None]))
         return [next(fresh) if extraction is None else extraction for extraction in extractions]
 
@@ -305,9 +307,9 @@ def _remembering(extract: Extract, known: Known) -> Extract:
 def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | None) -> Iterator[Extract]:
     """The configured extractor of triples."""
     if config.extractor == "given":
-        given = PrecomputedTriples(config.triples)
-        yield lambda passages: [given.of(passage) or _NOTHING for passage in passages]
-    elif config.extractor == "hipporag":  # HippoRAG's triples are `Known`; other passages have none
+        precomputed = PrecomputedTriples(config.triples)
+        yield lambda passages: [precomputed.of(passage) or _NOTHING for passage in passages]
+    elif config.extractor == "hipporag":  # HippoRAG's triples are an `EarlierBuild`; other passages have none
         yield lambda passages: [_NOTHING] * len(passages)
     elif config.extractor == "rules":
         yield RuleExtractor().extract
@@ -326,7 +328,9 @@ def _read_triples(path: pathlib.Path) -> Iterator[list[Triple]]:
         raise ValueError(f"{path} is damaged ({error}); delete {path.parent}, and the build begins anew") from error
 
 
-def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool) -> dict[str, int]:
+def _make_graph(
+    config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int, progress: bool
+) -> dict[str, int]:
     settings = config.synonyms
     vectors: Any = np.zeros((0, 0), np.float32)
     if phrases.entities:
@@ -346,9 +350,11 @@ def _make(config: GraphConfig, writer: StoreWriter, phrases: Phrases, count: int
 class _Vectors:
     """Embeds texts, shard by shard."""
 
-    def __init__(self, config: GraphConfig, encoder: TextEncoder, known: VectorsByText | None, progress: bool) -> None:
+    def __init__(
+        self, config: GraphConfig, encoder: TextEncoder, earlier: VectorsByText | None, progress: bool
+    ) -> None:
         self.progress = progress
-        self._encoder, self._known, self._shard = encoder, known, config.shard_size
+        self._encoder, self._earlier, self._shard = encoder, earlier, config.shard_size
         devices = jax.local_devices()
         self._batch = config.embed_batch or (32 if devices[0].platform == "cpu" else 256 * len(devices))
         self.manifest = _embedding(config, encoder)
@@ -357,19 +363,19 @@ class _Vectors:
         """Width of the vectors."""
         return self._encoder.embed(["width"]).shape[1]
 
-    def fill(self, target: StoreWriter | Part, dim: int, what: str, text: Callable[[Passage], str]) -> None:
+    def fill(self, target: StoreWriter | Part, dim: int, part: str, text: Callable[[Passage], str]) -> None:
         """Embeds the missing vectors of a part that is being written."""
         shards = target.embeddings(dim, self._shard)
         count = len(shards.passages)
         with Bar(
-            total=count, initial=shards.resumed_rows, desc=f"embedding {what}", unit="text", disable=not self.progress
+            total=count, initial=shards.resumed_rows, desc=f"embedding {part}", unit="text", disable=not self.progress
         ) as bar:
 
             def embed(passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
                 parts = []
                 for start in range(0, len(passages), _SLICE):
                     texts = [text(passage) for passage in passages[start : start + _SLICE]]
-                    parts.append(self._known.of(texts, self.embed, what) if self._known else self.embed(texts))
+                    parts.append(self._earlier.of(texts, self.embed, part) if self._earlier else self.embed(texts))
                     bar.update(len(texts))
                 return np.concatenate(parts)
 

@@ -58,19 +58,19 @@ class ModelExtractor:
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
         cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}
-        known = {key: _read(value) for key, value in cached.items()}
-        missing = [key for key in distinct if key not in known]
+        extractions = {key: _read(value) for key, value in cached.items()}
+        missing = [key for key in distinct if key not in extractions]
         with Bar(
-            total=len(distinct), initial=len(known), desc="extracting", unit="passage", disable=not progress
+            total=len(distinct), initial=len(extractions), desc="extracting", unit="passage", disable=not progress
         ) as bar:
             for start in range(0, len(missing), _BATCH):
-                some = missing[start : start + _BATCH]
-                fresh = dict(zip(some, self._ask([distinct[key] for key in some])))
+                chunk = missing[start : start + _BATCH]
+                fresh = dict(zip(chunk, self._ask([distinct[key] for key in chunk])))
                 if self.cache is not None:
                     self.cache.set_many({key: _write(value) for key, value in fresh.items() if value.error is None})
-                known |= fresh
-                bar.update(len(some))
-        return [known[key] for key in keys]
+                extractions |= fresh
+                bar.update(len(chunk))
+        return [extractions[key] for key in keys]
 
     def _key(self, text: str) -> str:
         settings = dict(self.model.settings)
@@ -78,9 +78,9 @@ class ModelExtractor:
 
     def _ask(self, texts: Sequence[str]) -> list[Extraction]:
         extractions = self._attempt(texts, 0.0)
-        again = [i for i, extraction in enumerate(extractions) if extraction.error]
-        if again:
-            for i, extraction in zip(again, self._attempt([texts[i] for i in again], _SECOND_TEMPERATURE)):
+        failed = [i for i, extraction in enumerate(extractions) if extraction.error]
+        if failed:
+            for i, extraction in zip(failed, self._attempt([texts[i] for i in failed], _SECOND_TEMPERATURE)):
                 extractions[i] = extraction
         return extractions
 
@@ -94,7 +94,7 @@ class ModelExtractor:
             ):
                 names = None if answer.error else parse_entities(answer.text)
                 if names is None:
-                    results[i] = Extraction(error=answer.error or f"no list of entities in {_start(answer.text)}")
+                    results[i] = Extraction(error=answer.error or f"no list of entities in {_beginning(answer.text)}")
                 entities[i] = names
             texts_left = [i for i in texts_left if entities[i] is not None]
         prompts = [_triple_prompt(texts[i], entities[i]) for i in texts_left]
@@ -139,13 +139,13 @@ def _extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extract
         return Extraction(error=answer.error)
     parsed = parse_triples(answer.text)
     if parsed is None:
-        return Extraction(error=f"no list of triples in {_start(answer.text)}")
+        return Extraction(error=f"no list of triples in {_beginning(answer.text)}")
     triples, dropped = parsed
     named = entities if entities is not None else tuple(dict.fromkeys(part for s, _, o in triples for part in (s, o)))
     return Extraction(entities=named, triples=triples, dropped=dropped)
 
 
-def _start(text: str) -> str:
+def _beginning(text: str) -> str:
     return repr(text[:80]) if text.strip() else "an empty answer"
 
 
@@ -217,14 +217,14 @@ def _entity_prompt(text: str) -> list[Message]:
 
 
 def _triple_prompt(text: str, entities: Sequence[str] | None) -> list[Message]:
-    def asked(text: str, names: Sequence[str] | None) -> str:
+    def request(text: str, names: Sequence[str] | None) -> str:
         return text if names is None else f"{text}\n\nNames: {json.dumps(list(names), ensure_ascii=False)}"
 
     task = _TRIPLE_TASK + (_WITH_NAMES if entities is not None else "") + _TRIPLE_FORM
-    shown = asked(_SHOWN, None if entities is None else _SHOWN_ENTITIES)
+    example = request(_SHOWN, None if entities is None else _SHOWN_ENTITIES)
     return [
         Message(role="system", content=task),
-        Message(role="user", content=shown),
+        Message(role="user", content=example),
         Message(role="assistant", content=json.dumps({"triples": _SHOWN_TRIPLES})),
-        Message(role="user", content=asked(text, entities)),
+        Message(role="user", content=request(text, entities)),
     ]

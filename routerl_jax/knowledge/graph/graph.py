@@ -134,8 +134,8 @@ def make_graph(phrases: Phrases, passages: int, synonyms: Neighbours) -> Graph:
     """Makes the graph. `passages` is the number of passages, `synonyms` the neighbours of each entity."""
     count = len(phrases.entities)
     loops = phrases.joined[:, 0] == phrases.joined[:, 1]
-    left, right = phrases.joined[~loops].T
-    triples = _sparse(np.ones(len(left)), left, right, count)
+    heads, tails = phrases.joined[~loops].T
+    triples = _sparse(np.ones(len(heads)), heads, tails, count)
     alike = _sparse(synonyms.cosines, synonyms.sources, synonyms.targets, count)
     counts = triples + triples.T
     directed = counts - counts * (alike != 0) + alike  # synonymy replaces a count, as in the original

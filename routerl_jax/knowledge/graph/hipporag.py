@@ -55,7 +55,7 @@ class HippoRAGDirectory:
     @property
     def width(self) -> int:
         """Width of the vectors."""
-        return self._known(PASSAGES).vectors.shape[1]
+        return self._table(PASSAGES).vectors.shape[1]
 
     def passages(self) -> Iterator[Passage]:
         """Its chunks. An id is HippoRAG's; the first line of a chunk of several lines is the title."""
@@ -68,10 +68,10 @@ class HippoRAGDirectory:
         self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]], part: str
     ) -> Float32[np.ndarray, "N D"]:
         """One vector per text of a part (PASSAGES, ENTITIES or FACTS): HippoRAG's, or from `embed` if it has none."""
-        known = self._known(part)
-        rows = [known.row(text) for text in texts]
+        table = self._table(part)
+        rows = [table.row(text) for text in texts]
         missing = [i for i, row in enumerate(rows) if row is None]
-        result = known.vectors[[row or 0 for row in rows]]
+        result = table.vectors[[row or 0 for row in rows]]
         if missing:
             result[missing] = embed([texts[i] for i in missing])
             logging.warning(
@@ -79,9 +79,9 @@ class HippoRAGDirectory:
             )
         return result
 
-    def _known(self, part: str) -> _ByText:
+    def _table(self, part: str) -> _ByText:
         if part not in self._vectors:
-            self._vectors[part] = _ByText(self._files[part], _spoken if part == FACTS else str)
+            self._vectors[part] = _ByText(self._files[part], _fact_text if part == FACTS else str)
         return self._vectors[part]
 
 
@@ -96,15 +96,15 @@ class _ByText:
             raise ValueError(f"{file}: its vectors have different widths, or there are none")
         self.vectors = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float32).reshape(len(texts), -1)
         self._rows: dict[str, int] = {}
-        for spelled in (texts, (" ".join(one.split()) for one in texts)):
-            for row, one in enumerate(spelled):
-                self._rows.setdefault(one, row)
+        for spelled in (texts, (" ".join(spelling.split()) for spelling in texts)):
+            for row, spelling in enumerate(spelled):
+                self._rows.setdefault(spelling, row)
 
     def row(self, text: str) -> int | None:
         return self._rows.get(text, self._rows.get(" ".join(text.split())))
 
 
-def _spoken(content: str) -> str:
+def _fact_text(content: str) -> str:
     """The words of a fact, as graph builds embed them, from `"('ada', 'was born in', 'london')"`."""
     try:
         return " ".join(ast.literal_eval(content))

@@ -164,8 +164,8 @@ class GraphKB(KnowledgeBase):
             linked.append(list(zip(ids.tolist(), normal.tolist())))
         if self.fact_filter is None:
             return linked
-        kept = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
-        return [[facts[index] for index in indices] for facts, indices in zip(linked, kept)]
+        chosen = self.fact_filter(queries, [self.triples(row for row, _ in facts) for facts in linked])
+        return [[facts[index] for index in indices] for facts, indices in zip(linked, chosen)]
 
     def _search(self, queries: list[str], k: int) -> TimedResults:
         started = time.perf_counter()
@@ -181,14 +181,14 @@ class GraphKB(KnowledgeBase):
             [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
             for ids, scores in ranked
         ]
-        told = [self._told(*steps) for steps in walks]
-        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), told)
+        walks_in_words = [self._in_words(*steps) for steps in walks]
+        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), walks_in_words)
 
-    def _told(self, facts: list[int], phrases: list[int]) -> Walk:
+    def _in_words(self, facts: list[int], phrases: list[int]) -> Walk:
         """A walk in words."""
         if self.facts is None or not facts:
             return Walk()
-        nodes = tuple(one.text for one in self.phrases.take(phrases))
+        nodes = tuple(phrase.text for phrase in self.phrases.take(phrases))
         return Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
 
     def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Steps]]:

@@ -107,8 +107,8 @@ def phrase_weights(
     if rule == "average":
         return dict(sorted(mean.items(), key=lambda item: -item[1])[:keep])
     linked = {entity: sum(score for _, score in facts) / len(facts) for entity, facts in shares.items()}
-    kept = sorted(linked, key=lambda entity: -linked[entity])[:keep]
-    return {entity: shares[entity][-1][0] for entity in kept}
+    best = sorted(linked, key=lambda entity: -linked[entity])[:keep]
+    return {entity: shares[entity][-1][0] for entity in best}
 
 
 class RecognitionFilter:
@@ -130,17 +130,17 @@ class RecognitionFilter:
             max_tokens=self.max_tokens,
             schema=_SCHEMA,
         )
-        kept = [list(range(len(linked))) for linked in facts]
+        result = [list(range(len(linked))) for linked in facts]
         failed = 0
         for i, answer in zip(with_facts, answers):
             chosen = None if answer.error else _chosen(answer.text, len(facts[i]))
             failed += chosen is None
-            kept[i] = kept[i] if chosen is None else chosen[: self.most]
+            result[i] = result[i] if chosen is None else chosen[: self.most]
         if failed:
             logging.warning(
                 "%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(with_facts)
             )
-        return kept
+        return result
 
 
 _SCHEMA = {

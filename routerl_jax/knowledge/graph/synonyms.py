@@ -59,12 +59,14 @@ def synonyms(
         for start in range(0, count, _QUERIES):
             rows = start + np.flatnonzero(asking[start : start + _QUERIES])
             if len(rows):
-                parts.append(_kept(rows, *near(_unit(vectors.take(rows)), most + 1, threshold), threshold, most))
+                parts.append(
+                    _above_threshold(rows, *near(_unit(vectors.take(rows)), most + 1, threshold), threshold, most)
+                )
                 bar.update(len(rows))
     return Neighbours(*(np.concatenate(column) for column in zip(*parts)))
 
 
-def _kept(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: float, most: int) -> Neighbours:
+def _above_threshold(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: float, most: int) -> Neighbours:
     """The nearest candidates of each row, [R, C], that reach the threshold and are not the phrase itself."""
     order = np.lexsort((ids, -scores), axis=1)
     ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 
 Triple = tuple[str, str, str]
@@ -98,16 +98,18 @@ class PrecomputedTriples:
         self._by_text: dict[str, Extraction] = {}
         docs = _hipporag(self.path)
         if docs is None:
-            for place, row in read_rows(self.path):
-                key = _field(row, "passage_id", place)
-                _add(self._by_id, str(key), _extraction(row, "entities", "triples", place), place)
+            for location, row in read_rows(self.path):
+                key = _field(row, "passage_id", location)
+                _add(self._by_id, str(key), _extraction(row, "entities", "triples", location), location)
         else:
             for number, row in enumerate(docs, 1):
-                place = Place(self.path, "item", number)
+                location = RowLocation(self.path, "item", number)
                 if not isinstance(row, dict):
-                    raise place.error(f"expected an object, found {type(row).__name__}")
-                text = str(_field(row, "passage", place))
-                _add(self._by_text, text, _extraction(row, "extracted_entities", "extracted_triples", place), place)
+                    raise location.error(f"expected an object, found {type(row).__name__}")
+                text = str(_field(row, "passage", location))
+                _add(
+                    self._by_text, text, _extraction(row, "extracted_entities", "extracted_triples", location), location
+                )
         if not self:
             raise ValueError(
                 f"{self.path} holds no rows. Expected {{passage_id, triples}} or HippoRAG's {{docs: [..]}}"
@@ -164,21 +166,21 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
     return content["docs"]
 
 
-def _field(row: Mapping[str, Any], key: str, place: Place) -> Any:
+def _field(row: Mapping[str, Any], key: str, location: RowLocation) -> Any:
     if row.get(key) is None or isinstance(row[key], bool | list | dict):
-        raise place.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
+        raise location.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
     return row[key]
 
 
-def _extraction(row: Mapping[str, Any], entities: str, triples: str, place: Place) -> Extraction:
+def _extraction(row: Mapping[str, Any], entities: str, triples: str, location: RowLocation) -> Extraction:
     for key in (entities, triples):
         if not isinstance(row.get(key, [] if key == entities else None), list):
-            raise place.error(f"key {key!r} must hold a list")
+            raise location.error(f"key {key!r} must hold a list")
     checked, dropped = checked_triples(row[triples])
     return Extraction(entities=checked_entities(row.get(entities, [])), triples=checked, dropped=dropped)
 
 
-def _add(known: dict[str, Extraction], key: str, extraction: Extraction, place: Place) -> None:
-    if key in known:
-        raise place.error(f"a second row for the passage {key[:60]!r}. Join them")
-    known[key] = extraction
+def _add(extractions: dict[str, Extraction], key: str, extraction: Extraction, location: RowLocation) -> None:
+    if key in extractions:
+        raise location.error(f"a second row for the passage {key[:60]!r}. Join them")
+    extractions[key] = extraction

@@ -17,7 +17,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.builds import Source
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
-from routerl_jax.knowledge.graph.build import TRIPLES, Known, write_graph
+from routerl_jax.knowledge.graph.build import TRIPLES, EarlierBuild, write_graph
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples, passage_text
@@ -68,13 +68,13 @@ def rebuild_graph(
                 f"{store.directory}: its triples come from a language model, and kb.json describes none that can be asked "
                 f"({error}). Give it: update(.., llm=MODEL)"
             ) from error
-    known = Known(
+    earlier = EarlierBuild(
         triples=PrecomputedTriples(store.directory / TRIPLES),
         changed=frozenset(passage.id for passage in new),
         vectors=KnownVectors(store),
     )
     source = Source(old.corpus, old.corpus_sha256, passages)
-    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, known=known, progress=progress)
+    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, earlier=earlier, progress=progress)
     writer.commit(
         dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
     )
@@ -85,7 +85,7 @@ class KnownVectors:
 
     def __init__(self, store: Store) -> None:
         self._arrays: list[VectorSource] = []
-        self._places: dict[str, tuple[int, int]] = {}
+        self._rows: dict[str, tuple[int, int]] = {}
         self._add(store.passages, store.embeddings, passage_text)
         for part in (ENTITIES, FACTS):
             directory = store.directory / part
@@ -99,7 +99,7 @@ class KnownVectors:
     ) -> None:
         for start in range(0, len(texts), _BLOCK):
             for row, passage in enumerate(texts.read(start, min(start + _BLOCK, len(texts))), start):
-                self._places[text(passage)] = len(self._arrays), row
+                self._rows[text(passage)] = len(self._arrays), row
         self._arrays.append(vectors)
 
     def of(
@@ -107,10 +107,10 @@ class KnownVectors:
     ) -> Float32[np.ndarray, "N D"]:
         """One vector per text: from the store, or from `embed` if the store lacks it. A text is taken from any part."""
         rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
-        missing = [i for i, text in enumerate(texts) if text not in self._places]
+        missing = [i for i, text in enumerate(texts) if text not in self._rows]
         for i, text in enumerate(texts):
-            if text in self._places:
-                array, row = self._places[text]
+            if text in self._rows:
+                array, row = self._rows[text]
                 rows[array].append((i, row))
         parts = [(missing, embed([texts[i] for i in missing]))] if missing else []
         for array, pairs in rows.items():

@@ -22,7 +22,7 @@ from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpus import string_field
-from routerl_jax.knowledge.encoders import encoder_digest, encoder_place, own_prefix, shared_encoder
+from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import corpus_digest
@@ -116,7 +116,7 @@ def build_pages(
     Raises:
       ValueError: a file, a page or a setting is wrong; names it.
     """
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     clock, source = Clock(), _source(config)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, LateInteraction):
@@ -141,7 +141,7 @@ def build_pages(
     if recall is not None and recall < config.recall_target:
         logging.warning("only %.3f of the best pages are among the candidates; consider index='maxsim'", recall)
     numbers = {"embedded": build.embedded, "vectors": int(open_index(store).vectors.offsets[-1])}
-    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _described(store), "recall": recall}
+    details = {"encoder": config.encoder, "dim": embedding.dim, "index": _search_description(store), "recall": recall}
     return report(store, clock, _PARTS, numbers=numbers | _left_out(store), **details)
 
 
@@ -177,7 +177,7 @@ class _PagesBuild:
         self._config, self._writer, self._encoder = config, writer, encoder
         self._clock, self._progress = clock, progress
 
-    def run(self, source: Source, made: Embedding) -> None:
+    def run(self, source: Source, embedding: Embedding) -> None:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         if config.index not in ("auto", "maxsim"):
@@ -203,7 +203,7 @@ class _PagesBuild:
             self._clock.lap("check")
         manifest = _manifest(config, writer, count, source)
         settings = {**manifest.settings, **settings}
-        writer.commit(dataclasses.replace(manifest, embedding=made, index=index, settings=settings))
+        writer.commit(dataclasses.replace(manifest, embedding=embedding, index=index, settings=settings))
 
     def _embed(self, count: int) -> Ragged:
         config, writer = self._config, self._writer
@@ -239,10 +239,10 @@ class _PagesBuild:
         with bar:
             ragged.write(embed)
         vectors = Ragged(writer.scratch / VECTORS, config.precision, memory_limit=2**30, hint="")
-        self._means(vectors)
+        self._write_means(vectors)
         return vectors
 
-    def _means(self, vectors: Ragged) -> None:
+    def _write_means(self, vectors: Ragged) -> None:
         """Writes one mean vector per page, because every store with an encoder has one vector per passage."""
 
         def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
@@ -293,24 +293,24 @@ class _PagesBuild:
         candidates = next((n for n in counts if recalls[n] >= config.recall_target), counts[-1])
         depth = max(_DEPTH, candidates)
         if depth < first.depth:
-            again = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
-            if again[candidates] < config.recall_target:
+            remeasured = page_recall(PageIndex(index.vectors, first._replace(depth=depth)), queries, [candidates])
+            if remeasured[candidates] < config.recall_target:
                 depth = first.depth
             else:
-                recalls = again
+                recalls = remeasured
         return {"candidates": candidates, "depth": depth, "recall": recalls[candidates]}
 
     def _queries(self, vectors: Ragged) -> list[np.ndarray]:
         config = self._config
         if config.questions:
-            rows = [string_field(row, "question", place) for place, row in read_rows(config.questions)]
+            rows = [string_field(row, "question", location) for location, row in read_rows(config.questions)]
             if not rows:
                 raise ValueError(f"questions={config.questions!r} holds no rows with a 'question'")
             prefix = own_prefix(self._encoder, "query") if config.query_prefix is None else config.query_prefix
             return self._encoder.embed(rows[: config.check_queries], prefix=prefix)
         rng = np.random.default_rng(0)
-        which = np.unique(np.linspace(0, len(vectors) - 1, min(config.check_queries, len(vectors))).astype(np.int64))
-        pages = vectors.take(which)
+        indices = np.unique(np.linspace(0, len(vectors) - 1, min(config.check_queries, len(vectors))).astype(np.int64))
+        pages = vectors.take(indices)
         return [page[rng.permutation(len(page))[:_SAMPLE]].astype(np.float32) for page in pages]
 
 
@@ -330,8 +330,8 @@ def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None
 
 
 def _source(config: PagesConfig | OcrConfig) -> Source:
-    what = "the directory of PDFs and pictures"
-    return corpus_source(config.corpus, what, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
+    expected = "the directory of PDFs and pictures"
+    return corpus_source(config.corpus, expected, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
 
 
 def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, source: Source) -> Manifest:
@@ -339,7 +339,7 @@ def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, 
     return stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, settings=settings)
 
 
-def _described(store: Store) -> str:
+def _search_description(store: Store) -> str:
     """How pages are found: the first stage, pooled vectors of a page, candidates."""
     settings = store.manifest.settings
     if "pooled" not in settings:

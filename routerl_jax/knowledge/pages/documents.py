@@ -18,7 +18,7 @@ from absl import logging
 from PIL import Image
 
 from routerl_jax.core.extras import needs
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.models.images import check_aspect, decode_image
 
@@ -128,8 +128,8 @@ class Reader:
             document = pdfium.PdfDocument(path)
         except (pdfium.PdfiumError, OSError) as error:
             locked = "password" in str(error).lower()
-            what = "needs a password; save it without one" if locked else "not a PDF that can be read"
-            raise ValueError(f"{path}: {what} ({error}); repair or remove it, or set on_error='skip'") from error
+            problem = "needs a password; save it without one" if locked else "not a PDF that can be read"
+            raise ValueError(f"{path}: {problem} ({error}); repair or remove it, or set on_error='skip'") from error
         if self._open is not None:
             self._open[1].close()
         self._open = path, document
@@ -164,7 +164,7 @@ def read_pages(corpus: str | pathlib.Path, reader: Reader, problems: Problems) -
     """
     root = pathlib.Path(corpus).expanduser()
     count = 0
-    for page in _listed(root, problems) if _is_list(root) else _found(root, reader, problems):
+    for page in _listed(root, problems) if _is_list(root) else _pages_in(root, reader, problems):
         count += 1
         yield page
     if not count:
@@ -175,7 +175,7 @@ def corpus_digest(corpus: str | pathlib.Path) -> str:
     """Hex digest of all documents of a corpus: their names and contents.
 
     Raises:
-      ValueError: no such place.
+      ValueError: there is no such file or directory.
     """
     root = pathlib.Path(corpus).expanduser()
     digest = hashlib.sha256()
@@ -211,7 +211,7 @@ def documents(root: pathlib.Path, suffixes: tuple[str, ...] = SUFFIXES) -> list[
     return sorted(paths, key=lambda path: _natural(path.relative_to(root).as_posix()))
 
 
-def _found(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterator[Page]:
+def _pages_in(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterator[Page]:
     for path in documents(root):
         name = _name(path, root)
         try:
@@ -225,29 +225,29 @@ def _found(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterator[P
 
 
 def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
-    seen: dict[str, int] = {}
-    for place, row in read_rows(checked_path(path)):
-        page_id = new_id(string_field(row, "id", place), place, seen)
+    used_ids: dict[str, int] = {}
+    for location, row in read_rows(checked_path(path)):
+        page_id = new_id(string_field(row, "id", location), location, used_ids)
         try:
-            picture = _picture(path, row, place)
+            picture = _picture(path, row, location)
         except ValueError as error:
             problems.handle(error)
             continue
         yield Page(
             id=page_id,
-            title=string_field(row, "title", place, default=page_id),
+            title=string_field(row, "title", location, default=page_id),
             path=picture,
-            text=string_field(row, "text", place, default=""),
+            text=string_field(row, "text", location, default=""),
         )
 
 
-def _picture(path: pathlib.Path, row: dict[str, Any], place: Place) -> pathlib.Path:
-    name = string_field(row, "image", place)
+def _picture(path: pathlib.Path, row: dict[str, Any], location: RowLocation) -> pathlib.Path:
+    name = string_field(row, "image", location)
     if "://" in name or name.startswith("data:"):
-        raise place.error(f"key 'image': {name[:60]!r} is not a file; save the pictures beside the list")
+        raise location.error(f"key 'image': {name[:60]!r} is not a file; save the pictures beside the list")
     picture = path.parent / pathlib.Path(name).expanduser()
     if not picture.is_file():
-        raise place.error(f"key 'image': {picture} does not exist. Paths are relative to the list")
+        raise location.error(f"key 'image': {picture} does not exist. Paths are relative to the list")
     return picture
 
 

@@ -82,8 +82,8 @@ class PageIndex:
             rows = np.broadcast_to(np.arange(start, start + scores.shape[1]), scores.shape)
             best_rows = np.concatenate([best_rows, rows], axis=1)
             if best.shape[1] > k + _SPARE:
-                kept = np.argpartition(-best, k + _SPARE - 1, axis=1)[:, : k + _SPARE]
-                best, best_rows = (np.take_along_axis(part, kept, 1) for part in (best, best_rows))
+                best_columns = np.argpartition(-best, k + _SPARE - 1, axis=1)[:, : k + _SPARE]
+                best, best_rows = (np.take_along_axis(part, best_columns, 1) for part in (best, best_rows))
         return [self._ranked(query, rows, k) for query, rows in zip(queries, best_rows)]
 
     def candidates(self, queries: Sequence[Float[np.ndarray, "n D"]], count: int) -> list[Int[np.ndarray, " C"]]:
@@ -141,12 +141,12 @@ def page_recall(
 
 def _estimated(pages_NM: Int[np.ndarray, "n M"], scores_NM: Float32[np.ndarray, "n M"]) -> Int[np.ndarray, " C"]:
     """Pages by estimate, best first; ties: the lower row. Each row of `scores_NM` goes from best to worst."""
-    known, numbers = np.unique(pages_NM, return_inverse=True)
+    pages, numbers = np.unique(pages_NM, return_inverse=True)
     numbers = numbers.reshape(pages_NM.shape)
-    estimates = np.zeros(len(known), np.float64)
+    estimates = np.zeros(len(pages), np.float64)
     for row, score in zip(numbers, scores_NM):
-        seen, first = np.unique(row, return_index=True)  # the first is the best
-        missing = np.full(len(known), score[-1], np.float64)
-        missing[seen] = score[first]
+        present, first = np.unique(row, return_index=True)  # the first is the best
+        missing = np.full(len(pages), score[-1], np.float64)
+        missing[present] = score[first]
         estimates += missing
-    return known[np.lexsort((known, -estimates))]
+    return pages[np.lexsort((pages, -estimates))]

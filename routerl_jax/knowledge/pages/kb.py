@@ -67,7 +67,7 @@ class PageKB(KnowledgeBase):
     def embed_queries(self, queries: Sequence[str]) -> list[np.ndarray]:
         """A matrix [n, D] per query, rounded like the stored vectors of pages (bfloat16, as in VRAG-RL's engine)."""
         distinct = list(dict.fromkeys(queries))
-        vectors = self.cache.known(distinct)
+        vectors = self.cache.cached(distinct)
         missing = [query for query in distinct if query not in vectors]
         if missing:
             embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
@@ -130,8 +130,8 @@ class OcrKB(KnowledgeBase):
         texts = self.texts.search(queries, k)
         images = [self._pages.pictures([passage.id for passage in passages]) for passages in texts]
         pages = [
-            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, shown)]
-            for passages, shown in zip(texts, images)
+            [dataclasses.replace(passage, image=image) for passage, image in zip(passages, page_images)]
+            for passages, page_images in zip(texts, images)
         ]
         return TimedResults(pages, texts.seconds)
 

@@ -89,7 +89,7 @@ class MaxSim:
             self._score([queries[i] for i in batch], totals, batch, alone)
         return totals
 
-    def _score(self, queries: list[np.ndarray], scores: np.ndarray, which: list[int], alone: bool) -> None:
+    def _score(self, queries: list[np.ndarray], scores: np.ndarray, query_rows: list[int], alone: bool) -> None:
         lengths = [len(query) for query in queries]
         starts = np.cumsum([0, *lengths[:-1]])
         dtype = self._blocks[0].values.dtype
@@ -98,17 +98,17 @@ class MaxSim:
         if dtype == jnp.bfloat16 and np.array_equal(vectors, short := vectors.astype(dtype)):
             vectors = short
         placed = {device: jax.device_put(vectors, device) for device in self._devices}
-        best = functools.partial(_best, 1 if alone else self._together(len(vectors)))
+        best = functools.partial(_best, 1 if alone else self._pages_at_once(len(vectors)))
 
-        def one(block: Block) -> None:
+        def score_block(block: Block) -> None:
             (device,) = block.values.devices()
             best_PN = np.asarray(best(placed[device], block.values))[: len(block.rows)]
             scores_PQ = np.add.reduceat(best_PN, starts, axis=1, dtype=np.float32)
-            scores[np.asarray(which)[:, None], block.rows] = scores_PQ.T
+            scores[np.asarray(query_rows)[:, None], block.rows] = scores_PQ.T
 
-        list(_threads().map(one, self._blocks))
+        list(_threads().map(score_block, self._blocks))
 
-    def _together(self, vectors: int) -> int:
+    def _pages_at_once(self, vectors: int) -> int:
         """Pages of one matrix product."""
         if self._devices[0].platform == "cpu":
             return 1 if vectors > _FEW_VECTORS else 0
@@ -174,8 +174,8 @@ def _rounded(count: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
-    """The largest inner product of every query vector with the vectors of each page, [P, N]. `together` pages at a time;
+def _best(pages_at_once: int, queries_ND: Array, pages_PLD: Array) -> Array:
+    """The largest inner product of every query vector with the vectors of each page, [P, N]. `pages_at_once` pages at a time;
     0: all."""
 
     def best(page_LD: Array) -> Array:
@@ -191,6 +191,6 @@ def _best(together: int, queries_ND: Array, pages_PLD: Array) -> Array:
         )
         return products.max(0)
 
-    if not together:
+    if not pages_at_once:
         return jax.vmap(best)(pages_PLD)
-    return jax.lax.map(best, pages_PLD, batch_size=together if together > 1 else None)
+    return jax.lax.map(best, pages_PLD, batch_size=pages_at_once if pages_at_once > 1 else None)

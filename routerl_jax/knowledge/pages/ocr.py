@@ -55,7 +55,7 @@ class Ocr:
         Raises:
           ValueError: the picture can't be read; names it.
         """
-        cached = self._kept(picture)
+        cached = self._cache_file(picture)
         if (result := _read(cached)) is not None:
             return result
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
@@ -69,7 +69,7 @@ class Ocr:
         """The lines on an encoded picture, one below the other."""
         return "\n".join(line.text for line in self.lines(picture, name=name))
 
-    def _kept(self, content: bytes) -> pathlib.Path:
+    def _cache_file(self, content: bytes) -> pathlib.Path:
         name = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + content).hexdigest()
         return self._cache / name[:2] / f"{name}.json"
 

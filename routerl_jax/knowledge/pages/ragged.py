@@ -121,19 +121,19 @@ class RaggedWriter:
         self._directory, self._progress, self._name = directory / name, progress, name
         self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
         self._lengths: list[int] = []
-        self._done, written = 0, 0
+        self._finished_steps, written = 0, 0
         for start, _ in self._steps:
-            said = finished(self._marker(start))
-            if said is None:
+            content = finished(self._marker(start))
+            if content is None:
                 break
-            self._lengths += said["lengths"]
-            self._done, written = self._done + 1, said.get("bytes", 0)
+            self._lengths += content["lengths"]
+            self._finished_steps, written = self._finished_steps + 1, content.get("bytes", 0)
         values = self._directory / "values"
-        if self._done and size_on_disk(values) < written:
+        if self._finished_steps and size_on_disk(values) < written:
             logging.warning("%s has lost some of what was written there: it is made again", values)
-            for start, _ in self._steps[: self._done]:
+            for start, _ in self._steps[: self._finished_steps]:
                 self._marker(start).unlink()
-            self._lengths, self._done = [], 0
+            self._lengths, self._finished_steps = [], 0
         self.resumed = len(self._lengths)  # pages of an earlier run
 
     def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
@@ -142,9 +142,9 @@ class RaggedWriter:
         Raises:
           ValueError: `make` returns a wrong number or shape, or values that are not finite.
         """
-        if self._done < len(self._steps):
-            array: Any = open_array(self._directory / "values") if self._done else self._create()
-            for start, stop in self._steps[self._done :]:
+        if self._finished_steps < len(self._steps):
+            array: Any = open_array(self._directory / "values") if self._finished_steps else self._create()
+            for start, stop in self._steps[self._finished_steps :]:
                 pages = make(start, stop)
                 self._check(pages, start, stop)
                 begin, lengths = sum(self._lengths), [len(page) for page in pages]

@@ -104,10 +104,10 @@ class PageWriter:
                     yield waiting.popleft()
             yield from waiting
 
-    def _make(self, page: Page, kept: int | None) -> tuple[bytes, str]:
+    def _make(self, page: Page, row: int | None) -> tuple[bytes, str]:
         """The page's picture, encoded, and its text."""
-        if kept is not None:
-            encoded = self._files.path(kept).read_bytes()
+        if row is not None:
+            encoded = self._files.path(row).read_bytes()
         else:
             source = page.path if page.path.suffix.lower() != ".pdf" else None
             encoded = self._files.encode(self._reader.picture(page), source)

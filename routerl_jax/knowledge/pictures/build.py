@@ -21,7 +21,7 @@ from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.dense import open_index
-from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
@@ -89,9 +89,9 @@ def build_pictures(
     Raises:
       ValueError: a file, a row or a setting is wrong; names it.
     """
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
-    what = "rows with pictures, or a directory of them,"
-    clock, source = Clock(), corpus_source(config.corpus, what, lambda _: (), digest=pictures_digest)
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
+    expected = "rows with pictures, or a directory of them,"
+    clock, source = Clock(), corpus_source(config.corpus, expected, lambda _: (), digest=pictures_digest)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, PictureEmbedder):
         raise ValueError(
@@ -133,7 +133,7 @@ class _Build:
         self._clock, self._progress = clock, progress
         self._files = PictureFiles(writer.scratch, config.picture_format)
 
-    def run(self, source: Source, made: Embedding) -> None:
+    def run(self, source: Source, embedding: Embedding) -> None:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
@@ -145,9 +145,9 @@ class _Build:
         pictures = self._finger_prints(count)
         self._clock.lap("pictures")
         shards = writer.embeddings(self._encoder.dim, config.shard_size)
-        done = shards.resumed_rows
+        resumed = shards.resumed_rows
         self._bar = Bar(
-            total=count, initial=done, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
+            total=count, initial=resumed, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
         )
         with self._bar:
             shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
@@ -164,7 +164,7 @@ class _Build:
                 corpus=source.path,
                 digest=source.digest,
                 count=count,
-                embedding=made,
+                embedding=embedding,
                 index={"backend": name, **saved},
                 settings={
                     "picture_format": config.picture_format,
@@ -184,7 +184,7 @@ class _Build:
                 try:
                     self._keep(row, entry, journal)
                 except ValueError as error:
-                    problems.handle(ValueError(f"{entry.place}: {error}"))
+                    problems.handle(ValueError(f"{entry.location}: {error}"))
                     continue
                 yield Passage(id=entry.id, title=entry.title, text=entry.text)
                 row += 1
@@ -196,17 +196,16 @@ class _Build:
         if entry.image is None:
             if self._config.kind == "reverse_image":
                 raise ValueError("no picture, which a reverse image search is about; fill in 'image' or remove the row")
-            self._files.path(row).unlink(
-                missing_ok=True
-            )  # may belong to another row, from a killed build of a corpus that was corrected since
+            # a file may belong to another row, from a killed build of a corpus that was corrected since
+            self._files.path(row).unlink(missing_ok=True)
         elif journal.row(entry.id) != row:
             journal.write(entry.id, row, self._files.encode(smaller(entry.image, self._config.side)))
 
     def _finger_prints(self, count: int) -> int:
         """Writes the fingerprints of pictures, zeros for rows without one. Returns the number of pictures."""
         marker = self._writer.progress / FINGERPRINTS
-        if (said := finished(marker)) is not None:
-            return said["pictures"]
+        if (content := finished(marker)) is not None:
+            return content["pictures"]
         path = self._writer.scratch / FINGERPRINTS
         array = create_array(path, (count, BYTES), "uint8", _PRINTS_SHARD, _PRINTS_CHUNK, compress=False)
         pictures = 0

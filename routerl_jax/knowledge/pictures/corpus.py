@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from routerl_jax.core.rows import Place, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.knowledge.pages.documents import PICTURES, Problems, documents
 from routerl_jax.models.images import ImageSource
@@ -23,7 +23,7 @@ class Entry:
     title: str
     text: str
     image: ImageSource | None
-    place: str  # its position, for messages
+    location: str  # its position, for messages
 
 
 def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[Entry]:
@@ -63,43 +63,45 @@ def pictures_digest(corpus: str | pathlib.Path) -> str:
 def _files(root: pathlib.Path) -> Iterator[Entry]:
     for path in documents(root, PICTURES):
         name = path.relative_to(root).as_posix()
-        yield Entry(id=name, title=path.stem.replace("_", " "), text="", image=path, place=str(path))
+        yield Entry(id=name, title=path.stem.replace("_", " "), text="", image=path, location=str(path))
 
 
 def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
-    seen: dict[str, int] = {}
-    for place, row in read_rows(checked_path(path)):
-        row = _of_mbeir(row, place) if "did" in row else row
-        name = new_id(string_field(row, "id", place), place, seen)
-        title = string_field(row, "title", place, default="")
-        text = string_field(row, "text" if row.get("text") is not None else "caption", place, default="")
-        image = string_field(row, "image", place, default="")
+    used_ids: dict[str, int] = {}
+    for location, row in read_rows(checked_path(path)):
+        row = _of_mbeir(row, location) if "did" in row else row
+        name = new_id(string_field(row, "id", location), location, used_ids)
+        title = string_field(row, "title", location, default="")
+        text = string_field(row, "text" if row.get("text") is not None else "caption", location, default="")
+        image = string_field(row, "image", location, default="")
         if not (title.strip() or text.strip() or image.strip()):
-            raise place.error(
+            raise location.error(
                 "neither text nor picture: fill in 'title', 'text', 'caption' or 'image', or remove the row"
             )
         try:
-            source = _source(path, image, place) if image.strip() else None
+            source = _source(path, image, location) if image.strip() else None
         except ValueError as error:
             problems.handle(error)
             continue
-        yield Entry(id=name, title=title, text=text, image=source, place=f"{path}, {place.unit} {place.number}")
+        yield Entry(
+            id=name, title=title, text=text, image=source, location=f"{path}, {location.unit} {location.number}"
+        )
 
 
-def _of_mbeir(row: dict[str, Any], place: Place) -> dict[str, Any]:
+def _of_mbeir(row: dict[str, Any], location: RowLocation) -> dict[str, Any]:
     """A candidate of M-BEIR (Wei et al. 2023, arXiv 2311.17136) in this module's keys."""
-    image = string_field(row, "img_path", place, default="")
-    above = (folder / image for folder in place.path.parents)
+    image = string_field(row, "img_path", location, default="")
+    above = (folder / image for folder in location.path.parents)
     path = next((file for file in above if file.is_file()), image) if image.strip() else ""
     return {"id": row["did"], "text": row.get("txt"), "image": str(path)}
 
 
-def _source(path: pathlib.Path, image: str, place: Place) -> ImageSource:
+def _source(path: pathlib.Path, image: str, location: RowLocation) -> ImageSource:
     if image.startswith("data:"):
         return image
     if "://" in image:
-        raise place.error(f"key 'image': {image[:80]!r} is not on this machine; fetch it and give its path")
+        raise location.error(f"key 'image': {image[:80]!r} is not on this machine; fetch it and give its path")
     source = path.parent / pathlib.Path(image).expanduser()
     if not source.is_file():
-        raise place.error(f"key 'image': {source} does not exist. Paths are relative to the file")
+        raise location.error(f"key 'image': {source} does not exist. Paths are relative to the file")
     return source

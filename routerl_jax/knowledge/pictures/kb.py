@@ -68,7 +68,7 @@ class PictureKB(KnowledgeBase):
                 f"knowledge base (mode='image'). Asked was {url}"
             )
         by_key = {query_key(query): query for query in queries}
-        vectors = self.cache.known(list(by_key))
+        vectors = self.cache.cached(list(by_key))
         missing = {key: query for key, query in by_key.items() if key not in vectors}
         if missing:
             inputs = [self._input(query) for query in missing.values()]
@@ -87,10 +87,12 @@ class PictureKB(KnowledgeBase):
     def _passages(self, rows: Sequence[int] | np.ndarray) -> dict[int, Passage]:
         """Passages by row, with their pictures if they have any."""
         distinct = np.unique(np.asarray(rows, np.int64))
-        shown = [bool(fingerprint.any()) for fingerprint in self._fingerprints.take(distinct)] if len(distinct) else []
+        have_pictures = (
+            [bool(fingerprint.any()) for fingerprint in self._fingerprints.take(distinct)] if len(distinct) else []
+        )
         return {
             row: dataclasses.replace(passage, image=str(self._files.path(row)) if has_picture else "")
-            for row, passage, has_picture in zip(distinct.tolist(), self.store.passages.take(distinct), shown)
+            for row, passage, has_picture in zip(distinct.tolist(), self.store.passages.take(distinct), have_pictures)
         }
 
 
@@ -103,8 +105,8 @@ class TextImageKB(PictureKB):
     reads: ClassVar[frozenset[str]] = frozenset({"text", "image"})
 
     def _input(self, query: Query) -> TextAndImage:
-        shown = bool(query_image(query))
-        instruction = str(self.store.manifest.settings["image_instruction" if shown else "instruction"])
+        has_picture = bool(query_image(query))
+        instruction = str(self.store.manifest.settings["image_instruction" if has_picture else "instruction"])
         text = uniir_text(query_text(query), instruction)
         return dataclasses.replace(super()._input(query), text=text or None)
 
@@ -136,7 +138,7 @@ class ReverseImageKB(PictureKB):
                 if len(groups) < k and count < len(self):
                     unclear.append(query)
                 else:
-                    results[query] = self._shown(groups[:k], dict(zip(ids.tolist(), scores.tolist())))
+                    results[query] = self._merged(groups[:k], dict(zip(ids.tolist(), scores.tolist())))
             open_queries, count = np.asarray(unclear, np.int64), min(4 * count, len(self))
         return results
 
@@ -144,26 +146,26 @@ class ReverseImageKB(PictureKB):
         """Groups the rows of the same picture. A group has the position of its best row."""
         prints = self._fingerprints.take(rows)
         groups: list[list[int]] = []
-        left = np.ones(len(rows), bool)
+        ungrouped = np.ones(len(rows), bool)
         for i, row in enumerate(rows):
-            if left[i]:
-                same = left & near_duplicates(prints[i], prints)
+            if ungrouped[i]:
+                same = ungrouped & near_duplicates(prints[i], prints)
                 same[i] = True
-                left &= ~same
+                ungrouped &= ~same
                 groups.append([int(row), *(int(other) for other in rows[same] if other != row)])
         return groups
 
-    def _shown(self, groups: list[list[int]], scores: dict[int, float]) -> list[Passage]:
+    def _merged(self, groups: list[list[int]], scores: dict[int, float]) -> list[Passage]:
         passages = self._passages([row for group in groups for row in group])
-        shown = []
+        results = []
         for first, *others in groups:
             passage = passages[first]
             titles = dict.fromkeys(passages[row].title for row in others)
             titles.pop(passage.title, None)
             lines = [passage.text] if passage.text.strip() else []
             lines += [f"The same picture: {title}" for title in titles if title]
-            shown.append(dataclasses.replace(passage, text="\n".join(lines), score=scores[first]))
-        return shown
+            results.append(dataclasses.replace(passage, text="\n".join(lines), score=scores[first]))
+        return results
 
 
 KB_KINDS.register("text_image")(TextImageKB.open)

@@ -24,8 +24,10 @@ def difference_hash(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
     return np.concatenate([bits, colour])
 
 
-def near_duplicates(one: UInt8[np.ndarray, " F"], others: UInt8[np.ndarray, "N F"]) -> Bool[np.ndarray, " N"]:
+def near_duplicates(
+    fingerprint: UInt8[np.ndarray, " F"], fingerprints: UInt8[np.ndarray, "N F"]
+) -> Bool[np.ndarray, " N"]:
     """Whether each of the other fingerprints belongs to the same picture."""
-    differ = np.unpackbits(np.bitwise_xor(one[:-3], others[:, :-3]), axis=1).sum(1)
-    colours = np.abs(one[-3:].astype(np.int16) - others[:, -3:].astype(np.int16)).max(1)
+    differ = np.unpackbits(np.bitwise_xor(fingerprint[:-3], fingerprints[:, :-3]), axis=1).sum(1)
+    colours = np.abs(fingerprint[-3:].astype(np.int16) - fingerprints[:, -3:].astype(np.int16)).max(1)
     return (differ <= _MOST_BITS) & (colours <= _MOST_COLOUR)

@@ -120,7 +120,7 @@ class Server:
     def __init__(self, served: Sequence[Served], settings: ServerSettings) -> None:
         if not served:
             raise ValueError("there is no knowledge base to serve")
-        self.served = {one.name: one for one in served}
+        self.served = {entry.name: entry for entry in served}
         if len(self.served) < len(served):
             raise ValueError("two served knowledge bases have the same name")
         self.default = served[0].name
@@ -138,8 +138,8 @@ class Server:
         if name in _RESERVED:
             raise Refusal(405, "wrong_method", "this path does not take that method; POST /v1/search, GET /v1/kbs")
         if name not in self.served:
-            known = ", ".join(self.served)
-            raise Refusal(404, "unknown_kb", f"there is no knowledge base {name!r} here; there are: {known}")
+            names = ", ".join(self.served)
+            raise Refusal(404, "unknown_kb", f"there is no knowledge base {name!r} here; there are: {names}")
         return self.served[name]
 
     async def search(self, served: Served, request: SearchRequest) -> tuple[str, Searchable, TimedResults]:
@@ -192,13 +192,13 @@ def create_app(
         from starlette.middleware import Middleware
         from starlette.routing import Route
     server = Server(served, settings or ServerSettings())
-    beside = mcp(server) if mcp is not None else None
+    mcp_app = mcp(server) if mcp is not None else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
-            if beside is not None:
-                await stack.enter_async_context(beside.router.lifespan_context(beside))
+            if mcp_app is not None:
+                await stack.enter_async_context(mcp_app.router.lifespan_context(mcp_app))
             try:
                 yield
             finally:
@@ -219,8 +219,8 @@ def create_app(
     ]
     for adapter in ADAPTERS:
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
-    if beside is not None:
-        routes += beside.routes
+    if mcp_app is not None:
+        routes += mcp_app.routes
     same_site = Middleware(SameSite, hosts=hosts)
     middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN) if token else same_site]
     handlers = {404: _no_such_path, 405: _wrong_method}
@@ -274,13 +274,15 @@ async def _native(server: Server, served: Served, request: Request) -> dict[str,
 
 
 async def _pictures(server: Server, served: Served, request: Request) -> dict[str, Any]:
-    asked = read_pictures(await read_json(request, server.settings.limits.body_bytes), server.settings.limits)
-    mode, kb = served.mode(asked.mode)
+    pictures_request = read_pictures(
+        await read_json(request, server.settings.limits.body_bytes), server.settings.limits
+    )
+    mode, kb = served.mode(pictures_request.mode)
     if not isinstance(kb, KnowledgeBase) or not _has_pictures(kb):
         raise invalid(f"mode {mode!r} of {served.name!r} gives no pictures by ids; its searches bring them")
 
     def read() -> list[str]:
-        return [portable_image(image) for image in kb.pictures(asked.ids)]
+        return [portable_image(image) for image in kb.pictures(pictures_request.ids)]
 
     try:
         return {"images": await _while_connected(server, request, asyncio.to_thread(read))}

@@ -55,12 +55,12 @@ class _Request:
     results: list[list[Passage]]
     seconds: list[float]
     walks: list[Walk]
-    taken: int = 0  # queries that are in a call already
+    dispatched: int = 0  # queries that are in a call already
     missing: int = 0
 
     @property
     def waiting(self) -> int:
-        return len(self.queries) - self.taken
+        return len(self.queries) - self.dispatched
 
 
 _Piece = tuple[_Request, int, int]  # a request, and a range (start, stop) of its queries
@@ -110,7 +110,7 @@ class Batcher:
         self._unfinished += 1
         self.waiting += len(queries)
         self._start().set()
-        self._tell_queue()
+        self._report_queue()
         return await future
 
     def _full(self) -> Refusal:
@@ -122,7 +122,7 @@ class Batcher:
         """Removes the waiting queries of a request that has ended (its client disconnected, or a part of it failed)."""
         self._unfinished -= 1
         self.waiting -= request.waiting
-        request.taken = len(request.queries)
+        request.dispatched = len(request.queries)
 
     async def close(self) -> None:
         """Finishes waiting and running queries, then ends the thread."""
@@ -151,10 +151,10 @@ class Batcher:
             if idle and self._config.max_wait_ms:
                 await self._fill(arrived)
             idle = False
-            pieces = self._take()
+            pieces = self._next_batch()
             if pieces:
                 await self._call(pieces)
-            self._tell_queue()
+            self._report_queue()
 
     async def _fill(self, arrived: asyncio.Event) -> None:
         """Waits for a full batch, at most `max_wait_ms`."""
@@ -166,7 +166,7 @@ class Batcher:
             except TimeoutError:
                 return
 
-    def _take(self) -> list[_Piece]:
+    def _next_batch(self) -> list[_Piece]:
         """The longest waiting queries that fit into one call. Drops requests whose clients have disconnected."""
         pieces: list[_Piece] = []
         room, k, waiting = self._config.max_batch, None, collections.deque()
@@ -176,10 +176,10 @@ class Batcher:
                 continue
             if room and k in (None, request.k):
                 k = request.k
-                stop = min(request.taken + room, len(request.queries))
-                pieces.append((request, request.taken, stop))
-                room -= stop - request.taken
-                request.taken = stop
+                stop = min(request.dispatched + room, len(request.queries))
+                pieces.append((request, request.dispatched, stop))
+                room -= stop - request.dispatched
+                request.dispatched = stop
                 self.waiting -= stop - pieces[-1][1]
             if request.waiting:
                 waiting.append(request)
@@ -192,7 +192,7 @@ class Batcher:
         async for number, results in search_together(
             lambda queries: self._timed(queries, k),
             [request.queries[start:stop] for request, start, stop in pieces],
-            wanted=lambda number: not pieces[number][0].future.done(),
+            is_wanted=lambda number: not pieces[number][0].future.done(),
         ):
             request, start, stop = pieces[number]
             if isinstance(results, Exception):
@@ -233,7 +233,7 @@ class Batcher:
             raise RuntimeError(f"the knowledge base gave {len(results)} results for {len(queries)} queries")
         return results, seconds
 
-    def _tell_queue(self) -> None:
+    def _report_queue(self) -> None:
         if self._observer:
             self._observer.queue(self.waiting)
 

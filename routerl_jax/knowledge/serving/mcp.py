@@ -46,7 +46,7 @@ def mcp_server(behind: serving.Server) -> Server[Any]:
         from mcp.server import Server
 
     limits = behind.settings.limits
-    tools = {function_name(one.name): one for one in behind.served.values()}
+    tools = {function_name(entry.name): entry for entry in behind.served.values()}
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[_tool(name, entry, limits) for name, entry in tools.items()])
@@ -124,14 +124,14 @@ def _tool(name: str, served: Served, limits: Limits) -> Any:
 
 
 def _read_call(arguments: Mapping[str, Any], schema: Mapping[str, Any], limits: Limits) -> SearchRequest:
-    known = schema["properties"]
-    unknown = sorted(set(arguments) - set(known))
+    properties = schema["properties"]
+    unknown = sorted(set(arguments) - set(properties))
     if unknown:
-        raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(known)}")
+        raise Refusal(400, "invalid_request", f"unknown argument {unknown[0]!r}; known: {', '.join(properties)}")
     question: Any = arguments.get("query", "")
-    beside = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
-    if beside:
-        question = {"text": question or None, **beside}
+    extra_fields = {key: arguments[key] for key in ("image", "question", "url") if arguments.get(key)}
+    if extra_fields:
+        question = {"text": question or None, **extra_fields}
     query = read_query(question, "query", limits)
     return SearchRequest(
         queries=[query], mode=arguments.get("mode"), k=read_k(arguments.get("k", limits.default(5)), limits)

@@ -36,7 +36,7 @@ class Metrics:
         )
         self._queue = prometheus.Gauge("kb_queue_queries", "Queries that wait.", ["kb", "mode"], registry=registry)
         self.in_flight = prometheus.Gauge("kb_requests_in_flight", "Requests being answered.", registry=registry)
-        self._known: dict[tuple[str, ...], Any] = {}
+        self._labelled: dict[tuple[str, ...], Any] = {}
 
     def request(self, kb: str, endpoint: str, status: int, seconds: float, error: str = "") -> None:
         """Counts an answered request."""
@@ -58,9 +58,9 @@ class Metrics:
     def _child(self, metric: Any, *labels: str) -> Any:
         """`metric.labels`, cached, because that takes a lock and makes checks."""
         key = (metric._name, *labels)
-        if key not in self._known:
-            self._known[key] = metric.labels(*labels)
-        return self._known[key]
+        if key not in self._labelled:
+            self._labelled[key] = metric.labels(*labels)
+        return self._labelled[key]
 
 
 class BatchMetrics:

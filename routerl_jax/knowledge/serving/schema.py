@@ -68,7 +68,7 @@ class PicturesRequest:
 
 def read_request(body: Any, limits: Limits) -> SearchRequest:
     """A search request from parsed JSON. Raises Refusal that names the problem."""
-    fields = _known(body, ("queries", "k", "mode", "images"))
+    fields = _checked_fields(body, ("queries", "k", "mode", "images"))
     mode, images = _mode(fields), fields.get("images", True)
     if not isinstance(images, bool):
         raise invalid(f"images={images!r} must be true or false")
@@ -78,7 +78,7 @@ def read_request(body: Any, limits: Limits) -> SearchRequest:
 
 def read_pictures(body: Any, limits: Limits) -> PicturesRequest:
     """A request for pictures from parsed JSON. The limit of queries applies to ids. Raises Refusal."""
-    fields = _known(body, ("ids", "mode"))
+    fields = _checked_fields(body, ("ids", "mode"))
     ids = fields.get("ids")
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
         raise invalid("ids must be a list of strings: the ids of passages that a search gave")
@@ -87,7 +87,7 @@ def read_pictures(body: Any, limits: Limits) -> PicturesRequest:
     return PicturesRequest(ids=ids, mode=_mode(fields))
 
 
-def _known(body: Any, keys: tuple[str, ...]) -> dict[str, Any]:
+def _checked_fields(body: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     fields = read_object(body)
     unknown = sorted(set(fields) - set(keys))
     if unknown:

@@ -27,7 +27,7 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_place, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Store, StoredArray, StoredPassages
@@ -69,7 +69,7 @@ def build_tree(
     source = corpus_source(
         config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
     )
-    config = dataclasses.replace(config, encoder=encoder_place(config.encoder))
+    config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, clock = llm or chat_model(config.llm), Clock()
     inner = BuildConfig(
         encoder=config.encoder,
@@ -199,10 +199,10 @@ class _Build:
         failures: list[str] = []
         with Bar(total=len(groups), desc=f"summaries of level {level}", disable=not self._progress) as bar:
             for start in range(0, len(groups), _SAVE_EVERY):
-                some = groups[start : start + _SAVE_EVERY]
-                texts, errors = summaries(self._llm, some, words=self._config.summary_words)
+                batch = groups[start : start + _SAVE_EVERY]
+                texts, errors = summaries(self._llm, batch, words=self._config.summary_words)
                 all_texts, failures = all_texts + texts, failures + errors
-                bar.update(len(some))
+                bar.update(len(batch))
         return all_texts, failures
 
     def _join(self, levels: int) -> dict[str, Any]:

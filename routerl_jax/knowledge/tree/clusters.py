@@ -54,8 +54,8 @@ def soft_clusters(
     for rough in _mixed(vectors, rows, settings, seed):
         for fine in _mixed(vectors, rough, settings, seed):
             clusters += _short(vectors, fine, np.asarray(lengths), longest, settings, seed)
-    distinct = {one.tobytes(): one for one in clusters}
-    return sorted(distinct.values(), key=lambda one: one.tolist())
+    distinct = {cluster.tobytes(): cluster for cluster in clusters}
+    return sorted(distinct.values(), key=lambda cluster: cluster.tolist())
 
 
 def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndarray, "N d"]:
@@ -63,9 +63,9 @@ def reduced(vectors: Float[np.ndarray, "N D"], dimensions: int) -> Float[np.ndar
     centred = np.asarray(vectors, np.float64) - np.mean(vectors, axis=0, dtype=np.float64)
     tall = len(centred) > centred.shape[1]
     _, spread, directions = np.linalg.svd(np.linalg.qr(centred, mode="r") if tall else centred, full_matrices=False)
-    kept = np.flatnonzero(spread > spread[0] * _NOTHING)[: min(dimensions, len(centred) - 1)]
-    directions = directions[kept].T
-    signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(len(kept))])  # which are left open
+    significant = np.flatnonzero(spread > spread[0] * _NOTHING)[: min(dimensions, len(centred) - 1)]
+    directions = directions[significant].T
+    signs = np.sign(directions[np.abs(directions).argmax(0), np.arange(len(significant))])  # which are left open
     return centred @ (directions * signs)
 
 

@@ -37,9 +37,9 @@ def check_address(address: str, allowed: Sequence[Network] = ()) -> Address:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError as error:
         raise Refused(f"{address!r} is not an IP address") from error
-    inner = _inner(parsed)
-    for one in {parsed, inner}:
-        if any(one.version == network.version and one in network for network in allowed):
+    inner = _embedded_ipv4(parsed)
+    for candidate in {parsed, inner}:
+        if any(candidate.version == network.version and candidate in network for network in allowed):
             return parsed
     odd = isinstance(inner, ipaddress.IPv6Address) and (inner.sixtofour or inner.teredo or inner.is_site_local)
     if odd or inner in _PROTOCOLS or not inner.is_global or inner.is_multicast or inner.is_reserved:
@@ -88,7 +88,7 @@ class CheckedResolver:
         """Does nothing; part of the interface."""
 
 
-def _inner(address: Address) -> Address:
+def _embedded_ipv4(address: Address) -> Address:
     """The IPv4 address inside a mapped or NAT64 IPv6 address; the address itself for others."""
     if isinstance(address, ipaddress.IPv4Address):
         return address

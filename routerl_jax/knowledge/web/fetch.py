@@ -40,7 +40,7 @@ class Document:
     cut: bool = False
 
 
-class _Found(NamedTuple):
+class _Download(NamedTuple):
     url: str
     type: str
     charset: str | None
@@ -63,19 +63,19 @@ class Fetcher:
 
     async def fetch(self, url: str) -> Document:
         """The document at a URL. Raises WebError if it is refused, missing, not text, or too slow."""
-        content = await self._fetch(url, _READABLE)
+        download = await self._fetch(url, _READABLE)
         try:
-            text = decode(content.content, content.charset)
+            text = decode(download.content, download.charset)
         except ValueError as error:
             raise WebError(f"{url}: {error}") from error
-        return Document(url=content.url, type=content.type or "text/html", text=text, cut=content.cut)
+        return Document(url=download.url, type=download.type or "text/html", text=text, cut=download.cut)
 
     async def picture(self, url: str) -> tuple[str, bytes]:
         """Media type and bytes of the picture at a URL. Raises WebError, also if it is too large."""
-        content = await self._fetch(url, _PICTURES)
-        if content.cut:
+        download = await self._fetch(url, _PICTURES)
+        if download.cut:
             raise WebError(f"{url}: a picture of more than {self._config.max_bytes} bytes")
-        return content.type or "image/jpeg", content.content
+        return download.type or "image/jpeg", download.content
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -83,7 +83,7 @@ class Fetcher:
             await self._session.close()
             self._session = None
 
-    async def _fetch(self, url: str, kinds: Sequence[str]) -> _Found:
+    async def _fetch(self, url: str, kinds: Sequence[str]) -> _Download:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
             self._open(aiohttp)
@@ -117,24 +117,24 @@ class Fetcher:
         )
         self._slots = asyncio.Semaphore(self._config.concurrency)
 
-    async def _follow(self, url: str, kinds: Sequence[str]) -> _Found:
+    async def _follow(self, url: str, kinds: Sequence[str]) -> _Download:
         for _ in range(self._config.redirects + 1):
             target = checked_url(url, self._allowed)
             async with self._session.get(target, allow_redirects=False) as reply:
-                where = reply.headers.get("Location")
-                if reply.status not in _REDIRECTS or not where:
-                    return await self._take(str(reply.url), reply, kinds)
-                url = urllib.parse.urljoin(str(target), where)
+                redirect = reply.headers.get("Location")
+                if reply.status not in _REDIRECTS or not redirect:
+                    return await self._read_reply(str(reply.url), reply, kinds)
+                url = urllib.parse.urljoin(str(target), redirect)
         raise WebError(f"{url}: more than {self._config.redirects} redirects")
 
-    async def _take(self, url: str, reply: Any, kinds: Sequence[str]) -> _Found:
+    async def _read_reply(self, url: str, reply: Any, kinds: Sequence[str]) -> _Download:
         if reply.status != 200:
             raise WebError(f"{url}: HTTP {reply.status} {reply.reason}")
         kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind and kind not in kinds:
             raise WebError(f"{url}: content of type {kind}, which is not read here")
         content, cut = await self._read(reply)
-        return _Found(url, kind, reply.charset, content, cut)
+        return _Download(url, kind, reply.charset, content, cut)
 
     async def _read(self, reply: Any) -> tuple[bytes, bool]:
         content = bytearray()
@@ -164,11 +164,13 @@ def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:
         raise Refused(f"only http and https are fetched, not {parts.scheme or 'a relative URL'!r}")
     netloc = f"[{host}]{port}" if ":" in host else f"{host}{port}"
     try:
-        read = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
+        checked = yarl.URL(urllib.parse.urlunsplit((parts.scheme, netloc, parts.path, parts.query, "")))
     except ValueError as error:
         raise Refused(f"not a URL ({error})") from error
-    check_host(read.raw_host or "", allowed)  # yarl's host: wide digits and ideographic full stops are normalised there
-    return read
+    check_host(
+        checked.raw_host or "", allowed
+    )  # yarl's host: wide digits and ideographic full stops are normalised there
+    return checked
 
 
 def _refusal(error: BaseException | None) -> Refused | None:

@@ -28,13 +28,12 @@ from routerl_jax.models.images import decode_image, image_digest, is_url
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.cache import MemoryCache, cache_key
 
-_REMEMBERED = (
-    60.0  # seconds for which an answer or a failure is kept, because a failed batch is repeated query by query
-)
+# Seconds for which an answer or a failure is kept, because a failed batch is repeated query by query.
+_REMEMBERED = 60.0
 
 
 @dataclasses.dataclass
-class _Found:
+class _QueryState:
     """The state of a query: passages by the rank of their URL, and errors."""
 
     passages: dict[int, Passage] = dataclasses.field(default_factory=dict)
@@ -66,9 +65,8 @@ class WebKB(KnowledgeBase):
         self._stages = Stages(config, model)
         self._recent = MemoryCache(4096)
         if config.asks_model and config.summary.about == "question":
-            vars(self)["reads"] = self.reads | {
-                "question"
-            }  # a class attribute in other kinds; here it depends on the settings
+            # `reads` is a class attribute of other kinds; here it depends on the settings
+            vars(self)["reads"] = self.reads | {"question"}
         self._about = cache_key(config.mode, config.pages, config.snippets, config.search.candidates)
 
     def __len__(self) -> int:
@@ -113,26 +111,26 @@ class WebKB(KnowledgeBase):
         for error in failures:
             if not isinstance(error, WebError):
                 raise error
-            if not self._empty_instead(error):
+            if not self._counts_as_empty(error):
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
         results = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
         return TimedResults(results, seconds)
 
-    def _empty_instead(self, error: WebError) -> bool:
+    def _counts_as_empty(self, error: WebError) -> bool:
         if isinstance(error, NotRecorded):
             return self.config.snapshot.missing == "empty"
         return self.config.failures == "empty"
 
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
-        text = await asyncio.to_thread(self._asked, query)
+        text = await asyncio.to_thread(self._query_string, query)
         want, question = min(k, self.config.pages), query_question(query)
         key = cache_key("answer", self._about, want, text, *([question] if question else []))
-        counts, known = self._stages.counts, self._recent.get(key)
-        if known is not None:  # a repetition from a failed batch, which was counted before
-            return _passages(Record(**json.loads(known)))
+        counts, cached = self._stages.counts, self._recent.get(key)
+        if cached is not None:  # a repetition from a failed batch, which was counted before
+            return _passages(Record(**json.loads(cached)))
         counts.add("query", asked=1, hits=self._stages.under_way(key))
         try:
             return _passages(await self._stages.once(key, lambda: self._recorded(key, query, text, want)))
@@ -140,20 +138,18 @@ class WebKB(KnowledgeBase):
             counts.add("query", failures=1)
             raise
 
-    async def _recorded(self, key: str, query: Query, asked: str, want: int) -> Record:
+    async def _recorded(self, key: str, query: Query, query_string: str, want: int) -> Record:
         snapshot = self._stages.snapshot
         try:
-            record = self._stages.recorded("answers", key, asked)
-        except (
-            NotRecorded
-        ):  # perhaps it was recorded with another k; its searches, pages and summaries can be used then
-            record = None
+            record = self._stages.recorded("answers", key, query_string)
+        except NotRecorded:
+            record = None  # if it was recorded with another k, its searches, pages and summaries can be used
         if record is not None:
             self._stages.counts.add("query", hits=1)
             self._remember(key, record)
             return record
         try:
-            state = await self._find(query, asked, want)
+            state = await self._find(query, query_string, want)
             rows = [dataclasses.asdict(state.passages[rank]) for rank in sorted(state.passages)]
             record = Record({"passages": rows, "problems": state.problems})
         except NotRecorded:
@@ -161,28 +157,28 @@ class WebKB(KnowledgeBase):
         except WebError as error:
             record = Record(error=str(error))
         if snapshot is not None:
-            record = snapshot.put("answers", key, asked, record)
+            record = snapshot.put("answers", key, query_string, record)
         self._remember(key, record)
         return record
 
     def _remember(self, key: str, record: Record) -> None:
         self._recent.set(key, json.dumps(record._asdict()).encode(), _REMEMBERED)
 
-    async def _find(self, query: Query, asked: str, want: int) -> _Found:
+    async def _find(self, query: Query, query_string: str, want: int) -> _QueryState:
         """Searches, and reads pages until `want` have succeeded, no results are left, or the time is up."""
         seconds = seconds_left(self.config.deadline)
         ends = time.monotonic() + seconds
-        state = _Found()
+        state = _QueryState()
         try:
             async with asyncio.timeout(seconds):
-                hits = await self._stages.hits(asked, lambda: self._target(query, asked))
+                hits = await self._stages.hits(query_string, lambda: self._target(query, query_string))
         except TimeoutError:
-            raise WebError(f"no search results for {asked[:100]!r} within {seconds:.3g} s") from None
+            raise WebError(f"no search results for {query_string[:100]!r} within {seconds:.3g} s") from None
         if self.config.snippets == "only" and self.config.mode == "text":
             state.passages = {rank: _snippet(rank, hit) for rank, hit in enumerate(hits[:want])}
             return state
-        about = query_question(query) or asked
-        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(about, rank, hit))
+        topic = query_question(query) or query_string
+        await self._scatter(hits, want, ends, state, lambda rank, hit: self._passage(topic, rank, hit))
         if self.config.snippets == "fallback":
             for rank, hit in enumerate(hits):
                 if len(state.passages) < want and rank not in state.passages and hit.snippet:
@@ -192,12 +188,17 @@ class WebKB(KnowledgeBase):
             logging.log_first_n(logging.INFO, message, 20, len(state.problems), len(hits), state.problems[0])
         if hits and not state.passages:
             raise WebError(
-                f"none of {len(hits)} results for {asked[:100]!r} could be used: {'; '.join(state.problems[:3])}"
+                f"none of {len(hits)} results for {query_string[:100]!r} could be used: {'; '.join(state.problems[:3])}"
             )
         return state
 
     async def _scatter(
-        self, hits: list[Hit], want: int, ends: float, state: _Found, work: Callable[[int, Hit], Awaitable[Passage]]
+        self,
+        hits: list[Hit],
+        want: int,
+        ends: float,
+        state: _QueryState,
+        work: Callable[[int, Hit], Awaitable[Passage]],
     ) -> None:
         """Works on as many results at once as are still wanted. After a failure, the next one starts."""
         waiting = collections.deque(enumerate(hits))
@@ -207,7 +208,7 @@ class WebKB(KnowledgeBase):
                 while waiting and len(running) + len(state.passages) < want:
                     rank, hit = waiting.popleft()
                     task = asyncio.ensure_future(work(rank, hit))
-                    task.add_done_callback(_seen)
+                    task.add_done_callback(_retrieve_exception)
                     running[task] = rank
                 done, _ = await asyncio.wait(
                     running, timeout=max(0.0, ends - time.monotonic()), return_when=asyncio.FIRST_COMPLETED
@@ -227,18 +228,18 @@ class WebKB(KnowledgeBase):
             for task in running:
                 task.cancel()
 
-    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, topic: str, rank: int, hit: Hit) -> Passage:
         page = await self._stages.page(hit.url)
-        summary = await self._stages.summary(about, page)
+        summary = await self._stages.summary(topic, page)
         return Passage(id=hit.url, title=page.title or hit.title, text=summary.text, score=1 / (rank + 1))
 
-    def _asked(self, query: Query) -> str:
+    def _query_string(self, query: Query) -> str:
         """The query as one string."""
         return query_text(query)
 
-    async def _target(self, query: Query, asked: str) -> str:
+    async def _target(self, query: Query, query_string: str) -> str:
         """The query for the search engine."""
-        return asked
+        return query_string
 
 
 class WebImageKB(WebKB):
@@ -250,7 +251,7 @@ class WebImageKB(WebKB):
 
     reads: frozenset[str] = frozenset({"image", "url"})
 
-    def _asked(self, query: Query) -> str:
+    def _query_string(self, query: Query) -> str:
         if url := query_url(query):
             return url
         picture = query.image if isinstance(query, TextAndImage) else None
@@ -262,14 +263,14 @@ class WebImageKB(WebKB):
             name = f"{picture!r}: " if isinstance(picture, str) else ""
             raise WebError(f"{name[:200]}{error}") from error
 
-    async def _target(self, query: Query, asked: str) -> str:
-        if not asked.startswith("sha256:"):
-            return asked
+    async def _target(self, query: Query, query_string: str) -> str:
+        if not query_string.startswith("sha256:"):
+            return query_string
         assert isinstance(query, TextAndImage)
         content = await asyncio.to_thread(_jpeg, query.image)
-        return await self._stages.upload(content, f"{asked.removeprefix('sha256:')}.jpg")
+        return await self._stages.upload(content, f"{query_string.removeprefix('sha256:')}.jpg")
 
-    async def _passage(self, about: str, rank: int, hit: Hit) -> Passage:
+    async def _passage(self, topic: str, rank: int, hit: Hit) -> Passage:
         if not hit.thumbnail or not hit.title:
             raise WebError(f"{hit.url}: a result without thumbnail or title")
         picture = await self._stages.picture(hit.thumbnail)
@@ -287,7 +288,7 @@ def _passages(record: Record) -> list[Passage]:
     return [Passage(**row) for row in record.value["passages"]]
 
 
-def _seen(task: asyncio.Future[Passage]) -> None:
+def _retrieve_exception(task: asyncio.Future[Passage]) -> None:
     """Marks an exception as retrieved, because nobody may be waiting for it."""
     if not task.cancelled():
         task.exception()

@@ -174,8 +174,8 @@ class Snapshot:
         file, offsets = self._tables[table]
         start, end = self._ends[table], _end_of_lines(file)
         for line in os.pread(file, end - start, start).splitlines(keepends=True) if end > start else ():
-            place = f"{self.directory / table}.jsonl, byte {start}"
-            offsets.setdefault(_key(line, place), (start, len(line)))
+            location = f"{self.directory / table}.jsonl, byte {start}"
+            offsets.setdefault(_key(line, location), (start, len(line)))
             start += len(line)
         self._ends[table] = end
         return end
@@ -204,9 +204,9 @@ class Snapshot:
     def _write_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         fields = {"format": FORMAT, "created": created, "made_with": made_with}
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
-        new.replace(path)
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
+        temporary.replace(path)
 
     def _check_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
         fields = read_json(path, "record anew")
@@ -219,20 +219,20 @@ class Snapshot:
         for stage, settings in json.loads(json.dumps(made_with)).items():
             before = recorded.get(stage, {})
             for key in {**settings, **before}:
-                then, value = before.get(key), settings.get(key)
-                if then != value:
+                old_value, value = before.get(key), settings.get(key)
+                if old_value != value:
                     raise ValueError(
-                        f"{self.directory} was recorded with {stage}.{key}={then!r}, the configuration says {value!r}: "
+                        f"{self.directory} was recorded with {stage}.{key}={old_value!r}, the configuration says {value!r}: "
                         f"change the configuration, or record anew"
                     )
 
 
-def _key(line: bytes, place: str) -> str:
-    """The key of a record. Raises ValueError that names its place."""
+def _key(line: bytes, location: str) -> str:
+    """The key of a record. Raises ValueError that names its location."""
     try:
         return json.loads(line)["key"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{place}: not a record ({error!r}). Record anew") from error
+        raise ValueError(f"{location}: not a record ({error!r}). Record anew") from error
 
 
 def holds_records(directory: pathlib.Path) -> bool:

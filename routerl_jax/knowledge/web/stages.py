@@ -51,7 +51,7 @@ class Stages:
         self._config = config
         self._made_with = made_with(config, model)
         self._flights: dict[str, asyncio.Task[Any]] = {}
-        self.counts = StageCounts(*_counted(config), others=("upload",) if config.mode == "image" else ())
+        self.counts = StageCounts(*_counted(config), uncached=("upload",) if config.mode == "image" else ())
         self.snapshot: Snapshot | None = None
         if config.snapshot.directory:
             self.snapshot = Snapshot(config.snapshot.directory, config.snapshot.mode, self._made_with)
@@ -71,7 +71,7 @@ class Stages:
             return [dataclasses.asdict(hit) for hit in hits]
 
         key = self._key("search", kind, count, query)
-        rows = await self._kept("search", key, query, self._config.cache.search_seconds, ask)
+        rows = await self._cached("search", key, query, self._config.cache.search_seconds, ask)
         return [Hit(**row) for row in rows]
 
     async def page(self, url: str) -> Page:
@@ -81,7 +81,7 @@ class Stages:
             return dataclasses.asdict(await self.live.reader.read(url))
 
         key = self._key("reader", "page", url)
-        return Page(**await self._kept("page", key, url, self._config.cache.page_seconds, ask))
+        return Page(**await self._cached("page", key, url, self._config.cache.page_seconds, ask))
 
     async def picture(self, url: str) -> str:
         """A thumbnail as a data URI. Raises WebError, also if it is no picture."""
@@ -94,7 +94,7 @@ class Stages:
             return await asyncio.to_thread(_checked_picture, uri)
 
         key = cache_key("picture", url)
-        return await self._kept("picture", key, url[:2000], self._config.cache.page_seconds, ask)
+        return await self._cached("picture", key, url[:2000], self._config.cache.page_seconds, ask)
 
     async def summary(self, query: str, page: Page) -> Summary:
         """A page's summary for a query. Errors of the summariser are never raised."""
@@ -104,7 +104,7 @@ class Stages:
 
         key = self._key("summary", query, page.url, page.title, page.text)
         about = f"{query} | {page.url}"
-        record = await self._kept(
+        record = await self._cached(
             "summary", key, about, self._config.cache.summary_seconds, ask, keep=lambda value: not value["problem"]
         )
         if record["problem"]:
@@ -153,7 +153,7 @@ class Stages:
     def _key(self, stage: str, *parts: Any) -> str:
         return cache_key("web", stage, self._made_with[stage], *parts)
 
-    async def _kept(
+    async def _cached(
         self,
         stage: str,
         key: str,
@@ -180,10 +180,10 @@ class Stages:
         if task is None:
             task = asyncio.ensure_future(work())
             self._flights[key] = task
-            task.add_done_callback(lambda done: self._land(key, done))
+            task.add_done_callback(lambda finished: self._finish(key, finished))
         return await asyncio.shield(task)
 
-    def _land(self, key: str, task: asyncio.Task[Any]) -> None:
+    def _finish(self, key: str, task: asyncio.Task[Any]) -> None:
         self._flights.pop(key, None)
         if not task.cancelled():
             task.exception()  # marks it as retrieved, because its callers may have given up
@@ -200,8 +200,8 @@ class Stages:
             return _value(record)
         value = None
         if self._cache is not None:
-            known = await self._apart(self._cache.get, key)
-            value = None if known is None else json.loads(known)
+            cached = await self._on_thread(self._cache.get, key)
+            value = None if cached is None else json.loads(cached)
         self.counts.add(stage, asked=1, hits=value is not None)
         if value is None:
             try:
@@ -211,10 +211,10 @@ class Stages:
                     raise
                 return _value(self.snapshot.put(table, key, about, Record(error=str(error))))
             if self._cache is not None and keep(value):
-                await self._apart(self._cache.set, key, json.dumps(value).encode(), ttl)
+                await self._on_thread(self._cache.set, key, json.dumps(value).encode(), ttl)
         return value if self.snapshot is None else _value(self.snapshot.put(table, key, about, Record(value)))
 
-    async def _apart(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _on_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """Runs work of the cache on a thread, unless the cache is only in memory."""
         assert self._cache is not None
         return await asyncio.to_thread(work, *arguments) if len(self._cache.layers) > 1 else work(*arguments)
@@ -239,17 +239,17 @@ class _Live:
         self._upload_headers = {"Authorization": authorization} if authorization else {}
 
     async def upload(self, content: bytes, name: str) -> str:
-        where = self._config.upload
-        if not where.url:
+        upload = self._config.upload
+        if not upload.url:
             raise WebError(
                 "the search engine sees pictures by their URL: give http(s) URLs, or set upload.url to a place that takes PUT"
             )
         headers = {"Content-Type": "image/jpeg", **self._upload_headers}
         try:
-            await self._upload.request("PUT", f"{where.url.rstrip('/')}/{name}", headers=headers, body=content)
+            await self._upload.request("PUT", f"{upload.url.rstrip('/')}/{name}", headers=headers, body=content)
         except Exception as error:
             raise WebError(f"the picture could not be uploaded: {error}") from error
-        return f"{(where.public_url or where.url).rstrip('/')}/{name}"
+        return f"{(upload.public_url or upload.url).rstrip('/')}/{name}"
 
     async def close(self) -> None:
         await self.engine.close()
@@ -308,8 +308,8 @@ def made_with(config: WebConfig, model: ChatModel | None = None) -> dict[str, di
 
 def _engine(config: SearchConfig, redis: str) -> SearchEngine:
     key, http = _service(config, redis, f"search:{config.engine}:{config.url}")
-    made = SEARCH_ENGINES.get(config.engine)
-    return made(http, key, config.url, country=config.country, language=config.language)
+    engine_class = SEARCH_ENGINES.get(config.engine)
+    return engine_class(http, key, config.url, country=config.country, language=config.language)
 
 
 def _reader(config: ReaderConfig, fetcher: Fetcher, redis: str) -> Reader:

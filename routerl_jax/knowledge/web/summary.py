@@ -67,21 +67,21 @@ class Summariser:
     async def summarise(self, query: str, page: Page) -> Summary:
         """The summary of a page for a query, or for the user's question. Errors of the model are never raised."""
         if self._model is None:
-            return self._instead(page, "")
+            return self._fallback(page, "")
         try:
             async with asyncio.timeout(self._config.timeout):
                 answer = await self._ask(self.prompt(query, page))
         except TimeoutError:
-            return self._instead(page, f"the summariser took longer than {self._config.timeout:g} s")
+            return self._fallback(page, f"the summariser took longer than {self._config.timeout:g} s")
         if answer.error is not None:
-            return self._instead(page, f"the summariser failed: {answer.error}")
+            return self._fallback(page, f"the summariser failed: {answer.error}")
         text = " ".join(replace_surrogates(without_thinking(answer.text)).split())
         problem = nonsense(text)
         if problem:
-            return self._instead(page, f"the summariser wrote {problem}")
+            return self._fallback(page, f"the summariser wrote {problem}")
         return Summary(text=self._extract(text))
 
-    def _instead(self, page: Page, problem: str) -> Summary:
+    def _fallback(self, page: Page, problem: str) -> Summary:
         return Summary(text=self._extract(page.text), problem=problem)
 
     def _extract(self, text: str) -> str:
@@ -89,9 +89,8 @@ class Summariser:
 
     def prompt(self, query: str, page: Page) -> list[Message]:
         """The prompt for the model."""
-        text = page.text[: self._config.max_chars].replace(
-            "END OF PAGE", "END OF  PAGE"
-        )  # so that a page can't contain the end mark
+        # a page must not contain the end mark
+        text = page.text[: self._config.max_chars].replace("END OF PAGE", "END OF  PAGE")
         system = _BEGIN.format(sentences=self._config.sentences) + _INSTRUCTIONS[self._config.instruction] + _END
         return [
             Message(role="system", content=system),
@@ -140,12 +139,12 @@ def nonsense(text: str) -> str:
 def leading_extract(text: str, sentences: int, max_chars: int) -> str:
     """The first sentences of a text, with at most `max_chars` characters; a longer single sentence is cut at a word."""
     text = " ".join(text[: 8 * max_chars].split())
-    taken = ""
+    extract = ""
     for number, sentence in enumerate(_SENTENCE_END.split(text)):
-        longer = f"{taken} {sentence}".strip() if sentence.strip() else taken
+        longer = f"{extract} {sentence}".strip() if sentence.strip() else extract
         if number >= sentences or len(longer) > max_chars:
             break
-        taken = longer
-    if taken or not text:
-        return taken
+        extract = longer
+    if extract or not text:
+        return extract
     return text[:max_chars].rsplit(" ", 1)[0] if len(text) > max_chars else text

@@ -127,14 +127,14 @@ def clip_rules(config: ClipConfig) -> Rules:
     }
 
 
-def complete(config: ClipConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> ClipConfig:
+def complete(config: ClipConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> ClipConfig:
     """Image processing, text length and prompts, from the directory's other files.
 
     Raises:
       UnsupportedModelError: image processing that is not implemented.
       ValueError: pictures of another size than the tower reads.
     """
-    del said
+    del config_json
     settings = read_texts(directory, config.max_length)
     path = directory / "preprocessor_config.json"
     if path.is_file():
@@ -146,7 +146,7 @@ def complete(config: ClipConfig, directory: pathlib.Path, said: Mapping[str, Any
 
 
 def save(model: Clip, directory: pathlib.Path) -> None:
-    """Writes what `complete` reads."""
+    """Writes the files that `complete` reads."""
     write_json(directory / "preprocessor_config.json", model.config.images.to_hf())
     save_texts(model, directory)
 

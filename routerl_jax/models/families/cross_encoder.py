@@ -33,8 +33,8 @@ def cross_encoder_to_hf(config: EncoderConfig, dtype: str) -> dict[str, Any]:
     """The config.json that `transformers` loads as the same architecture."""
     kind = next(kind for kind, name in _CLASSES.items() if name == config.model_type)
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    said = bert.encoder_to_hf(dataclasses.replace(config, model_type=kind), dtype)
-    return said | {"architectures": [config.model_type], **labels}
+    config_json = bert.encoder_to_hf(dataclasses.replace(config, model_type=kind), dtype)
+    return config_json | {"architectures": [config.model_type], **labels}
 
 
 def cross_encoder_rules(config: EncoderConfig) -> Rules:
@@ -50,7 +50,7 @@ def cross_encoder_rules(config: EncoderConfig) -> Rules:
     }
 
 
-def _complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> EncoderConfig:
+def _complete(config: EncoderConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> EncoderConfig:
     """The config with the length of texts from the directory's files."""
     length = sentence.read_texts(directory, config.max_length).get("text_length")
     return dataclasses.replace(config, text_length=length)

@@ -178,7 +178,7 @@ def _windows(config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
     kinds = config.get("layer_types")
     if kinds is not None:
-        windowed = tuple(one == "sliding_attention" for one in kinds)
+        windowed = tuple(layer_type == "sliding_attention" for layer_type in kinds)
     else:
         windowed = tuple(i >= config.get("max_window_layers", 28) for i in range(layers))
     if not any(windowed):

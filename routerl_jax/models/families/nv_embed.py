@@ -106,12 +106,12 @@ def nv_embed_rules(config: NVEmbedConfig) -> Rules:
     return rules
 
 
-def complete(config: NVEmbedConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> NVEmbedConfig:
+def complete(config: NVEmbedConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> NVEmbedConfig:
     """Text length and prompts, from the directory's other files.
 
-    1_Pooling/ is not read: it describes what sentence-transformers does after the model, which pools by itself.
+    1_Pooling/ is not read: it describes sentence-transformers' own pooling, but the model pools inside.
     """
-    del said
+    del config_json
     settings = read_texts(directory, config.text.max_length)
     if settings.get("text_length") is None:
         settings.pop("text_length", None)

@@ -47,13 +47,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 
 
-def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, Any]) -> EncoderConfig:
+def complete(config: EncoderConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> EncoderConfig:
     """Pooling, normalization, text length and prompts: from the directory's files, else `published`, else the defaults.
 
     Raises:
       UnsupportedModelError: modules or a pooling that `Encoder.pooled` does not do.
     """
-    settings = published(directory, said) | read_texts(directory, config.max_length)
+    settings = published(directory, config_json) | read_texts(directory, config.max_length)
     modules, pooling = directory / "modules.json", directory / "1_Pooling" / "config.json"
     if modules.is_file():
         kinds = [str(module.get("type")).rpartition(".")[-1] for module in read_json(modules)]
@@ -72,7 +72,7 @@ def complete(config: EncoderConfig, directory: pathlib.Path, said: Mapping[str, 
     return dataclasses.replace(config, **settings)
 
 
-def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def published(directory: pathlib.Path, config_json: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that the authors of a model published, by the model's name; {} if the name is unknown.
 
     The name is searched for, in this order, in the directory's name (in the hub's cache: the repository's), in `_name_or_path`
@@ -80,8 +80,11 @@ def published(directory: pathlib.Path, said: Mapping[str, Any]) -> dict[str, Any
     """
     path = directory.absolute()
     repository = path.parent.parent.name if path.parent.name == "snapshots" else path.name
-    names = [repository.rpartition("--")[-1], str(said.get("_name_or_path") or "").rstrip("/").rpartition("/")[-1]]
-    for name in [*names, *(said.get("architectures") or [])]:
+    names = [
+        repository.rpartition("--")[-1],
+        str(config_json.get("_name_or_path") or "").rstrip("/").rpartition("/")[-1],
+    ]
+    for name in [*names, *(config_json.get("architectures") or [])]:
         for pattern, facts in PUBLISHED.items():
             if re.fullmatch(pattern, name, re.IGNORECASE):
                 logging.info("%s: where its files say nothing else, as published of %s: %s", directory, name, facts)

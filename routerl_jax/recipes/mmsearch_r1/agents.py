@@ -57,7 +57,7 @@ class MMSearchAgent(CallingAgent):
       thoughts: let the policy think before an action that is begun for it, as before its own actions. A small policy that is
         trained for the protocol knows no other form.
       instruct: explain the task (for pretrained models).
-      grammar: tool calls instead of the tags. What is found then comes as a tool's message.
+      grammar: tool calls instead of the tags. Results then come as messages of a tool.
     """
 
     searches_field: ClassVar[str] = "searches"
@@ -127,8 +127,8 @@ class MMSearchAgent(CallingAgent):
         return {"direct": DirectAnswer(**{**self._fields, "searches": 0}), **self.vanilla_rag(tools)}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        both = max(2, self.searches)  # whatever the bound is: the workflow is made for two searches
-        return {"rag_workflow": RagWorkflow(**{**self._fields, "searches": both, "force_answer": True})}
+        searches = max(2, self.searches)  # whatever the bound is: the workflow is made for two searches
+        return {"rag_workflow": RagWorkflow(**{**self._fields, "searches": searches, "force_answer": True})}
 
     @property
     def _fields(self) -> dict[str, Any]:
@@ -225,23 +225,23 @@ class MMSearchAgent(CallingAgent):
         """The kind of search for which a knowledge base is used."""
         return "image" if tool == self.image_tool else "text"
 
-    def read(self, turn: Turn, example: Example, made: Sequence[Kind]) -> Action:
+    def read(self, turn: Turn, example: Example, earlier: Sequence[Kind]) -> Action:
         """The turn's action. A search that is not allowed now is invalid."""
         text = turn.forced + turn.text
         action = self._parse(text)
         if action.kind == "search":
             kind = self.kind_of(action.tool)
-            why = self.limits.refused(kind, made) or (NO_PICTURE if kind == "image" and not example.images else "")
+            why = self.limits.refused(kind, earlier) or (NO_PICTURE if kind == "image" and not example.images else "")
             if why:
                 action = dataclasses.replace(action, kind="invalid", error=why)
         turn.action = action
         formed = self.grammar.well_formed if self.grammar else protocol.well_formed
-        own = not turn.forced and self.whole(turn)
-        turn.well_formed = action.kind != "invalid" and own and formed(turn.text)
+        complete = not turn.forced and self.whole(turn)
+        turn.well_formed = action.kind != "invalid" and complete and formed(turn.text)
         return action
 
     async def _search(
-        self, kind: Kind, query: str, example: Example, chat: Conversation, tools: Tools, made: Sequence[Kind]
+        self, kind: Kind, query: str, example: Example, chat: Conversation, tools: Tools, earlier: Sequence[Kind]
     ) -> bool:
         """Searches and shows the results. Returns False if there is no room even for a message that nothing fits."""
         if kind == "image":
@@ -250,28 +250,30 @@ class MMSearchAgent(CallingAgent):
             call = await tools[self.text_tool].search(with_question(query, example.question), self.k)
         limit = min(self.max_observation_tokens or chat.room, chat.room - self._reserve(chat))
 
-        def said(shown: Sequence[Passage]) -> Observation:
-            return self.observation(call, shown, kind, example, made)
+        def observation(passages: Sequence[Passage]) -> Observation:
+            return self.observation(call, passages, kind, example, earlier)
 
-        shown = fitting(call.passages, lambda some: self.size_of(chat, said(some)) <= limit, cut=kind == "text")
-        return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
+        shown = fitting(
+            call.passages, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=kind == "text"
+        )
+        return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
 
-    def framed(self, said: Observation) -> Observation | Reply:
+    def framed(self, observation: Observation) -> Observation | Reply:
         """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
-        return Reply(said) if self.instruct and not self.functions else super().framed(said)
+        return Reply(observation) if self.instruct and not self.functions else super().framed(observation)
 
     def observation(
-        self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, made: Sequence[Kind]
+        self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, earlier: Sequence[Kind]
     ) -> Observation:
         """The observation after a search: the results, then the question with its pictures again."""
-        found = protocol.information(call, passages, kind)
+        results = protocol.information(call, passages, kind)
         if self.grammar:
-            found = protocol.results(call, passages, kind, tool_calls.TAGS)
+            results = protocol.results(call, passages, kind, tool_calls.TAGS)
         return [
             "" if self.instruct or self.grammar else "\n",
-            *found,
+            *results,
             *(Shown(image=image) for image in example.images),
-            protocol.after(example.question, made, self.limits, self.instruct, self._words),
+            protocol.after(example.question, earlier, self.limits, self.instruct, self._words),
         ]
 
     @property
@@ -283,14 +285,14 @@ class MMSearchAgent(CallingAgent):
         return self.grammar.stops if self.grammar else protocol.STOPS
 
     def _reminder(self, action: Action) -> str:
-        """What is said to an invalid turn before an answer is begun: tags have no words for it."""
+        """The message after an invalid turn, before an answer is begun; "" with tags, which have no such message."""
         return self.grammar.reminder(action.error) if self.grammar else ""
 
     async def _forced(self, chat: Conversation, truncated: bool = False, unanswered: str = "") -> Episode:
         """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set.
 
         Args:
-          unanswered: what is said to the policy's latest turn, if that got no reply.
+          unanswered: the message after the policy's latest turn, if that got no reply.
         """
         if not self.force_answer:
             return chat.episode(answer=None, truncated=truncated)

@@ -24,8 +24,8 @@ class MMSearchCalls(ToolCalls):
     image_tool: str
 
     @property
-    def _all(self) -> dict[str, ToolSchema]:
-        schemas = super()._all
+    def _all_schemas(self) -> dict[str, ToolSchema]:
+        schemas = super()._all_schemas
         words = schemas[self.image_tool]
         about = f"{words.description} The query is the picture of the question."
         return {**schemas, self.image_tool: dataclasses.replace(words, description=about, query="")}
@@ -45,13 +45,13 @@ class MMSearchCalls(ToolCalls):
     def words(self) -> Words:
         """How the policy is told to write its actions."""
         by_picture, (in_words,) = (
-            self._all[self.image_tool].name,
-            [schema.name for tool, schema in self._all.items() if tool != self.image_tool],
+            self._all_schemas[self.image_tool].name,
+            [schema.name for tool, schema in self._all_schemas.items() if tool != self.image_tool],
         )
         return Words(
             inside="",
             by_picture=f"call {by_picture}",
             in_words=f"call {in_words} with a short search query",
             query=f"call {in_words} with a query",
-            found="",
+            results="",
         )

@@ -52,19 +52,19 @@ class Limits:
         """The largest number of searches of an episode."""
         return min(self.searches, self.image_searches + self.text_searches)
 
-    def refused(self, kind: Kind, made: Sequence[Kind]) -> str:
-        """Why a search of this kind may not follow those made; "" if it may."""
-        if len(made) >= self.searches:
+    def refused(self, kind: Kind, earlier: Sequence[Kind]) -> str:
+        """Why a search of this kind may not follow the earlier ones; "" if it may."""
+        if len(earlier) >= self.searches:
             return "no search is left: this was the last round"
-        if made.count(kind) >= (self.image_searches if kind == "image" else self.text_searches):
+        if earlier.count(kind) >= (self.image_searches if kind == "image" else self.text_searches):
             return f"no further search {'by the picture' if kind == 'image' else 'in words'} is left"
-        if kind == "image" and made and self.image_first:
+        if kind == "image" and earlier and self.image_first:
             return "the picture may be searched by in the first round alone"
         return ""
 
-    def left(self, kind: Kind, made: Sequence[Kind]) -> bool:
+    def allows(self, kind: Kind, earlier: Sequence[Kind]) -> bool:
         """Whether a search of this kind may come next."""
-        return not self.refused(kind, made)
+        return not self.refused(kind, earlier)
 
 
 def choices(image_tool: str, text_tool: str) -> RouteChoices:
@@ -126,20 +126,20 @@ def well_formed(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Words:
-    """How the policy is told to write its actions. Tool calls have other words (`calls`).
+    """The instructions on how to write actions. Tool calls have other ones (`calls`).
 
     Attributes:
       inside: where thoughts stand.
-      by_picture, in_words: what it does to search, in the task.
-      query: what it does to search in words, after a search.
-      found: where results stand.
+      by_picture, in_words: how to search, in the description of the task.
+      query: how to search by text after an earlier search.
+      results: the sentence that says where results stand.
     """
 
     inside: str = " inside <reason> and </reason>"
     by_picture: str = f"end your turn with {IMAGE_SEARCH}"
     in_words: str = "end your turn with a short search query inside <text_search> and </text_search>"
     query: str = "end with a query inside <text_search> and </text_search>"
-    found: str = "What is found stands inside <information> and </information>. "
+    results: str = "What is found stands inside <information> and </information>. "
 
 
 _TAGGED = Words()
@@ -174,21 +174,21 @@ def _task(limits: Limits, words: Words) -> str:
         "events. "
         + (by_picture if limits.image_searches else "")
         + (in_words if limits.text_searches else "")
-        + f"{words.found}If you are sure of what is shown and of the answer, "
+        + f"{words.results}If you are sure of what is shown and of the answer, "
         f"search for nothing. Begin each turn with your thoughts{words.inside}, then do one thing: search or "
         "answer. Write the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Mount "
         "Kenya</answer>."
     )
 
 
-def after(question: str, made: Sequence[Kind], limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
+def after(question: str, earlier: Sequence[Kind], limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
     """The text after a search's results and the picture: the question again, and the actions allowed now (table 3)."""
     if not instruct:
         return f"Question: {question}\n"
     lines = [f"The question: {question}"]
-    if made[-1] == "image":
+    if earlier[-1] == "image":
         lines.append("Find out from these results what the picture shows, as far as the question asks for it.")
-    if limits.left("text", made):
+    if limits.allows("text", earlier):
         lines.append(
             f"Think{words.inside} about what is still missing. If it must be looked up, {words.query} that names what the "
             "picture shows. Otherwise write the answer alone inside <answer> and </answer>."

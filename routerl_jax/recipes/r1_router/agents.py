@@ -51,15 +51,15 @@ class StepAgent(CallingAgent):
         step = golden_step(example)
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
-        said = self._golden(step, example, partial(self._room, example, llm))
-        chat, turn = await self._turn(said, example, llm)
+        prompt = self._golden(step, example, partial(self._room, example, llm))
+        chat, turn = await self._turn(prompt, example, llm)
         assert turn.action is not None
-        written = turn.action.query if turn.action.kind == "search" else turn.action.answer
-        return chat.episode(answer=written or None, truncated=turn.stop_reason == "length")
+        output = turn.action.query if turn.action.kind == "search" else turn.action.answer
+        return chat.episode(answer=output or None, truncated=turn.stop_reason == "length")
 
     @property
     def choices(self) -> RouteChoices | None:
-        """Those of the protocol."""
+        """The routing choices of the protocol."""
         return self.protocol.choices
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
@@ -86,12 +86,12 @@ class StepAgent(CallingAgent):
         if step is None:
             raise ValueError(f"example {example.id!r} is no golden step")
 
-        def prompt(said: StepPrompt) -> list[int]:
-            return self._prompt(said, example, tokenizer, image_marker)
+        def prompt_ids(prompt: StepPrompt) -> list[int]:
+            return self._prompt_ids(prompt, example, tokenizer, image_marker)
 
-        left = None if room is None else lambda said: room - len(prompt(said))
-        said = self._golden(step, example, left)
-        return [*prompt(said), *tokenizer.encode(self.prompt_suffix)]
+        room_after = None if room is None else lambda prompt: room - len(prompt_ids(prompt))
+        prompt = self._golden(step, example, room_after)
+        return [*prompt_ids(prompt), *tokenizer.encode(self.prompt_suffix)]
 
     def step_pieces(self, example: Example) -> Pieces:
         step = golden_step(example)
@@ -99,61 +99,61 @@ class StepAgent(CallingAgent):
         written = self.spoken(lambda agent: agent.protocol.write_golden(step).removeprefix(self.prompt_suffix))
         return [(written, True)]
 
-    def _prompt(self, said: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+    def _prompt_ids(self, prompt: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
         marks = image_marker * len(example.images)
-        return self.protocol.opening(said, tokenizer, instruct=self.instruct, marks=marks)
+        return self.protocol.opening(prompt, tokenizer, instruct=self.instruct, marks=marks)
 
     async def _turn(
-        self, said: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
+        self, prompt: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
     ) -> tuple[Conversation, Turn]:
         """Starts a chat, and reads the policy's turn in it. `forced` begins the turn instead of `prompt_suffix`.
 
         Raises:
           PromptTooLong: there is no room for a turn.
         """
-        chat = llm.conversation(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+        chat = llm.conversation(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
         if begun := forced or self.prompt_suffix:
             if chat.tokens_of(begun) >= chat.room:
                 raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
             chat.force(begun)
         turn = await chat.generate(
-            stop=self.protocol.stops(said), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
+            stop=self.protocol.stops(prompt), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
         )
         chat.close()
-        turn.asked = said.asked
-        turn.action, formed = self.protocol.read(said, turn.forced + turn.text, bool(forced))
+        turn.asked = prompt.asked
+        turn.action, formed = self.protocol.read(prompt, turn.forced + turn.text, bool(forced))
         turn.well_formed = formed and self.whole(turn)
         return chat, turn
 
-    def _room(self, example: Example, llm: LLM, said: StepPrompt) -> int:
+    def _room(self, example: Example, llm: LLM, prompt: StepPrompt) -> int:
         """Tokens that the rollout's conversation has left after this chat."""
-        return llm.room(self._prompt(said, example, llm.tokenizer, llm.image_marker), example.images)
+        return llm.room(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
 
     def _golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
-        """A golden step's chat, with the documents that fit; with all of them if `room` is None."""
+        """A golden step's prompt, with the documents that fit; with all of them if `room` is None."""
         if step.kind != "answer" or room is None:
             return self.protocol.golden(example.question, step)
         return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
 
     def _fitting(
         self,
-        say: Callable[[Sequence[Document], str], StepPrompt],
+        prompt_with: Callable[[Sequence[Document], str], StepPrompt],
         documents: Sequence[Document],
         room: Callable[[StepPrompt], int],
     ) -> StepPrompt:
-        """The chat with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
+        """The prompt with as many documents, best first, as fit and leave room for a turn, or with the first one's beginning.
 
         Args:
-          say: (documents, why there are none) -> chat.
-          room: chat -> tokens that are left after it.
+          prompt_with: (documents, reason why there are none) -> prompt.
+          room: prompt -> tokens that are left after it.
         """
-        bare = say((), "")
+        bare = prompt_with((), "")
         most = room(bare)
         least = max(self.max_turn_tokens, most - (self.max_observation_tokens or most))
-        shown = fitting(documents, lambda some: room(say(some, "")) >= least)
+        shown = fitting(documents, lambda subset: room(prompt_with(subset, "")) >= least)
         if shown or not documents:
-            return say(shown, "")
-        too_long = say((), TOO_LONG)
+            return prompt_with(shown, "")
+        too_long = prompt_with((), TOO_LONG)
         return too_long if room(too_long) >= self.max_turn_tokens else bare
 
 
@@ -171,10 +171,10 @@ class StepwiseAgent(StepAgent):
       answer_tokens: most tokens of an answer begun for the policy.
       sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
       routing: chooses the knowledge base that is called; the policy does, except in baselines.
-      beyond: what to search for if the policy would stop before the budget is spent. None: nothing, it stops. "own": the
-        sub-question that the policy writes when it is begun for it (a policy that calls functions is shown none to stop with);
-        if that is none again, the question itself, with the retriever that it names. A routing: the question itself, in the
-        knowledge base that the routing chooses.
+      beyond: the further search if the policy would stop before the budget is spent. None: none, it stops. "own": the agent
+        begins a sub-question and the policy completes it (a policy that calls functions gets no function to stop with). If the
+        policy writes none again, the question itself is sent to the last retriever that it named. A routing: the question
+        itself is sent to the knowledge base that the routing chooses.
     """
 
     max_searches: int = 3
@@ -241,14 +241,14 @@ class StepwiseAgent(StepAgent):
     ) -> list[tuple[str, str]]:
         """Sub-questions with their answers, until none is needed or the budget is spent."""
         history: list[tuple[str, str]] = []
-        named = self.tools[0]  # by the policy, in its last search
+        last_tool = self.tools[0]  # by the policy, in its last search
         for step in range(self.max_searches):
             action = await self._route(example, history, llm, chats)
             if not _searches(action):
-                action = await self._beyond(example, history, llm, chats, named)
+                action = await self._beyond(example, history, llm, chats, last_tool)
             if action is None:
                 break
-            named = action.tool
+            last_tool = action.tool
             tool = self.routing(action.tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
@@ -260,12 +260,12 @@ class StepwiseAgent(StepAgent):
         return with_picture(text, example.images) if tool in self.sees else text
 
     def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> StepPrompt:
-        """The chat that answers a sub-question from the passages found; with `last`, the question itself."""
+        """The prompt to answer a sub-question from the passages found; with `last`, the question itself."""
         documents = [document_of(call.tool, passage) for passage in call.passages]
-        trouble = f"The search failed: {call.error}" if call.error is not None else ""
+        failure = f"The search failed: {call.error}" if call.error is not None else ""
         prompt = self.protocol.direct if last else self.protocol.answer
-        if trouble:
-            return prompt(query, (), trouble)
+        if failure:
+            return prompt(query, (), failure)
         return self._fitting(partial(prompt, query), documents, partial(self._room, example, llm))
 
     async def _route(
@@ -282,7 +282,7 @@ class StepwiseAgent(StepAgent):
         return None
 
     async def _beyond(
-        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], named: str
+        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], last_tool: str
     ) -> Action | None:
         """The search to make if the policy would stop; None if it stops."""
         if self.beyond is None:
@@ -290,32 +290,34 @@ class StepwiseAgent(StepAgent):
         if self.beyond != "own":
             tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
             return Action(kind="search", tool=tool, query=example.question)
-        agent, begun = self, ("",)
+        agent, openings = self, ("",)
         if isinstance(self.protocol, StepCalls):
             agent = dataclasses.replace(self, protocol=self.protocol.unending())
         else:
             question = llm.tokenizer.plain(example.question)
-            begun = (self.protocol.route_opening(), self.protocol.route_opening(question))
+            openings = (self.protocol.route_opening(), self.protocol.route_opening(question))
         prompt = agent.protocol.route(example.question, history)
-        for opening in begun:
+        for opening in openings:
             chat, turn = await agent._turn(prompt, example, llm, forced=opening)
             chats.append(chat)
             if _searches(turn.action):
                 return turn.action
-        return Action(kind="search", tool=named, query=example.question)
+        return Action(kind="search", tool=last_tool, query=example.question)
 
-    async def _answer(self, said: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
-        request = said
+    async def _answer(self, prompt: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
+        request = prompt
         for attempt in range(self.attempts):
             if 0 < attempt == self.attempts - 1:
-                chat, turn = await self._turn(said, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens)
+                chat, turn = await self._turn(
+                    prompt, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens
+                )
             else:
                 chat, turn = await self._turn(request, example, llm)
             chats.append(chat)
             assert turn.action is not None
             if turn.action.kind == "answer":
                 return turn.action.answer
-            request = self.protocol.again(said, turn.action.error)
+            request = self.protocol.again(prompt, turn.action.error)
         return None
 
 

@@ -30,8 +30,8 @@ class RouteCalls(ToolCalls):
     ends: bool = True
 
     @property
-    def _all(self) -> dict[str, ToolSchema]:
-        return {**super()._all, **({NO_TOOL: _ENOUGH} if self.ends else {})}
+    def _all_schemas(self) -> dict[str, ToolSchema]:
+        return {**super()._all_schemas, **({NO_TOOL: _ENOUGH} if self.ends else {})}
 
     def parse(self, text: str) -> Action:
         action = super().parse(text)
@@ -80,22 +80,22 @@ class StepCalls(StepProtocol):
         routes = self.routes.of(tokenizer)
         return self if routes is self.routes else dataclasses.replace(self, routes=routes)
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> StepCalls:
-        return dataclasses.replace(self, routes=self.routes.told(schemas))
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> StepCalls:
+        return dataclasses.replace(self, routes=self.routes.with_schemas(schemas))
 
     def unending(self) -> StepCalls:
         """The protocol without the function that says that nothing more is needed."""
         return dataclasses.replace(self, routes=dataclasses.replace(self.routes, ends=False))
 
-    def stops(self, said: StepPrompt) -> tuple[str, ...]:
+    def stops(self, prompt: StepPrompt) -> tuple[str, ...]:
         return ()
 
-    def opening(self, said: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+    def opening(self, prompt: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
         self.of(tokenizer)  # refuses a model without such a form
-        user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
-        told = [Message(role="system", content=said.system)] if instruct else []
-        asked = Message(role="user", content=user.rstrip("\n"))
-        return tokenizer.chat([*told, asked], tools=self.functions if said.asked == "route" else ())
+        user = marks + tokenizer.plain(prompt.user, keep=self.special_tokens)
+        system = [Message(role="system", content=prompt.system)] if instruct else []
+        request = Message(role="user", content=user.rstrip("\n"))
+        return tokenizer.chat([*system, request], tools=self.functions if prompt.asked == "route" else ())
 
     def write_route(self, thought: str, query: str, tool: str) -> str:
         if tool not in (*self.tools, NO_TOOL):
@@ -108,8 +108,8 @@ class StepCalls(StepProtocol):
     def write_answer(self, thought: str, answer: str) -> str:
         return self.routes.write_answer(thought, answer)
 
-    def read(self, said: StepPrompt, text: str, forced: bool) -> tuple[Action, bool]:
-        if said.asked == "route":
+    def read(self, prompt: StepPrompt, text: str, forced: bool) -> tuple[Action, bool]:
+        if prompt.asked == "route":
             return self.parse_route(text), self.routes.well_formed(text)
         action = self.parse_answer(text)
         return action, action.kind == "answer" and self._answers.well_formed(text)

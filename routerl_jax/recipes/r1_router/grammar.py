@@ -66,9 +66,9 @@ class R1RouterGrammar(Grammar):
         if query.lower() == NO_TOOL:
             return Action(kind="invalid", thought=thought, error="the sub-question is none, and the retriever is not")
         if tool not in self.tools:
-            known = ", ".join(map(self.label, self.tools))
+            labels = ", ".join(map(self.label, self.tools))
             return Action(
-                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
+                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {labels}"
             )
         return Action(kind="search", tool=tool, query=query, thought=thought)
 

@@ -186,9 +186,9 @@ def _released_route(episode: Episode) -> Route | None:
     if contents is None:
         return None
     retrievers = contents[2].split(",")
-    known = (*RETRIEVERS.values(), NO_TOOL)
+    labels = (*RETRIEVERS.values(), NO_TOOL)
     names = [name.strip() for name in retrievers]
-    if any(name not in known for name in names) or (NO_TOOL in names and len(names) > 1):
+    if any(name not in labels for name in names) or (NO_TOOL in names and len(names) > 1):
         return None
     return contents[1].strip(), names[0] if len(names) == 1 else ""
 

@@ -30,8 +30,8 @@ _ANSWER = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<answer>{_CONTENT}</answe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepPrompt:
-    """A chat before the policy's turn: the instructions (for pretrained models), the request, the strings that end the turn,
-    and the kind of chat (route, answer, final)."""
+    """The prompt of a chat: the instructions (for pretrained models), the request, the string that ends the policy's turn, and
+    the kind of chat (`asked`: route, answer or final)."""
 
     system: str
     user: str
@@ -45,7 +45,7 @@ class StepProtocol:
 
     Attributes:
       tools: names of the knowledge bases; `text_image` is written "text image retriever".
-      holds: for the instructions, what each knowledge base contains, by its name.
+      holds: the content of each knowledge base in words, by its name, for the instructions.
     """
 
     inside: ClassVar[str] = " inside <think> and </think>"  # where the instructions say that thoughts stand
@@ -85,7 +85,7 @@ class StepProtocol:
         """The protocol in this model's form. Raises ValueError if the model has none."""
         return self
 
-    def told(self, schemas: Mapping[str, ToolSchema]) -> Self:
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
         """The protocol with these functions, by knowledge base."""
         return self
 
@@ -100,14 +100,14 @@ class StepProtocol:
             asked="route",
         )
 
-    def answer(self, query: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
-        """Asks for the answer to a sub-question from documents (equation 6). `trouble` says why there are none."""
-        user = f"{_shown(documents, trouble)}Question: {query}\nAnswer:\n"
+    def answer(self, query: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
+        """Asks for the answer to a sub-question from documents (equation 6). `failure` says why there are none."""
+        user = f"{_document_lines(documents, failure)}Question: {query}\nAnswer:\n"
         return StepPrompt(system=_answer_system(self.inside), user=user, stop="</answer>", asked="answer")
 
-    def direct(self, question: str, documents: Sequence[Document], trouble: str = "") -> StepPrompt:
+    def direct(self, question: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
         """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
-        user = f"{_shown(documents, trouble)}Question: {question}\nFinal answer:\n"
+        user = f"{_document_lines(documents, failure)}Question: {question}\nFinal answer:\n"
         return StepPrompt(system=_direct_system(self.inside), user=user, stop="</answer>", asked="final")
 
     def final(self, question: str, history: History) -> StepPrompt:
@@ -123,10 +123,10 @@ class StepProtocol:
             return self.answer(step.query, step.documents)
         return self.final(question, step.history)
 
-    def again(self, said: StepPrompt, error: str) -> StepPrompt:
+    def again(self, prompt: StepPrompt, error: str) -> StepPrompt:
         """The same chat after an attempt that could not be read."""
-        user = f"{said.user}An attempt before this one could not be used: {error}. Keep to the form.\n"
-        return dataclasses.replace(said, user=user)
+        user = f"{prompt.user}An attempt before this one could not be used: {error}. Keep to the form.\n"
+        return dataclasses.replace(prompt, user=user)
 
     # --- what the policy writes ---
 
@@ -149,17 +149,17 @@ class StepProtocol:
             return self.write_route("", step.query, self.tool_of(step.retrievers[0]))
         return self.write_answer("", step.answers[0])
 
-    def stops(self, said: StepPrompt) -> tuple[str, ...]:
+    def stops(self, prompt: StepPrompt) -> tuple[str, ...]:
         """The strings that end the turn of a chat."""
-        return (said.stop,)
+        return (prompt.stop,)
 
-    def read(self, said: StepPrompt, text: str, forced: bool) -> tuple[Action, bool]:
+    def read(self, prompt: StepPrompt, text: str, forced: bool) -> tuple[Action, bool]:
         """The action of a chat's turn, and whether the turn has the right form.
 
         Args:
-          forced: the turn was begun for the policy, which could not write a thought before it.
+          forced: the agent began the turn, so the policy could not write a thought before it.
         """
-        if said.asked == "route":
+        if prompt.asked == "route":
             return self.parse_route(text), well_formed_route(text)
         return self.parse_answer(text), well_formed_answer(f"<think></think>{text}" if forced else text)
 
@@ -172,9 +172,9 @@ class StepProtocol:
             return Action(kind="invalid", thought=thought, error=f"there is nothing in <{tag}> and </{tag}>")
         tool = self.tool_of(name)
         if tool not in (*self.tools, NO_TOOL):
-            known = ", ".join(map(self.label, (*self.tools, NO_TOOL)))
+            labels = ", ".join(map(self.label, (*self.tools, NO_TOOL)))
             return Action(
-                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {known}"
+                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {labels}"
             )
         if (query.lower() == NO_TOOL) != (tool == NO_TOOL):
             error = "the sub-question and the retriever must both be none, or neither"
@@ -193,23 +193,23 @@ class StepProtocol:
         """The knowledge base that a written name means. An unknown name is returned in lower case."""
         return tool_of(label, self.tools)
 
-    def opening(self, said: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
+    def opening(self, prompt: StepPrompt, tokenizer: Tokenizer, *, instruct: bool, marks: str = "") -> list[int]:
         """The token ids of a chat. `marks` are the marks of the images, which stand before the request.
 
         With `instruct`, a system and a user message, or plain text for models without a chat template. Without, the request
         alone.
         """
-        user = marks + tokenizer.plain(said.user, keep=self.special_tokens)
+        user = marks + tokenizer.plain(prompt.user, keep=self.special_tokens)
         if not instruct:
             return tokenizer.encode_prompt(user)
         if not tokenizer.has_chat_template:
-            return tokenizer.encode_prompt(f"{said.system}\n\nUser: {user}Assistant: ")
+            return tokenizer.encode_prompt(f"{prompt.system}\n\nUser: {user}Assistant: ")
         return tokenizer.chat(
-            [Message(role="system", content=said.system), Message(role="user", content=user.rstrip("\n"))]
+            [Message(role="system", content=prompt.system), Message(role="user", content=user.rstrip("\n"))]
         )
 
     def _step_task(self, kind: str, name: Callable[[str], str]) -> str:
-        """What a route is, and what each knowledge base, called a `kind`, is named and holds."""
+        """The explanation of a route, and the name and content of each knowledge base (in the text, a `kind`)."""
         named = [f"- {name(tool)}: {self.holds.get(tool, f'whatever is kept under {tool!r}')}\n" for tool in self.tools]
         return (
             "A question is to be answered in small steps. You are shown the question and the sub-questions that have been "
@@ -254,9 +254,9 @@ def _final_system(inside: str) -> str:
     )
 
 
-def _shown(documents: Sequence[Document], trouble: str) -> str:
+def _document_lines(documents: Sequence[Document], failure: str) -> str:
     lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
-    return "".join(lines) or f"{trouble or 'Nothing was found.'}\n"
+    return "".join(lines) or f"{failure or 'Nothing was found.'}\n"
 
 
 def _so_far(question: str, history: History) -> str:

@@ -31,10 +31,10 @@ class Judged(NamedTuple):
 
 
 class HopScore(NamedTuple):
-    """The worth of a turn at a hop. `place` is the hop's index in the path; -1: no hop was open."""
+    """The worth of a turn at a hop. `hop` is the hop's index in the path; -1: no hop was open."""
 
     turn: int
-    place: int
+    hop: int
     value: float
 
 
@@ -58,13 +58,14 @@ def turn_route_reward(
       encoder: see `knowledge.encoders.shared_encoder`. It embeds all texts of the step in one call.
     """
     judged = [
-        [one for one in routes(episode, normalizer) if episode.turns[one.turn].well_formed] for episode in episodes
+        [route for route in routes(episode, normalizer) if episode.turns[route.turn].well_formed]
+        for episode in episodes
     ]
     pairs = {
-        (i, one.turn, index): (_query(episodes[i].turns[one.turn]), hop.query.lower())
+        (i, route.turn, index): (_query(episodes[i].turns[route.turn]), hop.query.lower())
         for i, of_episode in enumerate(judged)
-        for one in of_episode
-        for index, hop in one.open
+        for route in of_episode
+        for index, hop in route.open
         if hop.query
     }
     likeness = dict(zip(pairs, similarities(list(pairs.values()), lambda: shared_encoder(encoder)).tolist()))
@@ -80,7 +81,7 @@ def turn_route_reward(
             if route.open and not any(hop.query or hop.kb for _, hop in route.open):
                 worths += [HopScore(route.turn, *value) for value in values]
             else:
-                worths.append(HopScore(route.turn, *_most(values or [(-1, (alpha + beta) * _stops(turn))])))
+                worths.append(HopScore(route.turn, *_best(values or [(-1, (alpha + beta) * _stops(turn))])))
         rewards.append(_gains(len(episode.turns), worths))
     return rewards
 
@@ -103,7 +104,7 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
                 if hop.value
             ]
             if values:
-                worths.append(HopScore(judged.turn, *_most(values)))
+                worths.append(HopScore(judged.turn, *_best(values)))
         of_episode = _gains(len(episode.turns), worths)
         last = _final(episode)
         if last is not None and episode.turns[last].well_formed:
@@ -120,10 +121,10 @@ def turn_format_reward(episodes: Sequence[Episode]) -> list[list[float]]:
     On golden prefixes a right turn always exists, and the format is a factor of its reward. On the policy's own prefixes there
     often is none, because a search missed. Every turn earns 0 then, and only this term keeps the policy in the right form.
     """
-    return [[-float(not _fine(turn)) for turn in episode.turns] for episode in episodes]
+    return [[-float(not _is_valid(turn)) for turn in episode.turns] for episode in episodes]
 
 
-def _fine(turn: Turn) -> bool:
+def _is_valid(turn: Turn) -> bool:
     return turn.well_formed and turn.action is not None and turn.action.kind != "invalid"
 
 
@@ -142,7 +143,7 @@ def answers(episode: Episode, normalizer: str) -> list[Judged]:
     return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "answer"]  # type: ignore[union-attr]
 
 
-def _most(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
+def _best(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
     """The largest value with its index; the first of equals."""
     return max(values, key=lambda pair: pair[1])
 
@@ -151,9 +152,9 @@ def _gains(turns: int, scores: Sequence[HopScore]) -> list[float]:
     """One number per turn: its improvement over the best earlier turn at the same hop, summed over its hops."""
     rewards, best = [0.0] * turns, dict[int, float]()
     for worth in scores:
-        before = best.get(worth.place, 0.0)
+        before = best.get(worth.hop, 0.0)
         rewards[worth.turn] += max(worth.value - before, 0.0)
-        best[worth.place] = max(worth.value, before)
+        best[worth.hop] = max(worth.value, before)
     return rewards
 
 
@@ -168,8 +169,8 @@ def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
     if path is None:
         return
     waiting, final = dict(enumerate(path)), _final(episode)
-    found: set[int] = set()  # indices of hops whose passages have been found
-    shown: tuple[Passage, ...] = ()  # passages of the last search
+    found_hops: set[int] = set()  # indices of hops whose passages have been found
+    latest_passages: tuple[Passage, ...] = ()  # passages of the last search
     for k, turn in enumerate(episode.turns):
         kind = "invalid" if turn.action is None else turn.action.kind
         if kind == "invalid" or k == final:
@@ -177,13 +178,13 @@ def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
         hops = _open(waiting)
         yield Judged(k, hops)
         if kind == "answer":
-            closed = next((i for i, hop in hops if _closes(turn, hop, shown, normalizer)), None)
+            closed = next((i for i, hop in hops if _closes(turn, hop, latest_passages, normalizer)), None)
             waiting.pop(closed, None)  # type: ignore[arg-type]
             continue
-        shown = _passages(turn)
+        latest_passages = _passages(turn)
         if not turn.asked:
-            found |= {i for i, hop in enumerate(path) if hop.found_in(shown)}
-            while closed_now := [i for i, _ in _open(waiting) if i in found]:
+            found_hops |= {i for i, hop in enumerate(path) if hop.found_in(latest_passages)}
+            while closed_now := [i for i, _ in _open(waiting) if i in found_hops]:
                 for index in closed_now:
                     del waiting[index]
 
@@ -192,9 +193,9 @@ def _open(waiting: Mapping[int, GoldHop]) -> Open:
     return tuple((index, hop) for index, hop in waiting.items() if not any(needed in waiting for needed in hop.needs))
 
 
-def _closes(turn: Turn, hop: GoldHop, shown: tuple[Passage, ...], normalizer: str) -> bool:
+def _closes(turn: Turn, hop: GoldHop, passages: tuple[Passage, ...], normalizer: str) -> bool:
     """Whether an intermediate answer closes the hop."""
-    return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(shown)
+    return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(passages)
 
 
 def _stops(turn: Turn) -> bool:

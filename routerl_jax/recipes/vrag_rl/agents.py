@@ -103,7 +103,7 @@ class VRAGAgent(CallingAgent):
 
     async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = self._begin(example, llm)
-        known: set[str] = set()
+        shown_ids: set[str] = set()
         searches = 0
         for _ in range(self.max_turns):
             room = chat.room - self._reserve(chat)
@@ -115,12 +115,12 @@ class VRAGAgent(CallingAgent):
                 return chat.episode(answer=action.answer)
             if action.kind == "search":
                 searches += 1
-                shown = await self._search(action.query, chat, tools, known)
+                fits = await self._search(action.query, chat, tools, shown_ids)
             else:
                 crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
-                said = [self._reminder(turn) if crop is None else crop]
-                shown = self.say(chat, said, self._reserve(chat))
-            if not shown:
+                observation = [self._reminder(turn) if crop is None else crop]
+                fits = self.say(chat, observation, self._reserve(chat))
+            if not fits:
                 return await self._end(chat, truncated=True, unanswered=True)
         return await self._end(chat)
 
@@ -131,8 +131,8 @@ class VRAGAgent(CallingAgent):
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:
-        """Those of the grammar; without `looks`, no closer look."""
-        return tuple(one for one in super().functions if self.looks or one["function"]["name"] != LOOK)
+        """The functions of the grammar; without `looks`, the closer look is left out."""
+        return tuple(function for function in super().functions if self.looks or function["function"]["name"] != LOOK)
 
     @property
     def choices(self) -> RouteChoices | None:
@@ -199,9 +199,9 @@ class VRAGAgent(CallingAgent):
             self.of(tokenizer)  # refuses a model without such a form
             words = protocol.tool_call_words(self.functions[0]["function"]["name"])
             task = protocol.task(self.max_turns, self.looks, self.regions, self.shows, words)
-            told = [Message(role="system", content=task)] if self.instruct else []
-            asked = Message(role="user", content=f"Question: {question}")
-            return tokenizer.chat([*told, asked], tools=self.functions)
+            system = [Message(role="system", content=task)] if self.instruct else []
+            request = Message(role="user", content=f"Question: {question}")
+            return tokenizer.chat([*system, request], tools=self.functions)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
         task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
@@ -214,15 +214,15 @@ class VRAGAgent(CallingAgent):
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The turns of a demonstration. A step with a box is a closer look, any other a search that finds its passages."""
         pieces: Pieces = []
-        known: set[str] = set()
+        shown_ids: set[str] = set()
         for step in demonstration.steps:
             pieces.append((self._written(step), True))
             if step.box:
-                pieces.append((Look(box=step.box, rule=self.regions, said=lambda crop: self.framed([crop])), False))
+                pieces.append((Look(box=step.box, rule=self.regions, render=lambda crop: self.framed([crop])), False))
                 continue
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
-            fresh = self.fresh(step.passages, known)
-            known.update(passage.id for passage in fresh)
+            fresh = self.fresh(step.passages, shown_ids)
+            shown_ids.update(passage.id for passage in fresh)
             pieces.append((self.framed(self._page(call, fresh, fresh)), False))
         if not demonstration.forced:
             return [*pieces, (self._written_answer(demonstration.thought, demonstration.answer), True)]
@@ -295,7 +295,7 @@ class VRAGAgent(CallingAgent):
                 "in the run's own frame); mend the row, or leave it out"
             ) from error
         return Marked(
-            box=action.box, frame=(columns, rows), rule=self.regions, said=lambda box: protocol.with_box(text, box)
+            box=action.box, frame=(columns, rows), rule=self.regions, render=lambda box: protocol.with_box(text, box)
         )
 
     # --- what a rollout is made of ---
@@ -331,27 +331,29 @@ class VRAGAgent(CallingAgent):
         """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
         return chat.look(turn, self.regions)
 
-    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         """The best pages that have not been shown yet."""
-        return [passage for passage in passages if passage.id not in known][: self.pages]
+        return [passage for passage in passages if passage.id not in shown_ids][: self.pages]
 
-    async def _search(self, query: str, chat: Conversation, tools: Tools, known: set[str]) -> bool:
+    async def _search(self, query: str, chat: Conversation, tools: Tools, shown_ids: set[str]) -> bool:
         """Searches and shows new pages. Returns False if there is no room even for a message that nothing fits."""
         tool = tools[self.tool]
         call = await tool.search(query, self.k, pictures=False)
-        fresh = self.fresh(call.passages, known)
+        fresh = self.fresh(call.passages, shown_ids)
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
-            fresh = self.fresh(call.passages, known)
+            fresh = self.fresh(call.passages, shown_ids)
         room = chat.room - self._reserve(chat)
         limit = min(self.max_observation_tokens or room, room)
 
-        def said(shown: Sequence[Passage]) -> Observation:
-            return self._page(call, fresh, shown)
+        def observation(passages: Sequence[Passage]) -> Observation:
+            return self._page(call, fresh, passages)
 
-        shown = fitting(fresh, lambda some: self.size_of(chat, said(some)) <= limit, cut=self.shows == "text")
-        known.update(passage.id for passage in shown)
-        return self.say(chat, said(shown), self._reserve(chat), [passage.id for passage in shown])
+        shown = fitting(
+            fresh, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=self.shows == "text"
+        )
+        shown_ids.update(passage.id for passage in shown)
+        return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
 
     def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
         tags = tool_calls.TAGS if self.grammar else protocol.TAGS
@@ -362,13 +364,13 @@ class VRAGAgent(CallingAgent):
         error = turn.action.error
         return self.grammar.reminder(error) if self.grammar else protocol.reminder(error, self.looks)
 
-    def framed(self, said: Observation) -> Observation | Reply:
+    def framed(self, observation: Observation) -> Observation | Reply:
         """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
         if self.functions:
-            return super().framed(said)
+            return super().framed(observation)
         if self.instruct:
-            return Reply(said)
-        return ["\n", *([said] if isinstance(said, str) else said), "\n"]
+            return Reply(observation)
+        return ["\n", *([observation] if isinstance(observation, str) else observation), "\n"]
 
     @property
     def forced(self) -> ForcedAnswer:
@@ -411,13 +413,13 @@ class VanillaRAG(VRAGAgent):
         search = f"{protocol.SEARCH_OPENING}{question}</search>"
         if self.grammar:
             search = self.grammar.write_search("", question, self.tool)
-        shown = True
+        fits = True
         if chat.tokens_of(search) <= chat.room - self._reserve(chat):
             chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
-            shown = await self._search(example.question, chat, tools, set())
-        return await self._end(chat, unanswered=not shown)
+            fits = await self._search(example.question, chat, tools, set())
+        return await self._end(chat, unanswered=not fits)
 
-    def fresh(self, passages: Sequence[Passage], known: set[str]) -> list[Passage]:
+    def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         return list(passages[: self.pages * self.search_budget])
 
 

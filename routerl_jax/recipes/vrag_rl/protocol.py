@@ -110,7 +110,7 @@ def answer(thought: str, answer: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Words:
-    """How the policy is told to write thoughts, searches and boxes; tool calls have others (`tool_call_words`)."""
+    """The instructions on how to write thoughts, searches and boxes. Tool calls have other ones (`tool_call_words`)."""
 
     think: str = "think first, inside <think> and </think>"
     search: str = "write a search query inside <search> and </search>"
@@ -118,7 +118,7 @@ class Words:
 
 
 def tool_call_words(search: str) -> Words:
-    """Those for a policy that calls functions. `search` is the name of the one that searches."""
+    """The `Words` for a policy that calls functions. `search` is the name of the search function."""
     return Words(
         think="think first",
         search=f"call {search} with a search query",
@@ -151,8 +151,8 @@ def page(
 
     Args:
       fresh: the new pages that were found.
-      shown: those of them for which there is room.
-      tags: what is broken up in the text of a page.
+      shown: the new pages for which there is room.
+      tags: tags that are broken up in the text of a page.
     """
     if call.error is None and call.passages and not fresh:
         return ["No page is left: all that this query finds have been shown."]

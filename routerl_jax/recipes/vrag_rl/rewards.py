@@ -43,9 +43,9 @@ def ndcg(episodes: Sequence[Episode], variant: Variant = "paper", gated: bool = 
     _check(variant)
     values = []
     for episode in episodes:
-        shown = retrieval(episode)
-        paid = shown is not None and not (gated and not _released_pattern(episode))
-        values.append(shown.ndcg(repeats=variant == "released") if shown is not None and paid else 0.0)
+        retrieved = retrieval(episode)
+        paid = retrieved is not None and not (gated and not _released_pattern(episode))
+        values.append(retrieved.ndcg(repeats=variant == "released") if retrieved is not None and paid else 0.0)
     return values
 
 

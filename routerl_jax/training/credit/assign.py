@@ -43,7 +43,7 @@ class Credit:
     Attributes:
       advantages: per sequence, one number per token ([T], 0 on fed tokens).
       keep: indices of the sequences that are trained on.
-      metrics: metrics of what was subtracted from rewards, left out and capped.
+      metrics: metrics of subtractions from rewards, of sequences left out, and of capped ratios.
       reach: per sequence, the policy's probability of reaching each token, [T], which weights the token in the loss; none:
         the tokens were sampled, and each counts once.
     """
@@ -181,14 +181,14 @@ def _without_signal(
     return (largest < _NO_ADVANTAGE)[inverse]
 
 
-def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, what: str) -> None:
+def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, quantity: str) -> None:
     """Raises NotFinite if a value is not finite. A single NaN would reach every weight, through means and the gradient."""
     for index in np.flatnonzero(~np.isfinite(values))[:1]:
         episode = episodes[index]
         raise NotFinite(
             metric,
-            f"the {what} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its rewards "
-            f"are {episode.rewards}: give a finite number, or an error that says why there is none",
+            f"the {quantity} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its "
+            f"rewards are {episode.rewards}: give a finite number, or an error that says why there is none",
         )
 
 

@@ -46,33 +46,33 @@ def correct(limits: Limits, credit: Credit, sequences: Seq[Sequence], current: S
       `/masked/mean`, shares of the sequences; `importance/masked_tokens`, the share of trained tokens that either leaves out;
       `importance/kl`, the mean over all tokens of log p_sampler - log p_learner, which estimates KL(sampler || learner).
     """
-    kept = [sequences[i] for i in credit.keep]
-    masks = [s.loss_mask for s in kept]
+    trained = [sequences[i] for i in credit.keep]
+    masks = [s.loss_mask for s in trained]
     tokens = np.asarray([mask.sum() for mask in masks], int)
-    sums = log_ratio_sums(current, [s.logprobs for s in kept], masks)
+    sums = log_ratio_sums(current, [s.logprobs for s in trained], masks)
     metrics = dict(credit.metrics)
     if tokens.sum():
         metrics["importance/kl"] = float(-sums.sum() / tokens.sum())
-    out = np.zeros(len(kept), bool)
+    excluded = np.zeros(len(trained), bool)
     for name, bound, log_ratios in (
         ("sequence", limits.mask_sequence_ratio, sums),
         ("mean", limits.mask_mean_ratio, sums / np.maximum(tokens, 1)),
     ):
-        if bound and len(kept):
+        if bound and len(trained):
             far = outside(log_ratios, bound)
             metrics[f"importance/masked/{name}"] = float(far.mean())
-            out |= far
+            excluded |= far
     if (limits.mask_sequence_ratio or limits.mask_mean_ratio) and tokens.sum():
-        metrics["importance/masked_tokens"] = float(tokens[out].sum() / tokens.sum())
+        metrics["importance/masked_tokens"] = float(tokens[excluded].sum() / tokens.sum())
     advantages = list(credit.advantages)
     if limits.importance_cap:
-        factors = truncated_importance(current, [s.logprobs for s in kept], limits.importance_cap)
+        factors = truncated_importance(current, [s.logprobs for s in trained], limits.importance_cap)
         for i, factor in zip(credit.keep, factors):
             advantages[i] = advantages[i] * factor
         metrics |= _importance(
-            [factor[mask] for factor, mask, left in zip(factors, masks, out) if not left], limits.importance_cap
+            [factor[mask] for factor, mask, skip in zip(factors, masks, excluded) if not skip], limits.importance_cap
         )
-    return dataclasses.replace(credit, advantages=advantages, keep=credit.keep[~out], metrics=metrics)
+    return dataclasses.replace(credit, advantages=advantages, keep=credit.keep[~excluded], metrics=metrics)
 
 
 def _importance(factors: Seq[np.ndarray], cap: float) -> dict[str, float]:

@@ -79,7 +79,7 @@ def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[F
 
 
 def _compared(episode: Episode, compare: str) -> list[tuple[str, int]]:
-    """The key by which every turn is compared: what the agent asked for, and how often it had asked for it before."""
+    """The key by which each turn is compared: the agent's request, and the number of equal requests before it."""
     if compare == "asked":
         return [(turn.asked, 0) for turn in episode.turns]
     before: collections.Counter[str] = collections.Counter()
