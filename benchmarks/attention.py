@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention [--size 0.9M] [--repeats 5]
 
-The same packed rows on both sides: 2,048 tokens, one segment a row, the heads of the policy of that size, float32.
+The same packed rows on both sides: 4,096 tokens, one segment a row, the heads of the policy of that size, float32.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-TOKENS, LENGTHS, CALLS = 2048, (256, 512, 2048), 20
+TOKENS, LENGTHS, CALLS = 4096, (256, 512, 2048), 10
 
 
 def main() -> None:
