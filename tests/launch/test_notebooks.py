@@ -2,11 +2,11 @@
 
 import ast
 import importlib
-import itertools
 import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import nbformat
 import pytest
@@ -45,16 +45,23 @@ def test_there_are_seven() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_it_names_exists(path: pathlib.Path) -> None:
-    """What it imports from this checkout, the attributes of the package that it uses, and the pages that it points to."""
+    """What it imports from this checkout, the attributes of these modules that it uses, and the pages that it points to."""
     cells = nbformat.read(path, as_version=4).cells
-    trees = [ast.walk(ast.parse(cell.source)) for cell in code_of(path)]
-    for node in itertools.chain.from_iterable(trees):
+    nodes = [node for cell in code_of(path) for node in ast.walk(ast.parse(cell.source))]
+    modules: dict[str, types.ModuleType] = {}
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("configs", "routerl_jax", "tests"):
             module = importlib.import_module(str(node.module))
             for name in node.names:
-                assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "rj":
-            assert node.attr in routerl_jax.__all__
+                imported = getattr(module, name.name, None) or importlib.import_module(f"{node.module}.{name.name}")
+                if isinstance(imported, types.ModuleType):
+                    modules[name.asname or name.name] = imported
+    for node in nodes:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "rj":
+                assert node.attr in routerl_jax.__all__
+            elif node.value.id in modules:
+                assert hasattr(modules[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
     named = re.findall(r"`((?:docs|routerl_jax|configs|launch)/[\w/.]+\w)`", "\n".join(cell.source for cell in cells))
     assert [place for place in named if not (ROOT / place).exists()] == []
 
