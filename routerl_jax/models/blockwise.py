@@ -85,18 +85,18 @@ def _forward(
         at, queries = tile
 
         def of_keys(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            most, total, mixed = carry
+            peak, total, mixed = carry
             scores = visible.scores(queries, _tile(keys, number, size), at, number)
-            above = jnp.maximum(most, scores.max(2))
-            weights = jnp.exp(scores - above[:, :, None])
-            scale = jnp.exp(most - above)
-            here = _product("BKSH,BKSQ->BKHQ", _tile(values, number, size), weights.astype(v.dtype))
-            return above, total * scale + weights.sum(2), mixed * scale[:, :, None] + here
+            higher = jnp.maximum(peak, scores.max(2))
+            weights = jnp.exp(scores - higher[:, :, None])
+            scale = jnp.exp(peak - higher)
+            of_tile = _product("BKSH,BKSQ->BKHQ", _tile(values, number, size), weights.astype(v.dtype))
+            return higher, total * scale + weights.sum(2), mixed * scale[:, :, None] + of_tile
 
         batch, heads, count, width = queries.shape
         start = jnp.full((batch, heads, count), _LEAST), jnp.zeros((batch, heads, count))
-        most, total, mixed = visible.loop(at, of_keys, (*start, jnp.zeros((batch, heads, width, count))))
-        return None, ((mixed / total[:, :, None]).astype(q.dtype), most + jnp.log(total))
+        peak, total, mixed = visible.loop(at, of_keys, (*start, jnp.zeros((batch, heads, width, count))))
+        return None, ((mixed / total[:, :, None]).astype(q.dtype), peak + jnp.log(total))
 
     queries = _by_tile(q * q.shape[-1] ** -0.5, k.shape[2], size)
     _, (mixed, sums) = _over_tiles(of_queries, None, queries)
