@@ -24,6 +24,9 @@ from routerl_jax.parallel.mesh import BATCH_AXES, on_cpu
 
 # (queries, keys and values, rows, starts, counts, window) of one device: see attention.chunked_attention
 RowAttention = Callable[[Array, tuple[Any, Any], Array, Array, Array, int | None], Array]
+# `SegmentCache.write_and_attend` on one device: (queries [A, S, N, H], new keys and values [A, S, K, ...], those of all layers
+# [1, L, R, T, K, ...], layer, rows [1, A], starts, counts; keyword window) -> (output, keys and values of all layers)
+ShardAttention = Callable[..., tuple[Array, tuple[Any, Any]]]
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["k", "v"], meta_fields=["config", "mesh"])
@@ -100,6 +103,8 @@ class SegmentCache:
         rows: Int[Array, "D A"],
         starts: Int[Array, "D A"],
         counts: Int[Array, "D A"],
+        *,
+        on_shard: ShardAttention | None = None,
     ) -> tuple[Float[Array, "B S N H"], tuple[Any, Any]]:
         """Writes new keys and values of one layer, then attends to all tokens of the rows up to each query.
 
@@ -109,6 +114,7 @@ class SegmentCache:
           rows: local row of each batch entry; `self.rows` for padding.
           starts, counts: position of the first new token, and their number, which may be less than S. Entries without tokens
             come last.
+          on_shard: does it on one device; None: XLA writes, then `self.attention` attends.
 
         Returns:
           The attention output (undefined behind the new tokens), and the keys and values.
@@ -118,7 +124,7 @@ class SegmentCache:
         tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
         per_row = PartitionSpec(BATCH_AXES)
         run = jax.shard_map(
-            functools.partial(_on_shard, attention=self.attention, window=window),
+            functools.partial(on_shard or functools.partial(_on_shard, attention=self.attention), window=window),
             mesh=self.mesh,
             in_specs=(tokens, tokens, stored, PartitionSpec(), per_row, per_row, per_row),
             out_specs=(tokens, stored),
@@ -253,15 +259,20 @@ def _on_shard(
     attention: RowAttention,
     window: int | None,
 ) -> tuple[Array, tuple[Any, Any]]:
-    """`write_and_attend` on one device: q [A, S, N, H], new [A, S, K, ...], cached [1, L, R, T, K, ...], rows [1, A]."""
-    _, layers, stored_rows, length = jax.tree.leaves(cached)[0].shape[:4]
+    """See `ShardAttention`."""
     rows, starts, counts = rows[0], starts[0], counts[0]
-    positions = _positions(starts, counts, q.shape[1], length)
+    positions = _positions(starts, counts, q.shape[1], jax.tree.leaves(cached)[0].shape[3])
     cached = jax.tree.map(lambda old, x: old.at[0, layer, rows[:, None], positions].set(x, mode="drop"), cached, new)
-    # the rows of all layers in one axis
+    flat, row_of_layer = of_layer(cached, layer, rows)
+    return attention(q, flat, row_of_layer, starts, counts, window), cached
+
+
+def of_layer(cached: Any, layer: Array, rows: Int[Array, " A"]) -> tuple[Any, Int[Array, " A"]]:
+    """A device's keys and values, [1, L, R, T, K, ...], with the rows of all layers in one axis, and where a layer's rows are
+    there. Padding is the last row."""
+    _, layers, stored_rows = jax.tree.leaves(cached)[0].shape[:3]
     flat = jax.tree.map(lambda leaf: leaf.reshape(layers * stored_rows, *leaf.shape[3:]), cached)
-    rows = layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
-    return attention(q, flat, rows, starts, counts, window), cached
+    return flat, layer * stored_rows + jnp.minimum(rows, stored_rows - 1)
 
 
 def _positions(starts: Int[Array, "*A"], counts: Int[Array, "*A"], steps: int, length: int) -> Int[Array, "*A S"]:

@@ -1,4 +1,4 @@
-"""The kernel for GPUs: interpreted against plain XLA, and lowered for CUDA."""
+"""The kernels for GPUs: interpreted against plain XLA, and lowered for CUDA."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from routerl_jax.generation.attention import chunked_attention
-from routerl_jax.generation.fused import FusedCache, fused_attention
+from routerl_jax.generation.fused import FusedCache
+from routerl_jax.generation.fused_kernels import fused_attention, fused_decode
 from routerl_jax.generation.quantized import quantize_tokens
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
@@ -47,16 +48,54 @@ def test_the_kernel_attends_as_plain_xla_does(steps, entries, window, int8):
     np.testing.assert_allclose(got[used], wanted[used], atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize(("steps", "parts", "keys"), [(1, None, None), (1, 1, 16), (3, 2, 64), (17, 4, 32)])
+def test_a_step_of_decoding_writes_and_attends_as_plain_xla_does(steps, parts, keys, window):
+    q, cached, *_ = work(steps, ROWS)
+    rng = np.random.default_rng(1)
+    new = tuple(jnp.asarray(rng.normal(size=(ROWS, steps, KV_HEADS, 16)), jnp.float32) for _ in range(2))
+    rows = jnp.asarray([3, 0, 4, 1, 4])  # the last entry is padding
+    starts = jnp.asarray([0, LENGTH - steps, 100, 65, 7])
+    counts = jnp.asarray([steps, steps, steps, steps, 0])
+    options = {"keys": keys, "parts": parts, "interpret": True}
+    got, written = fused_decode(q, new, cached, rows, starts, counts, window, **options)
+    wanted = [np.array(leaf) for leaf in cached]
+    for leaf, values in zip(wanted, new):
+        for entry in range(ROWS - 1):
+            leaf[rows[entry], starts[entry] : starts[entry] + steps] = values[entry]
+    for leaf, expected in zip(written, wanted):
+        np.testing.assert_array_equal(leaf, expected)
+    layer = tuple(map(jnp.asarray, wanted))
+    attended = np.asarray(chunked_attention(q, layer, rows, starts, counts, window))
+    np.testing.assert_allclose(got[:-1], attended[:-1], atol=1e-6)
+    assert not np.asarray(got[-1]).any()
+
+
+def attend(q, layer, rows, starts, counts):
+    return fused_attention(q, layer, rows, starts, counts, window=None)
+
+
+def decode(q, layer, rows, starts, counts):
+    return fused_decode(q, (q[:, :, :KV_HEADS],) * 2, layer, rows, starts, counts, window=None)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize(("steps", "entries", "int8"), [(1, 64, False), (64, 8, False), (3, 8, True)])
-def test_the_kernel_lowers_for_gpus(dtype, steps, entries, int8):
+@pytest.mark.parametrize(
+    ("kernel", "steps", "entries", "int8"),
+    [
+        (attend, 1, 64, False),
+        (attend, 64, 8, False),
+        (attend, 3, 8, True),
+        (decode, 1, 64, False),
+        (decode, 3, 8, False),
+    ],
+)
+def test_the_kernels_lower_for_gpus(dtype, kernel, steps, entries, int8):
     inputs = work(steps, entries, width=128, dtype=dtype, int8=int8)
     calls = [
         jax.export.DisabledSafetyCheck.custom_call(name) for name in ("__gpu$xla.gpu.triton", "triton_kernel_call")
     ]
-    lower = jax.export.export(
-        jax.jit(lambda *call: fused_attention(*call, window=None)), platforms=["cuda"], disabled_checks=calls
-    )
+    lower = jax.export.export(jax.jit(kernel), platforms=["cuda"], disabled_checks=calls)
     try:
         assert "triton" in lower(*inputs).mlir_module()
     except RuntimeError as error:  # from jax 0.11 on
