@@ -108,6 +108,13 @@ class Walk(NamedTuple):
     facts: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
 
+    @classmethod
+    def from_json(cls, fields: Any) -> Walk:
+        """A walk from its JSON object, whose keys may be absent. Raises ValueError if it has another form."""
+        if not isinstance(fields, dict):
+            raise ValueError(f"not a walk: {str(fields)[:200]!r}")
+        return cls(**{name: tuple(map(str, fields.get(name, ()))) for name in cls._fields})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:

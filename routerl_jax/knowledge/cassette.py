@@ -1,8 +1,9 @@
 """Cassettes record every tool call and its reply on a tape, so that a run can be repeated without the tool.
 
-A tape is a JSON Lines file with `{tool, query, k, cost, seconds, passages}` or `{tool, query, k, cost, error: {type, message}}`
-per line. `seconds` is the time of the query alone (0 if the tape has none). A call is identified by tool, query
-(`query.query_key`) and k. Equal calls get equal replies, in whatever order they come.
+A tape is a JSON Lines file with `{tool, query, k, cost, seconds, passages, walk}` or
+`{tool, query, k, cost, error: {type, message}}` per line. `seconds` is the time of the query alone (0 if the tape has none),
+and `walk` its walk over a graph (absent if there was none). A call is identified by tool, query (`query.query_key`) and k.
+Equal calls get equal replies, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.query import as_read, query_key, query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]
+_NO_WALK = Walk()
 _ALL = frozenset({"text", "image", "question", "url"})
 
 
@@ -73,6 +75,7 @@ class Cassette:
         self._replies: dict[_Key, _Reply] = {}
         self._costs: dict[str, float] = {}
         self._seconds: dict[_Key, float] = {}
+        self._walks: dict[_Key, Walk] = {}
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
@@ -111,12 +114,17 @@ class Cassette:
         """Seconds of the recorded search."""
         return self._seconds.get(key, 0.0)
 
-    def record(self, key: _Key, reply: _Reply, cost: float = 1.0, seconds: float = 0.0) -> None:
+    def walk(self, key: _Key) -> Walk:
+        """The walk of the recorded search over a graph; empty if there was none."""
+        return self._walks.get(key, _NO_WALK)
+
+    def record(self, key: _Key, reply: _Reply, cost: float = 1.0, seconds: float = 0.0, walk: Walk = _NO_WALK) -> None:
         """Writes a reply to the tape, unless it already has one for the same call."""
         with self._lock:
             if key not in self._replies:
-                self._file.write(_line(key, reply, cost, seconds))
+                self._file.write(_line(key, reply, cost, seconds, walk))
                 self._seconds[key] = seconds
+                self._walks[key] = walk
                 self._costs.setdefault(key[0], cost)
                 self._file.flush()
                 self._replies[key] = reply
@@ -138,6 +146,7 @@ class Cassette:
                 key, reply = _parse(fields)
                 self._costs.setdefault(key[0], float(fields.get("cost", 1.0)))
                 self._seconds.setdefault(key, float(fields.get("seconds", 0.0)))
+                self._walks.setdefault(key, Walk.from_json(fields.get("walk", {})))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
             self._replies.setdefault(key, reply)
@@ -161,13 +170,13 @@ class RecordedTool:
         unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
         if unknown:
             self._ask(unknown, k)
-        replies = [self._cassette.reply((self.name, key, k)) for key in keys]
+        calls = [(self.name, key, k) for key in keys]
         results = []
-        for reply in replies:
+        for reply in map(self._cassette.reply, calls):
             if isinstance(reply, Failure):
                 raise reply.exception()
             results.append(list(reply or []))
-        return TimedResults(results, (self._cassette.seconds((self.name, key, k)) for key in keys))
+        return TimedResults(results, map(self._cassette.seconds, calls), map(self._cassette.walk, calls))
 
     def _as_recorded(self, query: Query, k: int) -> Query:
         """The query reduced to the parts on which the reply depends."""
@@ -195,8 +204,9 @@ class RecordedTool:
                 self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
             raise
         self._check_time(started, keys, k)
-        for key, passages, elapsed in zip(keys, results, seconds):
-            self._cassette.record((self.name, key, k), list(passages), self.cost, elapsed)
+        walks = results.walks if isinstance(results, TimedResults) else [_NO_WALK] * len(results)
+        for key, passages, elapsed, walk in zip(keys, results, seconds, walks):
+            self._cassette.record((self.name, key, k), list(passages), self.cost, elapsed, walk)
 
     def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""
@@ -207,7 +217,7 @@ class RecordedTool:
             raise failure.exception()
 
 
-def _line(key: _Key, reply: _Reply, cost: float, seconds: float) -> bytes:
+def _line(key: _Key, reply: _Reply, cost: float, seconds: float, walk: Walk) -> bytes:
     tool, query, k = key
     fields: dict[str, Any] = {"tool": tool, "query": query, "k": k, "cost": cost}
     if isinstance(reply, Failure):
@@ -215,6 +225,8 @@ def _line(key: _Key, reply: _Reply, cost: float, seconds: float) -> bytes:
     else:
         fields["seconds"] = seconds
         fields["passages"] = [dataclasses.asdict(passage) for passage in reply]
+        if any(walk):
+            fields["walk"] = walk._asdict()
     return json.dumps(fields).encode() + b"\n"
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Passage, Walk
 from routerl_jax.knowledge import cassette
 from routerl_jax.knowledge.cassette import Cassette
+from routerl_jax.knowledge.timing import TimedResults
 
 
 class Moody:
@@ -48,6 +49,23 @@ def test_replay_equals_the_recording(tmp_path: pathlib.Path) -> None:
     assert player.wrap("text", tool).search(["a"], 3) == first[1]
     assert player.wrap("text").search(["a", "b", "a"], 2) == first[0]
     assert len(tool.calls) == 4
+
+
+def test_walks_over_a_graph_are_on_the_tape(tmp_path: pathlib.Path) -> None:
+    class Graph:
+        def search(self, queries: Sequence[str], k: int) -> TimedResults:
+            walks = [Walk(facts=("a | is | b",), nodes=(query,)) if query else Walk() for query in queries]
+            return TimedResults([[]] * len(queries), [0.5] * len(queries), walks)
+
+    tape = tmp_path / "tape.jsonl"
+    recorded = Cassette(tape, "record").wrap("graph", Graph()).search(["b", ""], 2)
+    assert recorded.walks == [Walk(facts=("a | is | b",), nodes=("b",)), Walk()]
+    assert [sorted(json.loads(line)).count("walk") for line in tape.read_text().splitlines()] == [1, 0]
+    replayed = Cassette(tape, "replay").wrap("graph").search(["", "b"], 2)
+    assert (replayed.walks, replayed.seconds) == (recorded.walks[::-1], recorded.seconds[::-1])
+    tape.write_text(tape.read_text().replace('"walk": {', '"walk": [{').replace('["b"]}', '["b"]}]'))
+    with pytest.raises(ValueError, match="line 1: not a recorded call .*not a walk"):
+        Cassette(tape, "replay")
 
 
 def test_a_missing_reply_names_tool_and_query(tmp_path: pathlib.Path) -> None:

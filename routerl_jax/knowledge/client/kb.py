@@ -19,7 +19,7 @@ from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import query_key
-from routerl_jax.knowledge.serving.schema import passage_json, passage_of, walk_of
+from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import gather_bounded, shared_loop
@@ -200,7 +200,7 @@ class HttpKB(KnowledgeBase):
             try:
                 entry = json.loads(packed)
                 passages = [passage_of(fields) for fields in entry["passages"]]
-                results[key] = passages, float(entry["seconds"]), walk_of(entry.get("walk", {}))
+                results[key] = passages, float(entry["seconds"]), Walk.from_json(entry.get("walk", {}))
             except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
                 continue
         return results
@@ -240,7 +240,7 @@ class HttpKB(KnowledgeBase):
         """Passages, seconds and walk of each query. `part`: seconds per query if the server gives none."""
         try:
             results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
-            walks = [walk_of(fields) for fields in reply.get("walks", ())]
+            walks = [Walk.from_json(fields) for fields in reply.get("walks", ())]
             timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results), walks)
         except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self._bases[0]}: a reply in another form than /v1/search gives ({error})") from error

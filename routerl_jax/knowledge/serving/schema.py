@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.checked import Positive, Size, checked
-from routerl_jax.core.types import Passage, Query, TextAndImage, Walk
+from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.query import with_question
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_bytes, is_url
@@ -224,10 +224,3 @@ def reply_json(results: TimedResults, *, seconds: float, cost: float, mode: str,
     rows = [[passage_json(passage, images=images) for passage in passages] for passages in results]
     walks = {"walks": [walk._asdict() for walk in results.walks]} if any(map(any, results.walks)) else {}
     return {"results": rows, "query_seconds": results.seconds, **walks, "seconds": seconds, "cost": cost, "mode": mode}
-
-
-def walk_of(fields: Any) -> Walk:
-    """A walk from its JSON object. Raises ValueError if it has another form."""
-    if not isinstance(fields, dict):
-        raise ValueError(f"not a walk: {str(fields)[:200]!r}")
-    return Walk(**{name: tuple(map(str, fields.get(name, ()))) for name in Walk._fields})
