@@ -87,6 +87,7 @@ class DeviceCalls:
         self._copy_weights = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)
         self._compiled_before = 0
         self.params: nnx.State | None = None
+        self._layers: list[nnx.State] | None = None  # of `params`, from the first decode call on
         self.cache: KVCache | None = None
         self._lay_out(table)
 
@@ -113,7 +114,7 @@ class DeviceCalls:
 
     def load(self, params: nnx.State) -> None:
         """Sets the weights (same structure and sharding), copied into the layout if there is one. Makes a cache if needed."""
-        self.params = None  # frees an old copy before the new one is made
+        self.params = self._layers = None  # frees an old copy before the new one is made
         self.params = self._copy_weights(params)
         if self.cache is None:
             self.cache = self._allocate()
@@ -125,7 +126,7 @@ class DeviceCalls:
 
     def rest(self) -> None:
         """Frees the weights and the cache until the next `load`."""
-        self.params = self.cache = None
+        self.params = self._layers = self.cache = None
 
     @property
     def compilations(self) -> int:
@@ -272,8 +273,11 @@ class DeviceCalls:
             given=_given_tokens(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
             history=_history(layout, span + 1 + steps) if self._drafts else None,
         )
+        if self._layers is None and self._programs.layers is not None:
+            self._layers = self._programs.layers(self.params)
         cache, outputs = self._programs.decode(
             params=self.params,
+            layers=self._layers,
             cache=self._take_cache(),
             inputs=inputs,
             transition=transition,

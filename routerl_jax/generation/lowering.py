@@ -120,6 +120,7 @@ def lower_programs(
     table = (STATE_BUCKET, config.vocab_size)
     lowered["decode"] = jitted.decode.lower(
         params=params,
+        layers=None if jitted.layers is None else jitted.layers.eval_shape(params),
         cache=stored,
         inputs=programs.DecodeInputs(
             rows=host(every),

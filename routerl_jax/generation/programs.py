@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -154,6 +155,15 @@ def encode(graph: nnx.GraphDef, mesh: Mesh, params: nnx.State, images: VisionInp
     return model.features(_by_shard(mesh, images), attention=Attention.on(mesh))
 
 
+def layers_apart(graph: nnx.GraphDef, params: nnx.State) -> list[nnx.State]:
+    """The weights of each layer, copied out of the stack, for `decode`.
+
+    Slices of the stack are free on TPUs. On CPUs and GPUs they are copies, which every call would make anew.
+    """
+    model: Decoder = nnx.merge(graph, params)
+    return model.layer_weights()
+
+
 def fork(cache: KVCache, sources: Int[Array, "D A"], targets: Int[Array, "D A"], *, span: int) -> KVCache:
     """Copies the first `span` cached positions of source rows to target rows of the same shard."""
     return cache.fork(sources, targets, span=span)
@@ -169,6 +179,7 @@ def decode(
     hits: UInt32[Array, "Q V"],
     seed: Int[Array, ""],
     leave_at: Int[Array, ""],
+    layers: Sequence[nnx.State] | None = None,
     *,
     steps: int,
     span: int,
@@ -180,14 +191,13 @@ def decode(
     """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running.
 
     Args:
+      layers: the result of `layers_apart`; None: the stack's slices are read.
       drafts: number of tokens, copied from the row's history (drafts.lookup), that a step reads with the newest one. It keeps
         those that are drawn.
       top: number of the likeliest tokens to return for each step.
       routes: also return the experts of each token that is read.
     """
     model: Decoder = nnx.merge(graph, params)
-    # Slicing stacked weights copies them on CPUs and GPUs. Done here, it happens once per call and not in every step.
-    layers = None if on_tpu(mesh) else model.layer_weights()
     shards, active = inputs.rows.shape
     batch = shards * active
 
@@ -334,8 +344,9 @@ def _by_shard(mesh: Mesh, tree: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The jitted programs of one engine. The cache is donated to them."""
+    """The jitted programs of one engine. The cache is donated to them. `layers` is None where slices of the stack are free."""
 
+    layers: Any
     extend: Any
     fork: Any
     decode: Any
@@ -346,6 +357,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
     """Programs for a model and a cache (or an abstract one) on a mesh."""
     cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, cache)
     return Programs(
+        layers=None if on_tpu(mesh) else jax.jit(functools.partial(layers_apart, graph)),
         extend=jax.jit(
             functools.partial(extend, graph, mesh),
             static_argnames=("span", "routes"),

@@ -64,7 +64,7 @@ def test_walks_over_a_graph_are_on_the_tape(tmp_path: pathlib.Path) -> None:
     replayed = Cassette(tape, "replay").wrap("graph").search(["", "b"], 2)
     assert (replayed.walks, replayed.seconds) == (recorded.walks[::-1], recorded.seconds[::-1])
     tape.write_text(tape.read_text().replace('"walk": {', '"walk": [{').replace('["b"]}', '["b"]}]'))
-    with pytest.raises(ValueError, match="line 1: not a recorded call .*not a walk"):
+    with pytest.raises(ValueError, match=r"line 1: not a recorded call .*not a walk"):
         Cassette(tape, "replay")
 
 
