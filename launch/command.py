@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def start(
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            sys.exit(f"launch.{program}: {_error_text(error)}")
+            sys.exit(f"launch.{program}: {_error_text(error)}{_own_line(error)}")
         except KeyboardInterrupt:
             sys.exit(130)
 
@@ -123,6 +124,26 @@ def _error_text(error: ValueError | OSError) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{os.fsdecode(error.filename)}: {error.strerror} (ROUTERL_TRACEBACK=1 shows what was tried)"
     return str(error) or type(error).__name__
+
+
+def _own_line(error: BaseException | None) -> str:
+    """The place in a file of the user's (an agent, a reward, a tool, ..) where an error arose, in brackets; "" if in none."""
+    places = []
+    while error is not None:  # the first to be raised is the last of the chain
+        frames = traceback.extract_tb(error.__traceback__)
+        places += [
+            f" ({frame.filename}, line {frame.lineno})" for frame in frames if not _is_installed(frame.filename)
+        ][-1:]
+        error = error.__cause__ or error.__context__
+    return places[-1] if places else ""
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file of a traceback belongs to this project, to Python or to an installed package."""
+    ours = [_BESIDE / folder for folder in ("routerl_jax", "launch", "configs", "benchmarks")]
+    path, python = pathlib.Path(file), sysconfig.get_paths()
+    folders = (*ours, python["stdlib"], python["purelib"], python["platlib"])
+    return file.startswith("<") or any(path.is_relative_to(folder) for folder in folders)
 
 
 def check_writable(flag: str, path: str | os.PathLike[str], *, file: bool = False) -> None:

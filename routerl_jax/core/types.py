@@ -35,6 +35,9 @@ class Example:
     """One question with its accepted answers.
 
     `images` are paths, encoded bytes, PIL images or arrays. `metadata` is free-form (supporting passages, question type, ...).
+
+    Raises:
+      ValueError: `answers` is a string, whose letters would count as answers.
     """
 
     id: str
@@ -42,6 +45,13 @@ class Example:
     answers: tuple[str, ...]
     images: tuple[Any, ...] = ()
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.answers, str):
+            raise ValueError(
+                f"example {self.id!r}: answers={self.answers!r} is a string; give a tuple of accepted answers: "
+                f"({self.answers!r},)"
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

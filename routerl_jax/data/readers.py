@@ -193,7 +193,7 @@ def open_dataset(name: str) -> ExampleSource:
             )
         return AtlasExamples(split, chosen)
     if name in DATASETS:
-        return DATASETS.get(name)()
+        return _made(name)
     if name.startswith(_PREPARED) and not pathlib.Path(name).exists():
         from routerl_jax.data.prepared import PreparedExamples
 
@@ -208,8 +208,23 @@ def open_dataset(name: str) -> ExampleSource:
     if not form and ":" in name and not in_bucket(name) and not pathlib.Path(name).exists():
         if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a misspelt format
             _check_format(name.partition(":")[0])
-        return DATASETS.get(name)()
+        return _made(name)
     return FileExamples(path, form)
+
+
+def _made(name: str) -> ExampleSource:
+    """The data set that a registered function, or one of another package, returns."""
+    source = DATASETS.get(name)()
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise ValueError(
+            f"data set {name!r} is a {type(source).__name__}; its function must return a list of Example, or an object with "
+            "__len__ and __getitem__"
+        )
+    if len(source) and not isinstance(first := source[0], Example):
+        raise ValueError(
+            f"data set {name!r} holds a {type(first).__name__} instead of an Example (routerl_jax.Example)"
+        )
+    return source
 
 
 def _check_format(name: str) -> None:

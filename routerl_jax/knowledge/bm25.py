@@ -142,19 +142,25 @@ class Bm25KB(KnowledgeBase):
         return [tokenizer.stemmer(word) for word in words] if tokenizer.stemmer else words
 
 
+def passages_or_rows(config: Bm25Config, path: pathlib.Path) -> Iterable[Passage]:
+    """The passages of a corpus, or the rows of tables."""
+    if holds_tables(path):
+        return (passage for table in read_tables(path) for passage in table_passages(table))
+    return read_corpus(path, split=split_of(config.passage_words, config.least_words))
+
+
 def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
     """Builds a BM25 knowledge base from `config.corpus`. `directory` appears only when it is complete.
 
     Raises:
       ValueError: a file, a row or a setting is wrong, or a package is missing; names it.
     """
-
-    def read(path: pathlib.Path) -> Iterable[Passage]:
-        if holds_tables(path):
-            return (passage for table in read_tables(path) for passage in table_passages(table))
-        return read_corpus(path, split=split_of(config.passage_words, config.least_words))
-
-    source = corpus_source(config.corpus, "the file or directory of passages", read, check=corpus_files)
+    source = corpus_source(
+        config.corpus,
+        "the file or directory of passages",
+        lambda path: passages_or_rows(config, path),
+        check=corpus_files,
+    )
     config.words.tokenizer()  # raises if a package is missing, before anything is written
     clock = Clock()
     fingerprint = digest_of([FORMAT, source.digest, changes(config)])

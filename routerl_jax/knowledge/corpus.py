@@ -5,6 +5,7 @@
     wiki_00, ..  what WikiExtractor writes: as .jsonl
     .json        HippoRAG's list of `{title, text, idx?}`; HybridQA's and OTT-QA's `{link: text}` (corpora.linked_tables),
                  of which several files may hold the same passage
+    .csv         a row per line; line 1 names the columns `id`, `text` and, if there is one, `title`
     .tsv         DPR's and KILT's passages (corpora.tsv)
     .xml         a Wikipedia dump (corpora.wikipedia)
     a directory  all such files in it and below, by name; of a built knowledge base, its passages
@@ -26,6 +27,7 @@ from typing import Any
 from routerl_jax.core.compressed import plain_name
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
+from routerl_jax.data.formats.tables import read_named_columns
 from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.linked_tables import linked_passages
 from routerl_jax.knowledge.corpora.splitting import Split
@@ -36,8 +38,8 @@ from routerl_jax.knowledge.store import MANIFEST, Store
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
-    "Give .jsonl (a row per line), .json (a list), .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, .xz, "
-    ".zst), or a directory of them"
+    "Give .jsonl (a row per line), .json (a list), .csv, .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, "
+    ".xz, .zst), or a directory of them"
 )
 
 
@@ -234,6 +236,17 @@ def _kilt_page(row: dict[str, Any], location: RowLocation) -> Passage:
     return Passage(id=string_field(row, key, location), title=title, text=text)
 
 
+def _from_csv(path: pathlib.Path) -> _Read:
+    for location, row in read_named_columns(path):
+        if "text" not in row:
+            raise location._replace(number=1).error(
+                f"no column is called 'text' (columns: {', '.join(row)}). Name it so, or build a knowledge base of kind "
+                "dense_table, which makes a passage of every row"
+            )
+        title = string_field(row, "title", location, default="")
+        yield location, Passage(id=string_field(row, "id", location), title=title, text=row["text"]), False
+
+
 def _from_tsv(path: pathlib.Path) -> _Read:
     yield from ((location, passage, False) for location, passage in read_tsv(path))
 
@@ -243,7 +256,7 @@ def _from_dump(path: pathlib.Path) -> _Read:
         yield location, Passage(id=page.id, title=page.title, text=page.text), True
 
 
-_READERS = {"rows": _from_rows, "tsv": _from_tsv, "xml": _from_dump}
+_READERS = {"rows": _from_rows, "csv": _from_csv, "tsv": _from_tsv, "xml": _from_dump}
 
 
 def _kind(path: pathlib.Path) -> str | None:
@@ -251,7 +264,7 @@ def _kind(path: pathlib.Path) -> str | None:
     if _EXTRACTED.fullmatch(name):
         return "rows"
     suffix = pathlib.Path(name).suffix
-    return {".jsonl": "rows", ".json": "rows", ".tsv": "tsv", ".xml": "xml"}.get(suffix)
+    return {".jsonl": "rows", ".json": "rows", ".csv": "csv", ".tsv": "tsv", ".xml": "xml"}.get(suffix)
 
 
 def _hidden(path: pathlib.Path) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from routerl_jax.core.compressed import plain_name
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
+from routerl_jax.data.formats.tables import read_cells
 from routerl_jax.knowledge.corpora.linked_tables import table_rows
 from routerl_jax.knowledge.corpus import corpus_files, new_id, string_field
 from routerl_jax.knowledge.table_formats import open_wikitable_passages
@@ -50,7 +51,10 @@ def count_words(text: str) -> int:
 
 
 def holds_tables(path: pathlib.Path) -> bool:
-    """Whether the first row of a JSON Lines file is a table, which has a header, and no passage."""
+    """Whether a file holds tables and no passages: the first row of a .jsonl file has a header, or no column of a .csv file is
+    called `text`."""
+    if _is_csv(path) and path.is_file():
+        return "text" not in next(iter(read_cells(path)), (None, ["text"]))[1]
     if not path.is_file() or not plain_name(path).endswith(".jsonl"):
         return False
     first = next(iter(read_rows(path)), None)
@@ -59,7 +63,7 @@ def holds_tables(path: pathlib.Path) -> bool:
 
 def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
     """Tables `{id, title, header, rows, section_title?, caption?}` of a .jsonl or .json file, plain or compressed, or of a
-    directory of such files.
+    directory of such files. A .csv file is one table: its first line is the header, its name is the id and the title.
 
     Open-WikiTable's released files can be read: with their names (`original_table_id`, `page_title`), pandas' layout by
     columns, and in splitted_tables.json a `flattened` text, whose id is the index to which its questions refer. HybridQA's
@@ -77,7 +81,8 @@ def read_tables(path: str | pathlib.Path) -> Iterator[Table]:
 def table_files(path: str | pathlib.Path) -> list[pathlib.Path]:
     """The files that are read. Raises ValueError if there are none, or a file has no JSON rows."""
     path = pathlib.Path(path).expanduser()
-    return [checked_path(file) for file in (corpus_files(path) if path.is_dir() else [path])]
+    files = corpus_files(path) if path.is_dir() else [path]
+    return [file for name in files for file in (corpus_files(name) if _is_csv(name) else [checked_path(name)])]
 
 
 def table_passages(
@@ -213,7 +218,7 @@ def _clean(text: str) -> str:
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
     used_ids: dict[str, int] = {}
-    for location, row in (row_at for file in files for row_at in table_rows(file) or read_rows(file)):
+    for location, row in (row_at for file in files for row_at in _rows_of(file)):
         title = "title" if "title" in row else "page_title"
         yield Table(
             id=new_id(_id(row, location), location, used_ids),
@@ -226,6 +231,26 @@ def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table
         )
     if not used_ids:
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
+
+
+def _rows_of(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    return _csv_table(path) if _is_csv(path) else table_rows(path) or read_rows(path)
+
+
+def _is_csv(path: pathlib.Path) -> bool:
+    return pathlib.Path(plain_name(path)).suffix == ".csv"
+
+
+def _csv_table(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    lines = list(read_cells(path))
+    if not lines:
+        raise ValueError(f"{path} is empty. Its first line must name the columns")
+    for location, cells in lines:
+        if not any(cell.strip() for cell in cells):
+            raise location.error("all cells are empty. Remove the line")
+    name = pathlib.Path(plain_name(path)).stem
+    (location, header), *rows = lines
+    yield location, {"id": name, "title": name, "header": header, "rows": [cells for _, cells in rows]}
 
 
 def _id(row: dict[str, Any], location: RowLocation) -> str:

@@ -22,10 +22,9 @@ from jaxtyping import Float32
 from routerl_jax.core.files import sync, sync_tree
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words
+from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words, passages_or_rows
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
 from routerl_jax.knowledge.builds import digest_of
-from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
 from routerl_jax.knowledge.faiss_index import FAISS_IVF
@@ -165,7 +164,7 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
         return list(read_corpus(path))
     if manifest.kind == "bm25" or manifest.embedding is None:
         splitting = Bm25Config(**{key: manifest.config[key] for key in _SPLIT if key in manifest.config})
-        return list(read_corpus(path, split=split_of(splitting.passage_words, splitting.least_words)))
+        return list(passages_or_rows(splitting, pathlib.Path(path).expanduser()))
     keys = {key: manifest.config[key] for key in (*_SPLIT, *_TABLES) if key in manifest.config}
     config = BuildConfig(kind=manifest.kind, encoder=manifest.embedding.encoder, **keys)
     return list(read_source(config, pathlib.Path(path).expanduser(), lambda: shared_encoder(config.encoder)))

@@ -107,6 +107,9 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
 
     Returns:
       The loss, and sums over tokens by name (`weight` is the sum of the weights).
+
+    Raises:
+      ValueError: the function that `kind` names does not return what a PolicyLoss must.
     """
     weights = fields["weights"]
     trained = weights > 0
@@ -118,7 +121,7 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
         advantages = jnp.where(trained, advantages, 0.0)  # the gradients of all tokens pass through one ratio
     if loss.ratio == "geometric":
         then = jax.lax.stop_gradient(logprobs - sequence_means(logprobs - old, trained, fields["segment_ids"]))
-    per_token, clipped = POLICY_LOSSES.get(loss.kind)(now, then, advantages, loss.clip_low, loss.clip_high)
+    per_token, clipped = _policy_loss(loss, now, then, advantages)
     if loss.dual_clip:
         per_token, clipped = dual_clip(per_token, clipped, advantages, loss.dual_clip)
     decided = trained & (jax.lax.stop_gradient(scores.entropies) >= loss.min_entropy) if loss.min_entropy else trained
@@ -144,6 +147,18 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
         total = total + _routing_terms(loss, scores.routing, fields.get("share", 1.0), metrics)
     metrics["loss"] = total
     return total, metrics
+
+
+def _policy_loss(loss: LossConfig, now: Array, then: Array, advantages: Array) -> tuple[Array, Array]:
+    """The loss of each token and whether it is clipped, by the function that config.learner.loss.kind names."""
+    result = POLICY_LOSSES.get(loss.kind)(now, then, advantages, loss.clip_low, loss.clip_high)
+    shapes = [jnp.shape(part) for part in result] if isinstance(result, tuple) else []
+    if shapes != [now.shape] * 2 or not jnp.issubdtype(jnp.result_type(result[1]), jnp.bool_):
+        raise ValueError(
+            f"config.learner.loss.kind={loss.kind!r} must return two arrays of the shape of the log-probabilities: the loss of "
+            "each token (a float), and whether the token is clipped (a bool)"
+        )
+    return result
 
 
 def _routing_terms(loss: LossConfig, routing: Routing, share: Array | float, metrics: dict[str, Array]) -> Array:

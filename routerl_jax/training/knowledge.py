@@ -194,10 +194,20 @@ def make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
         tool = tool_factory(name, spec)(**spec.settings)
     except (ValueError, OSError, RuntimeError) as error:
         raise ValueError(f"config.knowledge.{name}: {spec.source} made no tool: {error}") from error
-    if not callable(getattr(tool, "search", None)):
+    search = getattr(tool, "search", None)
+    if not callable(search):
         raise ValueError(
             f"config.knowledge.{name}: {spec.source} made a {type(tool).__name__}, which has no search(queries, k)"
         )
+    try:
+        inspect.signature(search).bind([], 1)
+    except TypeError as error:
+        raise ValueError(
+            f"config.knowledge.{name}: the search of {spec.source} can't be called as search(queries, k), with a list of "
+            f"queries and the number of passages for each: {error}"
+        ) from error
+    except ValueError:  # a function written in C may have no signature
+        pass
     return tool
 
 

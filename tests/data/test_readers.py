@@ -5,6 +5,8 @@ import itertools
 import json
 import pathlib
 import re
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -267,3 +269,23 @@ def test_open_dataset(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -
 def test_unknown_datasets(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         open_dataset(name)
+
+
+def test_a_function_s_data_set_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a stranger's function may return: a list, a generator, rows."""
+    module = types.ModuleType("strange_questions")
+    example = Example(id="1", question="?", answers=("x",))
+    module.listed, module.lazy, module.rows = lambda: [example], lambda: iter([example]), lambda: [{"id": "1"}]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "strange_questions", module)
+    assert open_dataset("strange_questions:listed")[0] == example
+    with pytest.raises(
+        ValueError, match="'strange_questions:lazy' is a list_iterator; its function must return a list of"
+    ):
+        open_dataset("strange_questions:lazy")
+    with pytest.raises(ValueError, match="'strange_questions:rows' holds a dict instead of an Example"):
+        open_dataset("strange_questions:rows")
+
+
+def test_answers_are_no_string() -> None:
+    with pytest.raises(ValueError, match=r"example '1': answers='Accra' is a string; .*: \('Accra',\)"):
+        Example(id="1", question="?", answers="Accra")  # type: ignore[arg-type]

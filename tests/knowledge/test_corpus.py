@@ -3,6 +3,7 @@
 import gzip
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -46,6 +47,31 @@ def test_hipporag_lists(tmp_path: pathlib.Path) -> None:
     assert [p.id for p in read_corpus(path)] == ["5", "3"]
     path.write_text(json.dumps([{"title": "A", "text": "x"}, {"title": None, "text": "ÿ — 東京"}]))
     assert list(read_corpus(path)) == [Passage(id="0", title="A", text="x"), Passage(id="1", title="", text="ÿ — 東京")]
+
+
+def test_csv(tmp_path: pathlib.Path) -> None:
+    """As a spreadsheet writes it: a byte order mark, quotes, a line break in a field, a column of its own."""
+    path = tmp_path / "c.csv"
+    path.write_bytes('\ufefftitle,year,id,text\r\n"A, B",1999,x,"He said ""no"".\nNever."\r\n'.encode())
+    assert list(read_corpus(path)) == [Passage(id="x", title="A, B", text='He said "no".\nNever.')]
+    path.write_text("id,text\n1,a\n")
+    assert list(read_corpus(path)) == [Passage(id="1", title="", text="a")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name,capital\nGhana,Accra\n", "line 1: no column is called 'text' (columns: name, capital)"),
+        ("title,text\na,b\n", "line 2: key 'id' is missing (keys: title, text)"),
+        ("id,title,text\n1,a,b\n2,c\n", "line 3: 2 columns, but line 1 names 3 (id, title, text)"),
+        ("id,text\n1,a\n2, \n", "line 3: empty passage"),
+    ],
+)
+def test_bad_csv(tmp_path: pathlib.Path, content: str, message: str) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+        list(read_corpus(path))
 
 
 @pytest.mark.parametrize(

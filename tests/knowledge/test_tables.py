@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.tables import Table, count_words, read_tables, table_passages
+from routerl_jax.knowledge.tables import Table, count_words, holds_tables, read_tables, table_passages
 
 PLANETS = Table(
     id="t",
@@ -62,6 +62,39 @@ def test_names_and_values_with_separators_come_back() -> None:
     (passage,) = table_passages(table)
     assert "\n" not in passage.text
     assert parse(passage.text, "A \\| B") == [list(zip(header, (*row[:4], "1 2 3")))]
+
+
+def test_a_csv_file_is_a_table(tmp_path: pathlib.Path) -> None:
+    """Named after the file; blank lines are no rows. For BM25, which takes passages too, a column `text` makes it a corpus."""
+    path = tmp_path / "cities.csv"
+    path.write_text('name,"area, km2",\nAccra,"1,2",x\n\nHo,3,\n')
+    assert list(read_tables(tmp_path)) == list(read_tables(path))
+    (table,) = read_tables(path)
+    assert table == Table(
+        id="cities",
+        title="cities",
+        header=("name", "area, km2", "column 3"),
+        rows=(("Accra", "1,2", "x"), ("Ho", "3", "")),
+    )
+    assert holds_tables(path)
+    path.write_text("id,text\n1,a\n")
+    assert not holds_tables(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,b\n1,2\n3\n", ", line 3: 1 columns, but line 1 names 2 (a, b)"),
+        ("a,b\n1,2\n,\n", ", line 3: all cells are empty. Remove the line"),
+        ("a,b\n", ", line 1: key 'rows' must be a list of rows, and it is empty"),
+        ("", " is empty. Its first line must name the columns"),
+    ],
+)
+def test_bad_csv_tables(tmp_path: pathlib.Path, content: str, message: str) -> None:
+    path = tmp_path / "cities.csv"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
+        list(read_tables(path))
 
 
 @pytest.mark.parametrize("seed", range(30))

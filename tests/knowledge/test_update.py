@@ -256,6 +256,15 @@ def test_no_room(tmp_path: pathlib.Path) -> None:
         assert update(tmp_path / kind, add=more, encoder=ENCODER, compact_above=100).count == 108
 
 
+def test_rows_of_a_table_are_added_to_words(tmp_path: pathlib.Path) -> None:
+    """BM25 reads tables when it is built, so also when it is updated."""
+    (tmp_path / "cities.csv").write_text("name,country\nAccra,Ghana\n")
+    build_bm25(Bm25Config(corpus=str(tmp_path / "cities.csv")), tmp_path / "kb", progress=False)
+    (tmp_path / "more.csv").write_text("name,country\nLima,Peru\n")
+    update(tmp_path / "kb", add=read_added(tmp_path / "kb", tmp_path / "more.csv"))
+    assert [passage.id for passage in load_kb(tmp_path / "kb").search(["Peru"], k=1)[0]] == ["more#0"]
+
+
 SPLIT: dict[str, Any] = {"passage_words": 10, "least_words": 2}
 
 

@@ -68,6 +68,18 @@ def test_what_is_wrong_in_a_configuration_file_is_told_in_one_line(
         assert message.replace("FILE", str(file)) in refused
 
 
+def test_an_error_in_a_file_of_one_s_own_is_told_with_its_line(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message alone may say nothing about where it arose."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "odd_recipe.py"
+    file.write_text("def recipe(agent, stages, tools, normalizer):\n    return int('x')\n")
+    config = write_config(make_sft_config(recipe="odd_recipe:recipe"), tmp_path / "config.py")
+    refused = refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
+    assert refused == f"launch.train: invalid literal for int() with base 10: 'x' ({file}, line 2)"
+
+
 def test_what_is_not_given_is_told_in_one_line() -> None:
     assert refusal("build_kb") == "launch.build_kb: give --workdir; give --config (--help lists the options)"
     assert refusal("train").startswith(

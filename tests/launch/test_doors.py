@@ -213,6 +213,11 @@ TOOL = """
             return sorted((p for p in scored if p.score >= self.least), key=lambda p: -p.score)[:k]
 
 
+    class OneQuery:
+        def search(self, query):
+            return []
+
+
     def get_config():
         run = small(knowledge={
             "text": schema.KnowledgeConfig(
@@ -276,6 +281,10 @@ def test_tools_of_one_s_own_and_of_an_mcp_server_are_named_in_a_configuration(mi
         (
             {"settings": {"file": "/nowhere"}},
             "config.knowledge.text: strange_tool:Words made no tool: [Errno 2] No such file",
+        ),
+        (
+            {"source": "strange_tool:OneQuery", "settings": {}},
+            "strange_tool:OneQuery can't be called as search(queries, k), with a list of queries and the number of",
         ),
         (
             {"source": "builtins:dict"},

@@ -1,11 +1,16 @@
 """Losses, KL estimators and aggregation: their defining properties (for their values: test_equations.py)."""
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import POLICY_LOSSES, kl_estimate, token_weights
+from routerl_jax.learning.objective import LossConfig, objective
 
 RNG = np.random.default_rng(0)
 LOGPROBS, OLD = (RNG.uniform(-6, -0.1, 400) for _ in range(2))
@@ -34,6 +39,21 @@ def test_unknown_names_are_refused():
         kl_estimate(jnp.zeros(1), jnp.zeros(1), "k4")
     with pytest.raises(ValueError, match="unknown aggregation"):
         token_weights([np.ones(2, bool)], "mean", 1.0)
+
+
+def test_a_loss_of_one_s_own_must_return_the_loss_and_the_clipped_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("strange_losses")
+    module.one = lambda new, old, advantages, low, high: -advantages * new  # type: ignore[attr-defined]
+    module.sums = lambda new, old, advantages, low, high: ((-advantages * new).sum(), new > 0)  # type: ignore[attr-defined]
+    module.fine = lambda new, old, advantages, low, high: (-advantages * new, new > 0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "strange_losses", module)
+    ones = jnp.ones((1, 3))
+    scores = Scores(logprobs=-ones, entropies=ones, divergences=ones)
+    fields = dict.fromkeys(("weights", "advantages", "old_logprobs", "ref_logprobs"), ones)
+    assert float(objective(LossConfig(kind="strange_losses:fine"), scores, fields)[0]) == 3
+    for name in ("one", "sums"):
+        with pytest.raises(ValueError, match=f"loss.kind='strange_losses:{name}' must return two arrays of the shape"):
+            objective(LossConfig(kind=f"strange_losses:{name}"), scores, fields)
 
 
 def test_k1_and_k3_estimate_the_true_kl():

@@ -34,9 +34,7 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, 
     suffix = pathlib.Path(plain_name(path)).suffix.lower()
     if path.suffix.lower() in _PARQUET:
         return _parquet(path)
-    if suffix in _DELIMITERS:
-        return _separated(path, _DELIMITERS[suffix])
-    return read_rows(path)
+    return read_named_columns(path) if suffix in _DELIMITERS else read_rows(path)
 
 
 def is_pattern(name: str) -> bool:
@@ -52,7 +50,23 @@ def files_called(pattern: str) -> list[str]:
     return paths
 
 
-def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+def read_named_columns(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
+    """Rows of a .csv or .tsv file by the names that its first line gives the columns. Errors: see `read_cells`."""
+    columns: list[str] = []
+    for location, row in read_cells(path):
+        if columns:
+            yield location, dict(zip(columns, row))
+        else:
+            columns = row
+
+
+def read_cells(path: pathlib.Path) -> Iterator[tuple[RowLocation, list[str]]]:
+    """The lines of a .csv or .tsv file as cells: first the names of the columns, then the rows. Blank lines are skipped.
+
+    Raises:
+      ValueError: while reading: the file is damaged or not UTF-8, or a row has another number of cells than the first line.
+    """
+    delimiter = _DELIMITERS[pathlib.Path(plain_name(path)).suffix.lower()]
     csv.field_size_limit(2**31 - 1)
     location = RowLocation(path, "line", 1)
     with open_bytes(path, lambda: f" after line {location.number}") as file:
@@ -68,15 +82,16 @@ def _separated(path: pathlib.Path, delimiter: str) -> Iterator[tuple[RowLocation
                 raise location.error(f"not a table ({error})") from error
             if row is None:
                 return
+            if not row:
+                continue
             if not columns:
-                columns = [name.strip() for name in row]
-            elif row:
-                if len(row) != len(columns):
-                    raise location.error(
-                        f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)}). Is it {delimiter!r} that "
-                        f"stands between them?"
-                    )
-                yield location, dict(zip(columns, row))
+                row = columns = [name.strip() for name in row]
+            if len(row) != len(columns):
+                raise location.error(
+                    f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)}). Is it {delimiter!r} that "
+                    f"stands between them?"
+                )
+            yield location, row
 
 
 def _parquet(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
