@@ -217,6 +217,7 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
     """
     program = f"launch.{pathlib.Path(argv[0]).stem}"
     argv = with_installed_configs(argv)
+    join_installed_configs()
     if any(argument.startswith("-") and argument.lstrip("-") in _HELP for argument in argv[1:]):
         _print_help(schemas)
         sys.exit(0)
@@ -269,6 +270,15 @@ def with_installed_configs(argv: Sequence[str]) -> list[str]:
         if file.startswith("configs/") and not pathlib.Path(file).exists() and (_BESIDE / file).is_file():
             arguments[index] = f"{flag}{equals}{_BESIDE / path}" if equals else str(_BESIDE / path)
     return arguments
+
+
+def join_installed_configs() -> None:
+    """Lets `configs.NAME` also be found beside `launch` where the user has a directory `configs/`, which comes first."""
+    import configs
+
+    folders = list(getattr(configs, "__path__", ()))  # a module configs.py has none
+    if folders and str(_BESIDE / "configs") not in folders:
+        configs.__path__ = [*folders, str(_BESIDE / "configs")]
 
 
 def _complaint(error: BaseException | None, config: str) -> str | None:

@@ -1,5 +1,6 @@
 """What all launch programs share."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from launch.command import check_writable, with_installed_configs
+from launch.command import check_writable, join_installed_configs, with_installed_configs
 from routerl_jax.core.buckets import read_object, write_object
 from routerl_jax.core.progress import Bar, be_quiet, note
 from routerl_jax.training import rl
@@ -281,3 +282,23 @@ def test_configurations_beside_the_programs_are_found(tmp_path: pathlib.Path, mo
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "quickstart.py").touch()
     assert with_installed_configs(given) == given
+
+
+def test_a_directory_configs_of_one_s_own_hides_no_other_configuration(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files come first; what they import of the packaged ones is found, too."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "__init__.py").touch()  # else the checkout's package would come first
+    (tmp_path / "configs" / "mine.py").write_text("from configs.common import ATLAS_POLICY\n")
+    (tmp_path / "configs" / "quickstart.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    join_installed_configs()
+    try:
+        assert importlib.import_module("configs.mine").ATLAS_POLICY["vocab_size"] == 1024
+        assert not hasattr(importlib.import_module("configs.quickstart"), "get_config")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
+            del sys.modules[name]
