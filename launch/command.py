@@ -127,23 +127,32 @@ def _error_text(error: ValueError | OSError) -> str:
 
 
 def _own_line(error: BaseException | None) -> str:
-    """The place in a file of the user's (an agent, a reward, a tool, ..) where an error arose, in brackets; "" if in none."""
-    places = []
+    """The place in a file of the user's (an agent, a reward, a tool, ..) where an error arose, in brackets; "" if in none.
+
+    What the user's line calls may have raised it, but not what this project does further on: that names the setting.
+    """
+    place = ""
     while error is not None:  # the first to be raised is the last of the chain
-        frames = traceback.extract_tb(error.__traceback__)
-        places += [
-            f" ({frame.filename}, line {frame.lineno})" for frame in frames if not _is_installed(frame.filename)
-        ][-1:]
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+        for frame, called in zip(frames, [*frames[1:], None]):
+            if not _is_installed(frame.filename):
+                place = f" ({frame.filename}, line {frame.lineno})"
+            elif called is not None and _is_ours(frame.filename) and _is_ours(called.filename):
+                place = ""
         error = error.__cause__ or error.__context__
-    return places[-1] if places else ""
+    return place
 
 
 def _is_installed(file: str) -> bool:
     """Whether a file of a traceback belongs to this project, to Python or to an installed package."""
-    ours = [_BESIDE / folder for folder in ("routerl_jax", "launch", "configs", "benchmarks")]
-    path, python = pathlib.Path(file), sysconfig.get_paths()
-    folders = (*ours, python["stdlib"], python["purelib"], python["platlib"])
-    return file.startswith("<") or any(path.is_relative_to(folder) for folder in folders)
+    python = sysconfig.get_paths()
+    folders = (python["stdlib"], python["purelib"], python["platlib"])
+    return _is_ours(file) or any(pathlib.Path(file).is_relative_to(folder) for folder in folders)
+
+
+def _is_ours(file: str) -> bool:
+    folders = (_BESIDE / name for name in ("routerl_jax", "launch", "configs", "benchmarks"))
+    return any(pathlib.Path(file).is_relative_to(folder) for folder in folders)
 
 
 def check_writable(flag: str, path: str | os.PathLike[str], *, file: bool = False) -> None:

@@ -6,7 +6,8 @@ import abc
 import asyncio
 import dataclasses
 import difflib
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
@@ -372,6 +373,14 @@ class Tool:
         call = await asked
         state.finish(index, call)
         return call
+
+
+def begun(agent: Agent, example: Example, llm: LLM, tools: Tools) -> Awaitable[Episode]:
+    """The agent's `run` on an example, to be awaited. Raises ValueError if it is written without `async`."""
+    working = agent.run(example, llm, tools)
+    if not inspect.isawaitable(working):
+        raise ValueError(f"{type(agent).__name__}.run is no coroutine: write it as `async def run`")
+    return working
 
 
 def check_choices(agent: Agent, asked: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, check_choices
+from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, begun, check_choices
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import BranchState
@@ -286,10 +285,11 @@ class Attempts:
             *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
             tags=self.agent.special_tokens,
         )
-        working = self.agent.run(example, LLM(rollout), Tools(rollout, list(self.tools)))
-        if not inspect.isawaitable(working):
+        try:
+            working = begun(self.agent, example, LLM(rollout), Tools(rollout, list(self.tools)))
+        except ValueError:
             rollout.close()
-            raise ValueError(f"{type(self.agent).__name__}.run is no coroutine: write it as `async def run`")
+            raise
         task = asyncio.ensure_future(working)
         task.add_done_callback(lambda _: self._changed.set())
         self._active[task] = rollout, group

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from routerl_jax.agents.agent import LLM, Agent, Tools
+from routerl_jax.agents.agent import LLM, Agent, Tools, UnknownTool, begun
 from routerl_jax.agents.conversation import Rollout
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Episode, Example
 from routerl_jax.generation.policy import Policy
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit
@@ -23,6 +23,9 @@ def no_room(agent: Agent, examples: Iterable[Example], engine: Policy, tools: Se
 
     Returns:
       "" if the agent makes such a request on one of the examples; else the reason why it does not on the first one.
+
+    Raises:
+      ValueError: the agent asks for a tool that does not exist, or its `run` is no coroutine.
     """
     reasons: list[str] = []
     for example in examples:
@@ -39,14 +42,18 @@ async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[s
 
     rollout = Rollout(example, 0, engine, Sampling(), asked, asked, tags=agent.special_tokens)
     try:
-        episode = await agent.run(example, LLM(rollout), Tools(rollout, tools))
+        episode = await begun(agent, example, LLM(rollout), Tools(rollout, tools))
     except _Asked:
         return ""
     except DoesNotFit as error:
         return str(error)
+    except UnknownTool as error:
+        raise ValueError(f"the agent failed on example {example.id!r}: {error}") from error
     finally:
         rollout.close()
-    if episode.turns or not episode.truncated:
+    if (
+        not isinstance(episode, Episode) or episode.turns or not episode.truncated
+    ):  # the driver refuses what is no Episode
         return ""
     prompt_tokens = max((len(sequence) for sequence in episode.sequences), default=0)
     return f"the prompt of example {example.id!r} has {prompt_tokens} tokens, and a turn does not fit beside it"

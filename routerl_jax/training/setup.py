@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -197,7 +198,7 @@ def build_recipe(config: TrainConfig) -> Recipe:
     """
     with naming("config.recipe"):
         build = RECIPES.get(config.recipe)
-    recipe = build(config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
+    recipe = _made(build, config)
     _check_verdicts(config, recipe)
     agent = _with_settings(recipe.agent, config.agent)
     if agent.functions:
@@ -209,6 +210,26 @@ def build_recipe(config: TrainConfig) -> Recipe:
             "config.agent.grammar='tool_calls'"
         )
     return dataclasses.replace(recipe, agent=agent)
+
+
+def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:
+    """What the recipe's function returns. Raises ValueError if it takes other arguments, or does not return a Recipe."""
+    arguments = (config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
+    try:
+        inspect.signature(build).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"config.recipe={config.recipe!r} must take four arguments: config.agent, config.stages, the names of the "
+            f"knowledge bases, and the normaliser: {error}"
+        ) from error
+    recipe = build(*arguments)
+    if not isinstance(recipe, Recipe) or not isinstance(recipe.agent, Agent):
+        wrong = f"a Recipe whose agent is {recipe.agent!r:.60}" if isinstance(recipe, Recipe) else f"{recipe!r:.60}"
+        raise ValueError(
+            f"config.recipe={config.recipe!r} gave {wrong}: it must give a Recipe with an object of a class that derives from "
+            "routerl_jax.Agent (docs/extending.md)"
+        )
+    return recipe
 
 
 def _judged_terms(stage: Stage) -> tuple[str, ...]:

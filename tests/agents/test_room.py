@@ -50,3 +50,21 @@ class SearchesFirst(Agent):
 
 def test_an_agent_that_asks_a_tool_first_is_not_judged() -> None:
     assert room(SearchesFirst(), [LONG], 10) == ""
+
+
+class AsksForNoTool(Agent):
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        await tools["texts"].search(example.question)
+        raise AssertionError("there is no such tool")
+
+
+class NotAsync(Agent):
+    def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:  # type: ignore[override]
+        return llm.conversation("x").episode(answer="x")
+
+
+def test_what_is_wrong_with_an_agent_is_told_here_as_by_the_driver() -> None:
+    with pytest.raises(ValueError, match="example 'short': there is no tool 'texts'; did you mean 'text'"):
+        room(AsksForNoTool(), [SHORT], 1000)
+    with pytest.raises(ValueError, match=r"NotAsync\.run is no coroutine: write it as `async def run`"):
+        room(NotAsync(), [SHORT], 1000)

@@ -188,6 +188,34 @@ def test_settings_that_the_agent_does_not_have_are_refused(settings, message, mi
     assert message in refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("three", "must take four arguments: config.agent, config.stages, the names of the knowledge bases, and the"),
+        ("alone", "gave Twice(k=1, longest=32): it must give a Recipe with an object of a class that derives from"),
+        ("unmade", "gave a Recipe whose agent is <class 'strange_agent.Twice'>: it must give a Recipe with an object"),
+    ],
+)
+def test_a_recipe_that_gives_something_else_is_named(recipe, message, mine, tmp_path):
+    more = """
+    def three(agent, stages, tools):
+        return twice(agent, stages, tools, "")
+
+
+    def alone(agent, stages, tools, normalizer):
+        return Twice()
+
+
+    def unmade(agent, stages, tools, normalizer):
+        return Recipe(agent=Twice, stages=stages_of(stages, normalizer))
+    """
+    config = mine("strange_agent", AGENT + more)
+    said = refusal(
+        "train", f"--config={config}", f"--workdir={tmp_path / 'run'}", f"--config.recipe=strange_agent:{recipe}"
+    )
+    assert said.startswith(f"launch.train: config.recipe='strange_agent:{recipe}' {message}")
+
+
 def test_an_agent_that_can_t_be_shown_how_to_work_is_named(mine, tmp_path):
     config = mine("strange_agent", AGENT.replace('learns_from = "demonstrations"', ""))
     said = refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")

@@ -89,7 +89,7 @@ def question_of(row: Row, location: RowLocation, key: str = "question") -> str:
     """The question; ValueError if there is none."""
     question = row.get(key)
     if not isinstance(question, str) or not question.strip():
-        raise location.error(f"key {key!r} is missing or empty")
+        raise location.error(f"key {key!r} is missing or empty (keys: {', '.join(map(str, row)) or 'none'})")
     return question
 
 
