@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
@@ -38,7 +39,8 @@ class Registry(Generic[T]):
             try:
                 return getattr(importlib.import_module(module), attribute)
             except (ImportError, AttributeError) as error:
-                raise ValueError(f"cannot load {self.kind} {name!r}: {error}{_import_hint(error, module)}") from error
+                hint = _import_hint(error, module, attribute)
+                raise ValueError(f"cannot load {self.kind} {name!r}: {error}{hint}") from error
         close = difflib.get_close_matches(name, self._entries, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(
@@ -53,6 +55,8 @@ class Registry(Generic[T]):
         return name in self._entries
 
 
-def _import_hint(error: Exception, module: str) -> str:
-    is_installed = not isinstance(error, ModuleNotFoundError) or error.name not in (module, module.partition(".")[0])
-    return "" if is_installed else "; run the command where it lies, or put its directory on PYTHONPATH"
+def _import_hint(error: Exception, module: str, attribute: str) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+        return "; run the command where it lies, or put its directory on PYTHONPATH"
+    close = difflib.get_close_matches(attribute, vars(sys.modules[module]), n=1) if module in sys.modules else []
+    return f"; did you mean {close[0]!r}?" if close and isinstance(error, AttributeError) else ""

@@ -47,11 +47,19 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
                 f"config.agent.sees={tuple(agent.sees)} is for config.recipe='r1_router': here the query says what is asked; "
                 "leave it empty"
             )
+        name = agent.grammar or own_grammar
         with naming("config.agent.grammar"):
-            grammar = GRAMMARS.get(agent.grammar or own_grammar)
+            make = GRAMMARS.get(name)
+        try:
+            grammar = make(tools=tuple(tools))
+        except TypeError as error:
+            raise ValueError(
+                f"config.agent.grammar={name!r} can't be made ({error}); it must be a class that derives from "
+                "routerl_jax.agents.grammar.Grammar and writes its abstract methods"
+            ) from error
         return Recipe(
             agent=SearchAgent(
-                grammar=grammar(tools=tuple(tools)),
+                grammar=grammar,
                 max_searches=agent.max_searches,
                 k=agent.k,
                 on_invalid=agent.on_invalid,

@@ -188,6 +188,23 @@ def test_settings_that_the_agent_does_not_have_are_refused(settings, message, mi
     assert message in refusal("train", f"--config={config}", f"--workdir={tmp_path / 'run'}")
 
 
+def test_a_grammar_that_is_half_written_is_named(mine, tmp_path):
+    half = """
+    from routerl_jax.agents.grammar import Grammar
+
+
+    class Half(Grammar):
+        def parse(self, text):
+            return rj.Action(kind="answer", answer=text)
+
+
+    def get_config():
+        return to_config_dict(small(agent=schema.AgentConfig(grammar="strange_tags:Half")))
+    """
+    said = refusal("train", f"--config={mine('strange_tags', half)}", f"--workdir={tmp_path / 'run'}")
+    assert "config.agent.grammar='strange_tags:Half' can't be made (Can't instantiate abstract class Half" in said
+
+
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
@@ -294,7 +311,7 @@ def test_tools_of_one_s_own_and_of_an_mcp_server_are_named_in_a_configuration(mi
         ),
         (
             {"source": "strange_tool:Word"},
-            "cannot load tool 'strange_tool:Word': module 'strange_tool' has no attribute",
+            "cannot load tool 'strange_tool:Word': module 'strange_tool' has no attribute 'Word'; did you mean 'Words'?",
         ),
         (
             {"source": "strange_tool:HERE"},
