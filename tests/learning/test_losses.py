@@ -49,7 +49,7 @@ def test_a_loss_of_one_s_own_must_return_the_loss_and_the_clipped_tokens(monkeyp
     monkeypatch.setitem(sys.modules, "strange_losses", module)
     ones = jnp.ones((1, 3))
     scores = Scores(logprobs=-ones, entropies=ones, divergences=ones)
-    fields = dict.fromkeys(("weights", "advantages", "old_logprobs", "ref_logprobs"), ones)
+    fields: dict[str, jax.Array] = dict.fromkeys(("weights", "advantages", "old_logprobs", "ref_logprobs"), ones)
     assert float(objective(LossConfig(kind="strange_losses:fine"), scores, fields)[0]) == 3
     for name in ("one", "sums"):
         with pytest.raises(ValueError, match=f"loss.kind='strange_losses:{name}' must return two arrays of the shape"):
