@@ -51,9 +51,9 @@ async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[s
         raise ValueError(f"the agent failed on example {example.id!r}: {error}") from error
     finally:
         rollout.close()
-    if (
-        not isinstance(episode, Episode) or episode.turns or not episode.truncated
-    ):  # the driver refuses what is no Episode
+    if not isinstance(episode, Episode):  # the driver says so
+        return ""
+    if episode.turns or not episode.truncated:
         return ""
     prompt_tokens = max((len(sequence) for sequence in episode.sequences), default=0)
     return f"the prompt of example {example.id!r} has {prompt_tokens} tokens, and a turn does not fit beside it"
