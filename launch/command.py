@@ -229,6 +229,8 @@ def _flag_error_text(error: flags.Error) -> str:
         missing = _MISSING.match(line)
         lines.append(f"give --{missing[1]}" if missing else re.sub(r"^flags \w+=[^:]*: ", "", line))
     told = "; ".join(filter(None, lines))
+    told = re.sub(r"invalid literal for int\(\) with base 10: ('.*?')", r"\1 is no whole number", told)
+    told = re.sub(r"could not convert string to float: ('.*?')", r"\1 is no number", told)
     if "Unknown command line flag 'config." in told:
         told += "; settings --config.KEY=VALUE go with --config=FILE"
     return told
