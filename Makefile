@@ -51,8 +51,14 @@ warm-start: $(VENV)/.installed
 sight: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/atlas_sight.py --workdir=runs/atlas_sight
 
-$(VENV)/.installed: setup.py
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+# Not the directory but its pip: Python leaves a .venv without pip where Debian's python3-venv is missing.
+$(BIN)/pip:
+	@$(PYTHON) -c "import sys; sys.version_info >= (3, 11) or sys.exit('$(PYTHON) is Python %d.%d; routerl_jax needs 3.11 or \
+	later. Name one: make PYTHON=python3.12 ...' % sys.version_info[:2])"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: setup.py | $(BIN)/pip
+	@echo "installing into $(VENV); this takes some minutes and prints nothing"
 	$(BIN)/pip install --quiet --editable ".[scann,bm25,serve]"
 	touch $@
 

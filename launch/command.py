@@ -61,7 +61,6 @@ def start(
         be_quiet(bool(FLAGS["quiet"].value))
         if FLAGS["quiet"].value:
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch is missing, which we don't need
         program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
@@ -260,6 +259,8 @@ def _flag_error_text(error: flags.Error) -> str:
         missing = _MISSING.match(line)
         lines.append(f"give --{missing[1]}" if missing else re.sub(r"^flags \w+=[^:]*: ", "", line))
     told = "; ".join(filter(None, lines))
+    told = re.sub(r"invalid literal for int\(\) with base 10: ('.*?')", r"\1 is no whole number", told)
+    told = re.sub(r"could not convert string to float: ('.*?')", r"\1 is no number", told)
     if "Unknown command line flag 'config." in told:
         told += "; settings --config.KEY=VALUE go with --config=FILE"
     return told

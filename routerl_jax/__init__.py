@@ -12,9 +12,13 @@ Names are resolved on first use, so that programs that need no JAX start fast.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# before transformers is imported anywhere: it would warn that PyTorch is missing, which is not needed here
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 if TYPE_CHECKING:
     from routerl_jax.agents.agent import Agent

@@ -43,7 +43,10 @@ def by_question(agents: Mapping[str, Iterable[Record]]) -> dict[str, dict[str, R
         if not rows:
             raise ValueError(f"{agent} has no episodes")
         if only := sorted(rows.keys() ^ expected.keys()):
-            raise ValueError(f"{first} and {agent} were not asked the same questions; only one of them has {only[:3]}")
+            raise ValueError(
+                f"{first} and {agent} were not asked the same questions; only one of them has {only[:3]}; "
+                "evaluate both on the same questions"
+            )
     return records_of
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 _STEP = re.compile(r"step-(\d+)")
 _SILENCE = 150.0  # seconds without a sign of life (parallel.workdir beats every ten)
+_FOLDERS = ("episodes", "evaluation", "benchmarks")  # where records are
 TRAINING = "training"  # the source of records of training steps
 
 
@@ -34,9 +35,12 @@ class Run:
 
     def record_files(self) -> Iterator[tuple[pathlib.Path, str]]:
         """Its files of episode records, each with its source: "training", or which agent's evaluation it is."""
-        for folder in ("episodes", "evaluation"):
+        for folder in _FOLDERS:
             for path in sorted((self.path / folder).rglob("*.jsonl")):
                 yield path, source_of(path.relative_to(self.path))
+        if _holds_evaluation(self.path):
+            for path in sorted(self.path.glob("*.jsonl")):
+                yield path, path.stem
 
     def state(self) -> dict[str, Any]:
         """Whether it is "running", "finished" or "stopped", and the seconds since it last wrote metrics (None: never)."""
@@ -44,6 +48,11 @@ class Run:
         finished = (self.path / "results.json").is_file()
         state = "running" if alive else "finished" if finished else "stopped"
         return {"state": state, "silent": _age(self.path / "metrics.jsonl")}
+
+
+def _holds_evaluation(path: pathlib.Path) -> bool:
+    """Whether it is the output of `launch.evaluate` for one policy, with records directly in it."""
+    return (path / "results.json").is_file() and (path / "report.md").is_file() and not (path / "episodes").exists()
 
 
 def source_of(relative: pathlib.Path) -> str:
@@ -63,7 +72,9 @@ def find_runs(directories: Sequence[str | pathlib.Path]) -> list[Run]:
     for path in paths:
         if not path.is_dir():
             raise ValueError(f"{path} is no directory; give the --workdir of a run or the --output of an evaluation")
-        if not any((path / part).exists() for part in ("config.json", "metrics.jsonl", "episodes", "evaluation")):
+        if not any((path / part).exists() for part in ("config.json", "metrics.jsonl", *_FOLDERS)) and not (
+            _holds_evaluation(path)
+        ):
             raise ValueError(f"{path} holds no run: there is no metrics.jsonl, episodes/ or evaluation/ in it")
     resolved = [path.resolve() for path in paths]
     twice = next((path for path, whole in zip(paths, resolved) if resolved.count(whole) > 1), None)

@@ -257,7 +257,8 @@ def test_a_variant_that_a_configuration_does_not_have_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
-        ("--config.steps=many", "flag --config.steps=many: invalid literal for int() with base 10: 'many'"),
+        ("--config.steps=many", "flag --config.steps=many: 'many' is no whole number (--help"),
+        ("--config.rollout.temperature=hot", "flag --config.rollout.temperature=hot: 'hot' is no number (--help"),
         ("--config.evaluation.baselines=maybe", "flag --config.evaluation.baselines=maybe: "),
         ("--steps=3", "Unknown command line flag 'steps'"),
         ("--config.data.nosuch=3", "unknown config key config.data.nosuch; known keys: epochs, "),

@@ -249,6 +249,18 @@ def test_controls_join_when_they_begin(client: TestClient, run: pathlib.Path) ->
     assert {brief["run"] for brief in told["elsewhere"]} == {"run", "run/even"}
 
 
+def test_evaluations_of_a_finished_run(run: pathlib.Path) -> None:
+    """What `launch.evaluate --workdir=RUN` writes is shown with the run, and by itself."""
+    folder = run / "benchmarks" / "atlas-test"
+    folder.mkdir(parents=True)
+    (run / "evaluation" / "trained.jsonl").rename(folder / "trained.jsonl")
+    (folder / "results.json").write_text("{}")
+    (folder / "report.md").write_text("")
+    (whole,), (alone,) = find_runs([run]), find_runs([folder])
+    assert (folder / "trained.jsonl", "benchmarks/atlas-test/trained") in whole.record_files()
+    assert list(alone.record_files()) == [(folder / "trained.jsonl", "trained")]
+
+
 def test_runs_have_short_names_that_differ(tmp_path: pathlib.Path) -> None:
     paths = [tmp_path / "one" / "run", tmp_path / "two" / "run"]
     for path in paths:
