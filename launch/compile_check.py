@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from routerl_jax.training.layout_search import Choice
 
 FLAGS = flags.FLAGS
-_MANY_BYTES = 1.5  # of decoding, times those of weights and cache
 
 
 def define_flags() -> None:
@@ -168,11 +167,6 @@ def _at_best(report: Report) -> list[str]:
                 f"a decoded token of every row: {1000 * roofline.token_s:.3f} ms, {roofline.tokens_per_s:,.0f} tokens/s of the "
                 f"slice; it moves {program.moved_over_least:.2f} times the chip's weights and cache, with every row full",
             ]
-            if program.moved_over_least is not None and program.moved_over_least > _MANY_BYTES:
-                lines.append(
-                    "  that is more than it must: the compiler may copy weights at every step. It can where a chip has "
-                    "several key heads; try a larger config.mesh.tensor"
-                )
     return lines
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -295,9 +295,13 @@ class Decoder(nnx.Module):
                 tokens, positions, attend, caches, unroll, layers, shared, remat, features, replayed, routing
             )
 
-    def layer_weights(self) -> list[nnx.State]:
+    def layer_weights(self, sliced: Mapping[str, Sequence[Array]] | None = None) -> list[nnx.State]:
         """The blocks' weights by layer, as slices of the stacked weights. Slices are free on TPUs, and copies on CPUs and
-        GPUs."""
+        GPUs.
+
+        Args:
+          sliced: by name, slices that the caller has made already.
+        """
         _, stacked = nnx.split(self.blocks)
         sparse = self.config.sparse
 
@@ -307,6 +311,8 @@ class Decoder(nnx.Module):
 
             def at(path: Any, p: Array) -> Array:
                 name = path[0].key
+                if sliced and name in sliced:
+                    return sliced[name][i]
                 of_experts = name == "experts"
                 alone = of_experts or name.partition("_")[0] in ("gate", "up", "down")
                 return p[min(before[of_experts], len(p) - 1) if alone else i]
