@@ -3,8 +3,8 @@
     python -m benchmarks.fused_attention [--json=FILE]
 
 The heads of Qwen2.5-1.5B (12, of 128 channels; two key heads), rows of 1,024 tokens. Needs a GPU that the kernels support.
-Decoding is a step of 1, 8, 64 and 256 rows, which writes the new tokens too. 8 and 64 rows stand beside plain XLA, which only
-attends, on rows that lie together. Prefill is 8 and 256 chunks of 64 tokens.
+Decoding is a step of 1, 8, 64 and 256 rows, which writes the new tokens too. Steps of 8 and 64 rows stand beside two that only
+attend: with the kernel of prefill, and with plain XLA on rows that lie together. Prefill is 8 and 256 chunks of 64 tokens.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def main() -> None:
             took = step_seconds(call(1, rows, filled=FILLED, rows=max(rows, ROWS)), keys, parts)
             report("decode", rows=rows, keys=keys, parts=parts, microseconds=1e6 * took)
     for rows, inputs in decoding.items():
+        report("decode, attending alone", rows=rows, microseconds=1e6 * seconds(inputs, (16, 64)))
         report("decode, plain XLA", rows=rows, microseconds=1e6 * plain_seconds(inputs))
     for queries, keys, (count, inputs) in itertools.product((64, 128), (32, 64, 128), chunks.items()):
         took = seconds(inputs, (queries, keys))

@@ -1,6 +1,7 @@
 """The KV cache for GPUs: new keys and values are written in place, and kernels read each row as far as it is filled.
 
-The kernels (fused_kernels.py) take any number of new tokens per row. Most steps of decoding have one that also writes.
+One kernel (fused_kernels.py) takes any number of new tokens per row, which XLA has written before. The other also writes. It is
+for steps of decoding with few tokens per row, and for a cache that is not quantised.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ class _Segment:
 
     def __init__(self, cache: FusedCache, rows: Array, starts: Array) -> None:
         self._cache, self._rows, self._starts = cache, rows, starts
-        self._interpret = not on_gpu(cache.mesh)
         self.state = (cache.k, cache.v)
 
     def caches(self, state: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -81,8 +81,8 @@ class _Segment:
 
         def attend(q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
             new = jnp.where(alive.reshape(by_shard), q.shape[1], 0)
-            in_one = not isinstance(self._cache.k, Codes) and q.shape[1] * q.shape[2] // k.shape[2] <= MOST_QUERIES
-            on_shard = functools.partial(_decode_on_shard, interpret=self._interpret) if in_one else None
+            writes = not isinstance(self._cache.k, Codes) and q.shape[1] * q.shape[2] // k.shape[2] <= MOST_QUERIES
+            on_shard = functools.partial(_decode_on_shard, interpret=not on_gpu(self._cache.mesh)) if writes else None
             return self._cache.write_and_attend(q, k, v, layer, window, self._rows, first, new, on_shard=on_shard)
 
         return attend
