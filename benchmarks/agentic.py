@@ -46,6 +46,7 @@ PARTS = {
         "tunix": "agentic_tunix update",
     },
 }
+WARM_UPS = 6  # at most
 Answers = dict[str, list[dict[str, Any]]]  # of every side, round by round
 
 
@@ -113,9 +114,9 @@ def measure(size: str, part: str, arguments: argparse.Namespace) -> Measured:
     directory = pathlib.Path(tempfile.mkdtemp(prefix="agentic-"))
     answers: Answers = {}
     try:
-        _alone(_start("agentic_ours weights", size, directory, arguments), 1)
+        _alone(_start("agentic_ours weights", size, directory, arguments))
         if part == "rollout" and "ours" in sides:  # first, as the others' threads would disturb it
-            answers["accounts"] = _alone(_start("agentic_ours accounts", size, directory, arguments), 2)
+            answers["accounts"] = _alone(_start("agentic_ours accounts", size, directory, arguments), warm_up=True)
         workers = {side: _start(PARTS[part][side], size, directory, arguments) for side in sides if side not in failed}
         for repeat in range(-1, arguments.repeats + 1):
             for side, worker in workers.items():
@@ -125,7 +126,7 @@ def measure(size: str, part: str, arguments: argparse.Namespace) -> Measured:
                     if repeat < 0:
                         worker.ready()
                         continue
-                    answers.setdefault(side, []).append(worker.run())
+                    answers.setdefault(side, []).append(worker.run() if repeat else _warm_up(worker))
                 except Failed as error:
                     failed[side] = str(error)
                     continue
@@ -135,7 +136,7 @@ def measure(size: str, part: str, arguments: argparse.Namespace) -> Measured:
         gib = {}
         if part == "update":  # programs are compiled by now, and are read from JAX's cache
             for side in set(workers) - set(failed):
-                [answer] = _alone(_start(PARTS[part][side], size, directory, arguments), 1)
+                [answer] = _alone(_start(PARTS[part][side], size, directory, arguments))
                 gib[side] = answer["gib"]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -163,11 +164,22 @@ def _start(worker_name: str, size: str, directory: pathlib.Path, arguments: argp
     return Worker(command, os.environ, directory / f"{module}-{part}.log")
 
 
-def _alone(worker: Worker, times: int) -> list[dict[str, Any]]:
+def _alone(worker: Worker, *, warm_up: bool = False) -> list[dict[str, Any]]:
+    """Lets a worker do its work once, and ends it. With `warm_up`, the first of two answers is of the warm-up."""
     worker.ready()
-    answers = [worker.run() for _ in range(times)]
+    answers = [_warm_up(worker)] if warm_up else []
+    answers.append(worker.run())
     worker.end()
     return answers
+
+
+def _warm_up(worker: Worker) -> dict[str, Any]:
+    """The first run that compiles nothing, or the last of a few: which rows decode together depends on when tools answer."""
+    for _ in range(WARM_UPS):
+        answer = worker.run()
+        if not answer.get("compilations"):
+            break
+    return answer
 
 
 # --- what is printed -------------------------------------------------------------------------------------------------------

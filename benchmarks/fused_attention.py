@@ -138,7 +138,8 @@ def seconds(inputs: tuple[Any, ...], blocks: tuple[int, int]) -> float:
 def plain_seconds(inputs: tuple[Any, ...]) -> float:
     """Seconds of the same attention in plain XLA, over the rows' keys and values in the layout of a decode call."""
     q, layer, rows, *_ = inputs
-    keys, values = (leaf[rows, :FILLED].swapaxes(1, 2) for leaf in layer)
+    keys = layer[0][rows, :FILLED].transpose(0, 2, 3, 1)
+    values = layer[1][rows, :FILLED].swapaxes(1, 2)
     seen = jnp.ones((q.shape[0], 1, FILLED), bool)
     return _timed(lambda q: blockwise_attention(q, [(keys, values, seen)]), q)
 

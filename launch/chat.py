@@ -66,6 +66,7 @@ def main(_: Sequence[str]) -> None:
 
     from routerl_jax.chat.session import open_chat
     from routerl_jax.chat.terminal import Terminal
+    from routerl_jax.remote.asgi import check_port
     from routerl_jax.training.knowledge import with_knowledge
     from routerl_jax.training.load import load_config
 
@@ -77,6 +78,8 @@ def main(_: Sequence[str]) -> None:
         raise ValueError("--step is of the run's checkpoints: give it without --policy")
     if not FLAGS.page and (stray := next((name for name in ("host", "port", "rows") if FLAGS[name].present), None)):
         raise ValueError(f"--{stray} is of the page: add --page")
+    if FLAGS.page:
+        check_port(FLAGS.host, FLAGS.port)
     workdir = pathlib.Path(FLAGS.workdir) if FLAGS.workdir else None
     config = with_knowledge(read_config() if workdir is None else load_config(workdir), FLAGS.knowledge)
     pictures = pathlib.Path(tempfile.mkdtemp(prefix="routerl-chat-")) if workdir is None else workdir / "chat"

@@ -58,8 +58,11 @@ def schemas() -> dict[str, type]:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.knowledge.serving.config import open_served
     from routerl_jax.knowledge.serving.run import serve
+    from routerl_jax.remote.asgi import check_port
 
     config = read_serve_config()
+    if config.mcp != "stdio":
+        check_port(config.host, config.port)
     served = open_served(config)
     if config.mcp == "stdio":
         from routerl_jax.knowledge.serving.mcp import serve_stdio

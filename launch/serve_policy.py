@@ -57,7 +57,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.remote.asgi import bound_hosts, read_token, run_server
+    from routerl_jax.remote.asgi import bound_hosts, check_port, read_token, run_server
     from routerl_jax.serving.app import create_app
     from routerl_jax.serving.config import ServePolicyConfig, open_policy
 
@@ -67,6 +67,7 @@ def main(_: Sequence[str]) -> None:
         fields["knowledge"] = tuple(fields["knowledge"])
     config = ServePolicyConfig(**fields)
     token = read_token(config.token_file)
+    check_port(config.host, config.port)
     served = open_policy(config)
     app = create_app(served, token=token, hosts=bound_hosts(config.host))
     run_server(

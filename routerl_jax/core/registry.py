@@ -55,7 +55,22 @@ class Registry(Generic[T]):
         return name in self._entries
 
 
-def _import_hint(error: Exception, module: str, attribute: str) -> str:
+def import_extension(module: str, setting: str) -> None:
+    """Imports a user's module, which registers its entries.
+
+    Args:
+      setting: where the module is named, for the error.
+
+    Raises:
+      ValueError: it can't be imported.
+    """
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{setting}: cannot import {module!r}: {error}{_import_hint(error, module)}") from error
+
+
+def _import_hint(error: Exception, module: str, attribute: str = "") -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
         return "; run the command where it lies, or put its directory on PYTHONPATH"
     close = difflib.get_close_matches(attribute, vars(sys.modules[module]), n=1) if module in sys.modules else []

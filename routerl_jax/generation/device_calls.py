@@ -26,6 +26,7 @@ from routerl_jax.generation.rows import (
     RowTable,
     cheapest_cuts,
     decode_rows,
+    decode_spans,
     ladder,
     prefill_rows,
     round_up,
@@ -104,7 +105,7 @@ class DeviceCalls:
         self._fork_rows = prefill_rows(rows, mesh)
         self._prefill = PrefillShapes.of(rows, longest, mesh, chunked=self._kind.takes_chunks(mesh))
         self._fork_spans = ladder(min(256, longest), longest, 2)
-        self._decode_spans = (longest,) if self._kind.reads_any_span() else self._fork_spans
+        self._decode_spans = (longest,) if self._kind.reads_any_span() else decode_spans(longest, mesh)
         # drafts are written before it is known how many of them are kept
         abstract = self._kind.abstract(
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype
@@ -203,20 +204,20 @@ class DeviceCalls:
         """
         if not rows_cost_time(self._mesh):
             return [list(streams)]
-        rungs: dict[int, list[Stream]] = {}
-        for stream in streams:
-            rungs.setdefault(self._decode_span(stream.cached), []).append(stream)
-        spans = sorted(rungs)
+        span_of = [self._decode_span(stream.cached) for stream in streams]
+        rows_of: dict[int, collections.Counter[int]] = {}  # of each span, the numbers of rows by shard
+        for stream, span in zip(streams, span_of):
+            assert stream.row is not None
+            rows_of.setdefault(span, collections.Counter())[stream.row[0]] += 1
+        spans = sorted(rows_of)
 
         def slots(first: int, last: int) -> int:
-            counts = collections.Counter(
-                stream.row[0] for span in spans[first:last] for stream in rungs[span] if stream.row is not None
-            )
+            counts = sum((rows_of[span] for span in spans[first:last]), collections.Counter())
             return self._table.shards * round_up(max(counts.values()), self._decode_rows, "rows of a shard in a call")
 
         cuts = cheapest_cuts(spans, slots, self._weights_in_tokens)
         return [
-            [stream for stream in streams if spans[first] <= self._decode_span(stream.cached) <= spans[last - 1]]
+            [stream for stream, span in zip(streams, span_of) if spans[first] <= span <= spans[last - 1]]
             for first, last in cuts
         ]
 

@@ -131,8 +131,16 @@ def prefill_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
 
 def decode_rows(rows_per_shard: int, mesh: Mesh) -> tuple[int, ...]:
     """The numbers of rows per shard that a decode call may have."""
-    sizes = ladder(min(8, rows_per_shard), rows_per_shard, 2)
-    return (2, *sizes) if rows_cost_time(mesh) and sizes[0] < rows_per_shard else sizes
+    return ladder(min(2 if rows_cost_time(mesh) else 8, rows_per_shard), rows_per_shard, 2)
+
+
+def decode_spans(longest: int, mesh: Mesh) -> tuple[int, ...]:
+    """The numbers of cached tokens of a row that a decode call may read, if it does not read each as far as it is filled."""
+    sizes = ladder(min(256, longest), longest, 2)
+    if not rows_cost_time(mesh):
+        return sizes
+    between = (3 * size // 2 for size in sizes)
+    return tuple(sorted({*sizes, *(size for size in between if size < longest)}))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ class _WholeRows(_PaddedAtTheEnd):
         self._seen_cached = (jnp.arange(span) < flat[:, None])[:, None]
         self.caches = None
         if span:
-            layers = [tuple(_read(x, i, rows, span) for x in (cache.k, cache.v)) for i in range(cache.config.layers)]
+            layers = [_read(cache, i, rows, span) for i in range(cache.config.layers)]
             self.caches = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
 
     def attend(self, q: Array, k: Array, v: Array, layer: Any, window: int | None) -> tuple[Array, Any]:
@@ -187,7 +187,7 @@ class _WholeRows(_PaddedAtTheEnd):
             seen_new = seen_new & (self._distance_new < window)
             seen_cached = seen_cached & (self._distance_cached < window)
         new = self._cache.in_cache_form(k), self._cache.in_cache_form(v)
-        blocks: list[Block] = [(*_heads_first(new), seen_new)]
+        blocks: list[Block] = [(_channels_first(new[0]), _heads_first(new[1]), seen_new)]
         if layer is not None:
             blocks.append((*layer, seen_cached))
         return blockwise_attention(q, blocks), new
@@ -204,9 +204,13 @@ class _Segment:
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._steps, self._span = cache, rows, starts, steps, span
-        room = ((0, 0), (0, 0), (0, steps), (0, 0))
-        read = [tuple(_read(x, i, rows, span) for x in (cache.k, cache.v)) for i in range(cache.config.layers)]
-        self.state = jax.tree.map(lambda leaf: jnp.pad(leaf, room), read)
+        room, none = (0, steps), (0, 0)
+        self.state = []
+        for layer in range(cache.config.layers):
+            keys, values = _read(cache, layer, rows, span)
+            keys = jax.tree.map(lambda leaf: jnp.pad(leaf, (none, none, none, room)), keys)
+            values = jax.tree.map(lambda leaf: jnp.pad(leaf, (none, none, room, none)), values)
+            self.state.append((keys, values))
 
     def caches(self, state: list[Any]) -> list[Any]:
         return state
@@ -219,27 +223,27 @@ class _Segment:
             preceding = counts[..., None, None] + jnp.arange(q.shape[1])[:, None]  # new tokens before each query
             visible = jnp.where(new, indices - self._span <= preceding, indices < flat)
             distance = jnp.where(new, self._span, flat) + preceding - indices
-            fresh = _heads_first((self._cache.in_cache_form(k), self._cache.in_cache_form(v)))
-            keys, values = jax.tree.map(functools.partial(self._put, counts), layer, fresh)
+            new_keys, new_values = self._cache.in_cache_form(k), self._cache.in_cache_form(v)
+            keys = jax.tree.map(functools.partial(self._put, counts, axis=3), layer[0], _channels_first(new_keys))
+            values = jax.tree.map(functools.partial(self._put, counts, axis=2), layer[1], _heads_first(new_values))
             mask = visible if window is None else visible & (distance < window)
             return blockwise_attention(q, [(keys, values, mask)]), (keys, values)
 
         return attend
 
-    def _put(
-        self, counts: Int[Array, "*B"], cached: Float[Array, "B K P H"], new: Float[Array, "B K S H"]
-    ) -> Float[Array, "B K P H"]:
+    def _put(self, counts: Int[Array, "*B"], cached: Array, new: Array, *, axis: int) -> Array:
+        """Keys or values with new ones; `axis` is that of tokens."""
         if not counts.ndim:  # what is behind the last token of a row that is not alive is never read
-            return jax.lax.dynamic_update_slice_in_dim(cached, new, self._span + counts, axis=2)
-        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))(
+            return jax.lax.dynamic_update_slice_in_dim(cached, new, self._span + counts, axis=axis)
+        return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=axis - 1))(
             cached, new, self._span + counts
         )
 
     def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
-        new = jax.tree.map(
-            lambda *leaves: jnp.stack([leaf[:, :, self._span :].swapaxes(1, 2) for leaf in leaves]), *state
-        )
-        return _written(self._cache, self._rows, self._starts, counts, new)
+        keys, values = zip(*state)
+        k = jax.tree.map(lambda *x: jnp.stack([leaf[..., self._span :].transpose(0, 3, 1, 2) for leaf in x]), *keys)
+        v = jax.tree.map(lambda *x: jnp.stack([leaf[:, :, self._span :].swapaxes(1, 2) for leaf in x]), *values)
+        return _written(self._cache, self._rows, self._starts, counts, (k, v))
 
 
 def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
@@ -286,14 +290,19 @@ def _heads_first(x: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), x)
 
 
-def _read(cached: Any, layer: int, rows: Array, span: int) -> Any:
-    """A layer's cached entries of some rows, [D, L, R, T, K, ...] -> [B, K, P, ...]."""
+def _channels_first(x: Any) -> Any:
+    """[B, S, K, ...] -> [B, K, ..., S], of an array or of codes and scales."""
+    return jax.tree.map(lambda leaf: leaf.transpose(0, 2, 3, 1), x)
+
+
+def _read(cache: SegmentCache, layer: int, rows: Array, span: int) -> tuple[Any, Any]:
+    """A layer's cached keys and values of some rows, [D, L, R, T, K, ...] -> [B, K, ..., P] and [B, K, P, ...]."""
 
     def read_leaf(leaf: Array) -> Array:
         read = jax.vmap(lambda shard, index: shard.at[layer, index, :span].get(mode="fill", fill_value=0))
         return read(leaf, rows).reshape(-1, span, *leaf.shape[4:])
 
-    return _heads_first(jax.tree.map(read_leaf, cached))
+    return _channels_first(jax.tree.map(read_leaf, cache.k)), _heads_first(jax.tree.map(read_leaf, cache.v))
 
 
 def _written(cache: SegmentCache, rows: Array, starts: Array, counts: Array, new: tuple[Any, Any]) -> SegmentCache:

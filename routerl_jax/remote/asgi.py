@@ -209,6 +209,11 @@ def run_server(
         server.run(sockets=[listener])
 
 
+def check_port(host: str, port: int) -> None:
+    """For a server that takes long to load. Raises ValueError if it can't listen there."""
+    listen(host, port).close()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens there. Port 0 takes a free one. Raises ValueError if it can't listen: the port may be taken."""
     try:

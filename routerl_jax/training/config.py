@@ -9,6 +9,7 @@ from typing import Any, Literal
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Count, Seed, checked
 from routerl_jax.core.config import naming, override, unknown_key
+from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -149,6 +150,8 @@ class TrainConfig:
     kind: Literal["rl", "sft"] = "rl"
     # name in recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
     recipe: str = "search"
+    # modules of your own that register what has no dotted path, such as a model family; imported before anything else
+    imports: tuple[str, ...] = ()
     seed: Seed = 0  # seed of everything that is drawn at random
     steps: Count = 100  # training steps; 0 if data.epochs sets the length
     model: ModelConfig = ModelConfig()
@@ -190,6 +193,8 @@ class TrainConfig:
         return [name for name, stage in stages.items() if stage.data.get("epochs", self.data.epochs)]
 
     def __post_init__(self) -> None:
+        for module in self.imports:
+            import_extension(module, "config.imports")
         self._check_passes()
         self._check_sections()
         self._check_watch()

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 
-from routerl_jax.core.registry import Registry
+from routerl_jax.core.registry import Registry, import_extension
 
 
 @pytest.fixture
@@ -64,3 +64,22 @@ def test_errors(registry: Registry, name: str, message: str) -> None:
 def test_an_empty_registry_says_so() -> None:
     with pytest.raises(ValueError, match=r"unknown reward 'x'\. Known: none; or give a dotted path"):
         Registry("reward").get("x")
+
+
+def test_extensions_are_imported_by_name(tmp_path, monkeypatch) -> None:
+    (tmp_path / "of_mine.py").write_text(
+        "from routerl_jax.models.family import FAMILIES\nFAMILIES.register('mine')(None)\n"
+    )
+    (tmp_path / "broken_one.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import_extension("of_mine", "config.imports")
+    from routerl_jax.models.family import FAMILIES
+
+    assert "mine" in FAMILIES
+    FAMILIES._entries.pop("mine")
+    with pytest.raises(ValueError, match=r"config.imports: cannot import 'of_mien': No module named .*PYTHONPATH"):
+        import_extension("of_mien", "config.imports")
+    with pytest.raises(
+        ValueError, match=r"config.imports: cannot import 'broken_one': No module named 'no_such_module'$"
+    ):
+        import_extension("broken_one", "config.imports")

@@ -18,6 +18,7 @@ from routerl_jax.generation.rows import (
     RowTable,
     cheapest_cuts,
     decode_rows,
+    decode_spans,
     filled_size,
     ladder,
     most_rows,
@@ -486,7 +487,7 @@ def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(monkeypatch)
 
     apart, calls = run(apart=True)
     together, one_call = run(apart=False)
-    assert calls == {(256, 32), (1024, 2)}
+    assert calls == {(256, 32), (768, 2)}
     assert one_call == {(1024, 32)}
     for ours, theirs in zip(apart, together):
         np.testing.assert_array_equal(ours.tokens, theirs.tokens)
@@ -598,8 +599,12 @@ def test_row_table_and_ladders(monkeypatch):
     sizes = prefill_rows(100, single_device_mesh())
     assert sizes == (1, 2, 4, 8, 32, 100)
     assert prefill_rows(3, single_device_mesh()) == (1, 2, 3)
-    assert decode_rows(8, single_device_mesh()) == (8,)
-    assert decode_rows(40, single_device_mesh()) == (2, 8, 16, 32, 40)
+    assert decode_rows(1, single_device_mesh()) == (1,)
+    assert decode_rows(8, single_device_mesh()) == (2, 4, 8)
+    assert decode_rows(40, single_device_mesh()) == (2, 4, 8, 16, 32, 40)
+    assert decode_spans(200, single_device_mesh()) == (200,)
+    assert decode_spans(384, single_device_mesh()) == (256, 384)
+    assert decode_spans(1700, single_device_mesh()) == (256, 384, 512, 768, 1024, 1536, 1700)
     assert [most_rows(sizes, steps) for steps in (32, 128, 512, 4096)] == [100, 100, 32, 4]
     mesh = single_device_mesh()
     cpu = PrefillShapes.of(2, 100, mesh, chunked=True)  # a row has four chunks of 32
@@ -608,6 +613,7 @@ def test_row_table_and_ladders(monkeypatch):
     monkeypatch.setattr("routerl_jax.generation.rows.on_cpu", lambda mesh: False)
     assert prefill_rows(100, mesh) == (8, 32, 100)
     assert decode_rows(40, mesh) == (8, 16, 32, 40)
+    assert decode_spans(1700, mesh) == (256, 512, 1024, 1700)
     tpu = PrefillShapes.of(100, 5000, mesh, chunked=True)
     assert (tpu.steps, tpu.sizes) == ((64,), (8, 16, 32, 64, 128, 256))  # up to 16,384 tokens
     gpu = PrefillShapes.of(100, 5000, mesh, chunked=False)

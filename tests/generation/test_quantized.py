@@ -76,9 +76,12 @@ def test_codes_are_steps_of_the_largest_entry_and_scores_take_the_scales() -> No
     major = jax.tree.map(lambda leaf: leaf.swapaxes(1, 2), found)
     q, mask = jnp.asarray(rng.normal(size=(2, 4, 6, 8)).astype(np.float32)), jnp.ones((1, 4, 5), bool)
     held = jnp.asarray(values.swapaxes(1, 2))
+    keys = jax.tree.map(lambda leaf: leaf.swapaxes(2, 3), major)
     assert isinstance(major, Codes)
     np.testing.assert_allclose(
-        blockwise_attention(q, [(major, major, mask)]), blockwise_attention(q, [(held, held, mask)]), atol=1e-4
+        blockwise_attention(q, [(keys, major, mask)]),
+        blockwise_attention(q, [(held.swapaxes(2, 3), held, mask)]),
+        atol=1e-4,
     )
 
 

@@ -9,6 +9,8 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 from launch.compile_check import as_json
 from routerl_jax.training.compile_check import ProgramReport, Report
 
@@ -32,6 +34,19 @@ def test_json_and_exit_status(tpu_compiler: None) -> None:
     assert decode["hbm_gib_per_chip"] > cache > found["hbm_gib"]
     assert decode["fits"] is False
     assert decode["problems"]
+
+
+@pytest.mark.slow
+def test_decoding_copies_no_stack_of_matrices(tpu_compiler: None) -> None:
+    """A chip has two key heads of the 14B model. XLA copied all layers' key and value matrices at every layer of every step
+    (3.3 times the weights and the cache), which smaller models do not show."""
+    command = [
+        *(sys.executable, "-m", "launch.compile_check", "--config=configs/r1_searcher_qwen25_7b.py", "--json"),
+        *("--config.model.path=Qwen/Qwen2.5-14B-Instruct", "--topology=v5e:16x16", "--programs=decode"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["programs"]["decode"]["moved_over_least"] < 1.15
 
 
 def test_what_is_not_finite_is_null() -> None:

@@ -13,6 +13,7 @@ from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.client.mcp import McpTool
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.remote.asgi import listen
 from tests.programs import refusal, start
 
 PASSAGES = [
@@ -79,9 +80,16 @@ def test_what_it_says_works(server: tuple[str, subprocess.Popen[str]], directory
         (("--kb=a/b={kb}",), "can't be called 'a/b'"),
         (("--kb=wiki={kb}", "--token_file=/nowhere"), "token_file=/nowhere: can't be read"),
         (("--kb=wiki={kb}", "--max_batch=0"), "max_batch=0"),
-        (("--kb=wiki={kb}", "--host=256.0.0.1"), "can't listen at 256.0.0.1:8000"),
+        (("--kb=wiki={kb}", "--host=256.0.0.1"), "can't listen at 256.0.0.1:0"),
         (("--config=configs/serve_kb.py:wiki=/nowhere", "--config.limits.k=0"), "config.limits.k=0 must be at least 1"),
     ],
 )
 def test_mistakes_are_one_line(directory: pathlib.Path, arguments: tuple[str, ...], expected: str) -> None:
-    assert expected in refusal("serve_kb", *(argument.format(kb=directory) for argument in arguments))
+    assert expected in refusal("serve_kb", "--port=0", *(argument.format(kb=directory) for argument in arguments))
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        refused = refusal("serve_kb", "--kb=wiki=/nowhere", f"--port={port}")
+    assert f"can't listen at 127.0.0.1:{port} (Address already in use); give another --port or --host" in refused

@@ -96,4 +96,4 @@ def test_a_policy_with_its_searches(workdir: pathlib.Path) -> None:
     ],
 )
 def test_mistakes_are_one_line(workdir: pathlib.Path, flags: tuple[str, ...], expected: str) -> None:
-    assert expected in refusal("serve_policy", *(flag.format(run=workdir) for flag in flags))
+    assert expected in refusal("serve_policy", "--port=0", *(flag.format(run=workdir) for flag in flags))
