@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import sys
 import types
 from typing import Any
 
@@ -126,6 +127,16 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     reads |= set(json.loads((small_run / "whole" / "reads.json").read_text()))
     assert len(settings()) > 80
     assert sorted(settings() - reads) == []
+
+
+def test_a_configuration_imports_modules_of_one_s_own(tmp_path: pathlib.Path, monkeypatch) -> None:
+    (tmp_path / "extension_of_mine.py").write_text("LOADED = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
+    from_config_dict(schema.TrainConfig, config | {"imports": ["extension_of_mine"]})
+    assert sys.modules.pop("extension_of_mine").LOADED
+    with pytest.raises(ValueError, match="config.imports: cannot import 'extension_of_yours'"):
+        from_config_dict(schema.TrainConfig, config | {"imports": ["extension_of_yours"]})
 
 
 SHIPPED = (
