@@ -135,7 +135,7 @@ def test_a_configuration_imports_modules_of_one_s_own(tmp_path: pathlib.Path, mo
     config = {"model": {"path": "somewhere"}, "knowledge": {"text": {"source": "atlas/text"}}}
     from_config_dict(schema.TrainConfig, config | {"imports": ["extension_of_mine"]})
     assert sys.modules.pop("extension_of_mine").LOADED
-    with pytest.raises(ValueError, match="config.imports: cannot import 'extension_of_yours'"):
+    with pytest.raises(ValueError, match=r"config\.imports: cannot import 'extension_of_yours'"):
         from_config_dict(schema.TrainConfig, config | {"imports": ["extension_of_yours"]})
 
 
