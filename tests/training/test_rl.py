@@ -48,11 +48,13 @@ def small_ids(episode: Episode) -> float:
     return float((sampled < tiny.VOCABULARY // 2).mean())
 
 
-def make_run(workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, **rollout: Any) -> tuple[Any, ...]:
+def make_run(
+    workdir: pathlib.Path, reward: str, learner: schema.LearnerConfig, steps: int = 20, **rollout: Any
+) -> tuple[Any, ...]:
     """(stage, agent, run, engine) of a tiny random policy on one device."""
     config = schema.TrainConfig(
         seed=5,
-        steps=20,
+        steps=steps,
         model=schema.ModelConfig(path="tiny"),
         engine=schema.EngineConfig(rows=32, max_length=128, segment=8),
         agent=schema.AgentConfig(max_searches=1, max_turn_tokens=8, answer_tokens=8),
@@ -245,9 +247,10 @@ def test_seeds_of_steps_are_distinct() -> None:
 
 
 def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> None:
-    """Twenty steps of a random policy that is paid for the lower half of its vocabulary."""
+    """Thirty steps of a random policy that is paid for the lower half of its vocabulary. Of five seeds, the worst ends at 0.96
+    (at 0.81 after twenty steps)."""
     learner = schema.LearnerConfig(minibatches=2, micro_tokens=512, optimizer=OptimizerConfig(lr=1e-2))
-    stage, agent, run_, engine = make_run(tmp_path, "small_ids", learner)
+    stage, agent, run_, engine = make_run(tmp_path, "small_ids", learner, steps=30)
     tools = {name: tiny.ScriptedKB(name) for name in KB}
     rows = []
     for step in range(stage.config.steps):
