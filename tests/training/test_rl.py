@@ -246,10 +246,9 @@ def test_seeds_of_steps_are_distinct() -> None:
     assert step_seed(1, 2) == step_seed(1, 2)
 
 
-def test_a_trivial_reward_rises_and_programs_are_few(tmp_path: pathlib.Path) -> None:
+def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> None:
     """Thirty steps of a random policy that is paid for the lower half of its vocabulary. Of five seeds, the worst ends at 0.96
-    (at 0.81 after twenty steps). Of three, at most three programs are compiled after the third step: when fewer rows than
-    ever before decode together."""
+    (at 0.81 after twenty steps). Later, when fewer rows than ever before decode together, a program may be compiled."""
     learner = schema.LearnerConfig(minibatches=2, micro_tokens=512, optimizer=OptimizerConfig(lr=1e-2))
     stage, agent, run_, engine = make_run(tmp_path, "small_ids", learner, steps=30)
     tools = {name: tiny.ScriptedKB(name) for name in KB}
@@ -261,7 +260,7 @@ def test_a_trivial_reward_rises_and_programs_are_few(tmp_path: pathlib.Path) -> 
     assert np.mean(rewards[:3]) < 0.6
     assert np.mean(rewards[-3:]) > 0.9
     assert all(row["sampler_gap/max"] < 1e-4 for row in rows)  # the engine samples from the weights of each update
-    assert rows[-1]["perf/compilations"] - rows[2]["perf/compilations"] <= 4
+    assert len({row["perf/compilations"] for row in rows[3:20]}) == 1
     calls = engine._calls
     shapes = len(calls._decode_rows) * len(calls._decode_spans) + len(calls._prefill.sizes) + len(calls._fork_rows)
     assert engine.compilations <= shapes
