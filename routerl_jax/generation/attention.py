@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,10 @@ Values = Float[Array, "B K T H"] | Codes
 Keys = Float[Array, "B K H T"] | Codes  # in this order, CPUs multiply queries with them in half the time
 Block = tuple[Keys, Values, Bool[Array, "#B #S T"]]  # the mask is of the keys that each query may see
 
-_KEYS = 128  # of a block in `chunked_attention`
+# Of `chunked_attention`: keys of a block, and chunks of a row that are multiplied with it at once. XLA divides only large
+# products among the cores of a device.
+_KEYS = 128
+_TILES = (8, 2, 1)
 LOWEST = -1e30  # below every score; finite, so that its difference to the score -inf of what is not seen is a number
 
 
@@ -63,7 +67,7 @@ def chunked_attention(
 ) -> Float[Array, "A S N H"]:
     """Attention of chunks of rows to all tokens of their rows up to each query. For the devices of a CPU.
 
-    It processes chunks one after the other, and for each chunk its row's blocks of keys, as far as the row is filled. So the
+    It processes a few chunks of one row at a time, and for them the row's blocks of keys, as far as the row is filled. So the
     scores of a block stay in a core's cache (online softmax, arXiv 2205.14135, algorithm 1).
 
     Args:
@@ -78,47 +82,73 @@ def chunked_attention(
     chunks, steps, heads, width = q.shape
     length, kv_heads = jax.tree.leaves(layer)[0].shape[1:3]
     size, group = min(_KEYS, length), heads // kv_heads
-    # The queries of a key head are contiguous, as in `blockwise_attention`.
-    q = q.reshape(chunks, steps, kv_heads, group, width).transpose(0, 2, 3, 1, 4)
-    q = q.reshape(chunks, kv_heads, group * steps, width)
+    q = q.reshape(chunks, steps, kv_heads, group, width)
 
     def block(leaf: Array, row: Array, first: Array) -> Array:
         sizes = (1, size, *leaf.shape[2:])
-        return jax.lax.dynamic_slice(leaf, (row, first, 0, 0), sizes).swapaxes(1, 2)  # [1, K, T, H]
+        return jax.lax.dynamic_slice(leaf, (row, first, 0, 0), sizes)[0].swapaxes(0, 1)  # [K, T, H]
 
-    def of_chunk(i: Array, out: Array) -> Array:
-        queries, row, start = q[i][None], rows[i], starts[i]
-        positions = start + jnp.tile(jnp.arange(steps), group)[:, None]
+    def of_tile(i: Array, tile: int, out: Array) -> Array:
+        """The output with that of chunks i to i + tile, which have one row."""
+        row, (first_tokens, tokens) = rows[i], (jax.lax.dynamic_slice_in_dim(x, i, tile) for x in (starts, counts))
+        # The queries of a key head are contiguous, as in `blockwise_attention`.
+        queries = jax.lax.dynamic_slice_in_dim(q, i, tile).transpose(2, 3, 0, 1, 4).reshape(kv_heads, -1, width)
+        positions = jnp.tile((first_tokens[:, None] + jnp.arange(steps)).reshape(-1), group)[:, None]
 
-        def of_block(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def of_block(masked: bool, number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             peak, total, mixed = carry
             first = jnp.minimum(number * size, length - size)  # the last block overlaps the one before it
             keys, values = jax.tree.map(lambda leaf: block(leaf, row, first), layer)
             codes, scale = _parts(keys, q)
-            score = jnp.einsum("BKQH,BKTH->BKQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
+            score = jnp.einsum("KQH,KTH->KQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
             score = score if scale is None else score * scale.swapaxes(-1, -2)
-            distance = positions - (first + jnp.arange(size))
-            visible = (distance >= 0) & (first + jnp.arange(size) >= number * size)
-            visible = visible if window is None else visible & (distance < window)
-            score = jnp.where(visible, score, -jnp.inf)
+            if masked:
+                distance = positions - (first + jnp.arange(size))
+                visible = (distance >= 0) & (first + jnp.arange(size) >= number * size)
+                visible = visible if window is None else visible & (distance < window)
+                score = jnp.where(visible, score, -jnp.inf)
             higher = jnp.maximum(peak, score.max(axis=-1, keepdims=True))
             weight, rescale = jnp.exp(score - higher), jnp.exp(peak - higher)
             total = total * rescale + weight.sum(axis=-1, keepdims=True)
             codes, scale = _parts(values, q)
             weight = (weight if scale is None else weight * scale.swapaxes(-1, -2)).astype(codes.dtype)
-            new = jnp.einsum("BKQT,BKTH->BKQH", weight, codes, preferred_element_type=jnp.float32)
+            new = jnp.einsum("KQT,KTH->KQH", weight, codes, preferred_element_type=jnp.float32)
             return higher, total, mixed * rescale + new
 
-        columns = jnp.zeros((1, kv_heads, group * steps, 1), jnp.float32)
+        columns = jnp.zeros((kv_heads, queries.shape[1], 1), jnp.float32)
         carry = (columns + LOWEST, columns, jnp.zeros(queries.shape, jnp.float32))
-        first = 0 if window is None else jnp.maximum(start - window + 1, 0) // size
-        _, total, mixed = jax.lax.fori_loop(first, (start + counts[i] + size - 1) // size, of_block, carry)
+        if window is None:  # all queries see all of the first blocks
+            begin = (first_tokens.min() + 1) // size
+            carry = jax.lax.fori_loop(0, begin, functools.partial(of_block, False), carry)
+        else:
+            begin = jnp.maximum(first_tokens.min() - window + 1, 0) // size
+        end = ((first_tokens + tokens).max() + size - 1) // size
+        _, total, mixed = jax.lax.fori_loop(begin, end, functools.partial(of_block, True), carry)
         # the largest weight of a query that sees anything is 1
-        return out.at[i].set((mixed / jnp.maximum(total, 1))[0].astype(q.dtype))
+        mixed = (mixed / jnp.maximum(total, 1)).reshape(kv_heads, group, tile, steps, width).transpose(2, 3, 0, 1, 4)
+        return jax.lax.dynamic_update_slice_in_dim(out, mixed.astype(q.dtype), i, axis=0)
 
-    out = jax.lax.fori_loop(0, (counts > 0).sum(), of_chunk, jnp.zeros_like(q))
-    out = out.reshape(chunks, kv_heads, group, steps, width).transpose(0, 3, 1, 2, 4)
+    out = jnp.zeros_like(q)
+    for tile, firsts, count in _tiles(rows, counts):
+        out = jax.lax.fori_loop(0, count, lambda i, out, firsts=firsts, tile=tile: of_tile(firsts[i], tile, out), out)
     return out.reshape(chunks, steps, heads, width)
+
+
+def _tiles(rows: Int[Array, " A"], counts: Int[Array, " A"]) -> Iterator[tuple[int, Int[Array, " A"], Int[Array, ""]]]:
+    """Cuts the chunks that have tokens into tiles: neighbours of one row, as many as one of `_TILES`.
+
+    Yields:
+      The number of chunks of a tile; the first chunk of each such tile; the number of these tiles.
+    """
+    index, filled = jnp.arange(len(rows)), counts > 0
+    first = jax.lax.cummax(jnp.where((jnp.diff(rows, prepend=-1) != 0) | ~filled, index, 0))  # chunk of the same row
+    place, length = index - first, jnp.zeros_like(index).at[first].add(1)[first]
+    tiled = jnp.zeros_like(index)  # chunks of the row that are in larger tiles
+    for size in _TILES:
+        if size <= len(rows):
+            begins = filled & (place >= tiled) & ((place - tiled) % size == 0) & (place + size <= length)
+            yield size, jnp.nonzero(begins, size=len(rows), fill_value=0)[0], begins.sum()
+            tiled += (length - tiled) // size * size
 
 
 def _parts(stored: Array | Codes, q: Array) -> tuple[Array, Array | None]:

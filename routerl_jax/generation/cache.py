@@ -72,6 +72,10 @@ class Segment(Protocol):
         """The cache with the first `counts` new tokens of each row."""
         ...
 
+    def scratch(self, state: Any) -> Any:
+        """Arrays that the caller keeps until the next call, because it will need their memory again; None: there are none."""
+        ...
+
 
 class KVCache(Protocol):
     """Keys and values of all rows, a pytree."""

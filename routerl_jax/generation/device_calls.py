@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,11 +91,14 @@ class DeviceCalls:
         self.params: nnx.State | None = None
         self._layers: list[nnx.State] | None = None  # of `params`, from the first decode call on
         self.cache: KVCache | None = None
+        # Of the last decode call. Otherwise the system takes a CPU's freed memory back, and a virtual machine gives it to its
+        # host. To get it from there again takes longer than to decode a dozen tokens (SmolLM2-135M).
+        self._scratch: Any = None
         self._lay_out(table)
 
     def resize(self, table: RowTable) -> None:
         """Takes the rows of another table. The cache is made anew at the next call."""
-        self._compiled_before, self.cache = self.compilations, None
+        self._compiled_before, self.cache, self._scratch = self.compilations, None, None
         self._lay_out(table)
 
     def _lay_out(self, table: RowTable) -> None:
@@ -115,7 +119,7 @@ class DeviceCalls:
 
     def load(self, params: nnx.State) -> None:
         """Sets the weights (same structure and sharding), copied into the layout if there is one. Makes a cache if needed."""
-        self.params = self._layers = None  # frees an old copy before the new one is made
+        self.params = self._layers = self._scratch = None  # frees an old copy before the new one is made
         self.params = self._copy_weights(params)
         if self.cache is None:
             self.cache = self._allocate()
@@ -127,7 +131,11 @@ class DeviceCalls:
 
     def rest(self) -> None:
         """Frees the weights and the cache until the next `load`."""
-        self.params = self._layers = self.cache = None
+        self.params = self._layers = self.cache = self._scratch = None
+
+    def free_scratch(self) -> None:
+        """Frees what is kept between decode calls for their speed alone."""
+        self._scratch = None
 
     @property
     def compilations(self) -> int:
@@ -276,7 +284,8 @@ class DeviceCalls:
         )
         if self._layers is None and self._programs.layers is not None:
             self._layers = self._programs.layers(self.params)
-        cache, outputs = self._programs.decode(
+        self.free_scratch()
+        cache, outputs, self._scratch = self._programs.decode(
             params=self.params,
             layers=self._layers,
             cache=self._take_cache(),

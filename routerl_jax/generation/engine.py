@@ -287,6 +287,8 @@ class Engine:
         stream.row, stream.request, stream.cached = None, None, 0
         self._streams.remove(stream)
         self._finished = [(other, turn) for other, turn in self._finished if other is not stream]
+        if not self._streams:
+            self._calls.free_scratch()
 
     @property
     def rows(self) -> int:
@@ -324,6 +326,7 @@ class Engine:
         Others may use the engine meanwhile, and it may get new weights.
         """
         self._evict_all()
+        self._calls.free_scratch()
         streams, self._streams = self._streams, []
         return streams
 

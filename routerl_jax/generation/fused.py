@@ -90,6 +90,9 @@ class _Segment:
     def finish(self, state: tuple[Any, Any], counts: Int[Array, "D A"]) -> FusedCache:
         return dataclasses.replace(self._cache, k=state[0], v=state[1])
 
+    def scratch(self, state: Any) -> None:
+        return None
+
 
 def _decode_on_shard(
     q: Float[Array, "A S N H"],

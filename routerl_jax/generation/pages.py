@@ -199,6 +199,9 @@ class _Segment:
     def finish(self, state: Array, counts: Int[Array, "D A"]) -> PagedCache:
         return dataclasses.replace(self._cache, pages=state)
 
+    def scratch(self, state: Any) -> None:
+        return None
+
 
 def page_length(length: int) -> int:
     """Positions per page for rows of `length`, a power of two."""

@@ -187,8 +187,10 @@ def decode(
     top: int = 0,
     routes: bool = False,
     drafts: int = 0,
-) -> tuple[KVCache, DecodeOutputs]:
+) -> tuple[KVCache, DecodeOutputs, Any]:
     """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running.
+
+    The last of the three results is `Segment.scratch`.
 
     Args:
       layers: the result of `layers_apart`; None: every step reads slices of the stack.
@@ -308,7 +310,7 @@ def decode(
     }
     state = jax.lax.while_loop(go_on, body, state)
     outputs = _outputs(state, shards)
-    return segment.finish(state["cached"], outputs.counts), outputs
+    return segment.finish(state["cached"], outputs.counts), outputs, segment.scratch(state["cached"])
 
 
 def _with_given_tokens(
@@ -380,7 +382,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
             functools.partial(decode, graph, mesh),
             static_argnames=("steps", "span", "truncate", "top", "routes", "drafts"),
             donate_argnames=("cache",),
-            out_shardings=(cache_shardings, replicated(mesh)),
+            out_shardings=(cache_shardings, replicated(mesh), None),
         ),
         encode=jax.jit(functools.partial(encode, graph, mesh), out_shardings=batch_sharding(mesh)),
     )

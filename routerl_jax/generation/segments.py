@@ -245,6 +245,10 @@ class _Segment:
         v = jax.tree.map(lambda *x: jnp.stack([leaf[:, :, self._span :].swapaxes(1, 2) for leaf in x]), *values)
         return _written(self._cache, self._rows, self._starts, counts, (k, v))
 
+    def scratch(self, state: list[Any]) -> list[Any] | None:
+        # An accelerator's allocator keeps memory by itself.
+        return state if on_cpu(self._cache.mesh) else None
+
 
 def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
     """The sharding of keys and values: rows over the batch axes, heads over `tensor`."""

@@ -101,7 +101,7 @@ def test_rotary_positions_are_apart_from_places_in_the_cache(kind):
         starts = starts + part.astype(np.int32)
     last = np.asarray([[5, 6]], np.int32)
     every = np.ones((1, 2), np.int32)
-    cache, outputs = jitted.decode(
+    cache, outputs, _ = jitted.decode(
         params=params,
         cache=cache,
         inputs=programs.DecodeInputs(

@@ -330,12 +330,14 @@ def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
             for stream in streams:
                 engine.request(stream, max_tokens=6, sampling=FREE)
             if turn and rests:
+                scratch = sum(leaf.nbytes for leaf in jax.tree.leaves(engine._calls._scratch))
+                assert scratch
                 before = held()
                 engine.rest()
                 copy = sum(leaf.size * 4 for leaf in jax.tree.leaves(params))
                 copy += sum(leaf.size * 4 for leaf in jax.tree.leaves(params["blocks"]))  # each layer's apart
                 cache = 4 * 128 * 2 * 2 * 8 * 4 * 2  # rows, tokens, k and v of 2 heads of 8 in float32, layers
-                assert before - held() == copy + cache
+                assert before - held() == copy + cache + scratch
                 with pytest.raises(RuntimeError, match="the engine rests: give it weights"):
                     engine.step()
             if turn:
@@ -345,6 +347,19 @@ def test_an_engine_that_rests_holds_nothing_and_goes_on_after_an_update():
 
     assert converse(rests=True) == converse(rests=False)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("end", ["close", "suspend"])
+def test_what_is_kept_between_decode_calls_is_freed_with_the_last_conversation(end):
+    engine = Engine(tiny.model(), rows=4, max_length=128)
+    first, second = (engine.open(prompt, str(i)) for i, prompt in enumerate(prompts(2)))
+    engine.request(second, max_tokens=6, sampling=FREE)
+    finish(engine)
+    if end == "close":
+        engine.close(second)
+    assert jax.tree.leaves(engine._calls._scratch)
+    engine.close(first) if end == "close" else engine.suspend()
+    assert not jax.tree.leaves(engine._calls._scratch)
 
 
 @pytest.mark.parametrize("program", ["extend", "fork", "decode"])

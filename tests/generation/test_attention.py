@@ -1,0 +1,75 @@
+"""Attention of chunks of rows on a CPU."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from routerl_jax.generation.attention import _tiles, chunked_attention
+from routerl_jax.generation.quantized import quantize_tokens
+
+STEPS, LENGTH, KV_HEADS, GROUP, WIDTH = 4, 300, 2, 3, 8
+ROWS = [3] * 11 + [0] * 8 + [2] + [1] * 3 + [4]  # the last one is padding
+CHUNKS = len(ROWS)
+
+
+def call(int8):
+    """Chunks of rows of which some hold tokens already; the last chunk of a row may not be full."""
+    rng = np.random.default_rng(0)
+    cached = {3: 250, 0: 0, 2: 299, 1: 126, 4: 0}
+    starts = [cached[row] + STEPS * ROWS[:i].count(row) for i, row in enumerate(ROWS)]
+    counts = [STEPS] * CHUNKS
+    counts[10], counts[19], counts[22], counts[-1] = 3, 1, 2, 0
+    q = jnp.asarray(rng.normal(size=(CHUNKS, STEPS, KV_HEADS * GROUP, WIDTH)), jnp.float32)
+    layer = tuple(jnp.asarray(rng.normal(size=(5, LENGTH, KV_HEADS, WIDTH)), jnp.float32) for _ in "kv")
+    layer = tuple(map(quantize_tokens, layer)) if int8 else layer
+    return q, layer, *(jnp.asarray(x, jnp.int32) for x in (ROWS, starts, counts))
+
+
+def reference(q, layer, rows, starts, counts, window):
+    """Query by query."""
+    keys, values = ((x.codes * x.scale if hasattr(x, "codes") else x) for x in layer)
+    out = np.zeros(q.shape)
+    for chunk, step in itertools.product(range(CHUNKS), range(STEPS)):
+        last = int(starts[chunk]) + step
+        seen = slice(0 if window is None else max(0, last - window + 1), last + 1)
+        for head in range(KV_HEADS * GROUP):
+            k, v = (np.asarray(x[rows[chunk], seen, head // GROUP], np.float64) for x in (keys, values))
+            weights = np.exp(k @ np.asarray(q[chunk, step, head], np.float64) / np.sqrt(WIDTH))
+            out[chunk, step, head] = weights @ v / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("window", [None, 37, 200])
+def test_chunks_of_a_row_see_all_tokens_before_each_query(window, int8):
+    q, layer, rows, starts, counts = call(int8)
+    got = np.asarray(
+        jax.jit(chunked_attention, static_argnames="window")(q, layer, rows, starts, counts, window=window)
+    )
+    wanted = reference(q, layer, rows, starts, counts, window)
+    used = np.arange(STEPS) < np.asarray(counts)[:, None]
+    np.testing.assert_allclose(got[used], wanted[used], atol=1e-6)
+
+
+def test_every_chunk_with_tokens_is_in_one_tile_of_its_row():
+    """For random runs of chunks, with as few tiles as their sizes allow."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        runs = rng.integers(1, 20, rng.integers(1, 6))
+        rows = np.repeat(rng.permutation(len(runs)), runs)
+        padding = rng.integers(0, 4)
+        counts = np.repeat([5, 0], [len(rows), padding])
+        tiles = []
+        for size, firsts, number in _tiles(jnp.asarray(np.append(rows, [rows[-1]] * padding)), jnp.asarray(counts)):
+            tiles += [range(first, first + size) for first in np.asarray(firsts)[: int(number)]]
+        assert sorted(itertools.chain(*tiles)) == list(range(len(rows)))
+        assert all(len(set(rows[list(tile)])) == 1 for tile in tiles)
+        sizes = [size for size in (8, 2, 1) if size <= len(counts)]
+        wanted = 0
+        for run in runs:
+            for size in sizes:
+                wanted, run = wanted + run // size, run % size
+        assert len(tiles) == wanted
