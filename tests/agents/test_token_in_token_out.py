@@ -45,14 +45,14 @@ class RecordingEngine(Engine):
             return extend(**inputs)
 
         def recorded_decode(**arguments):
-            cache, outputs = decode(**arguments)
+            cache, outputs, scratch = decode(**arguments)
             inputs, counts, tokens = arguments["inputs"], np.asarray(outputs.counts), np.asarray(outputs.tokens)
             for i, row in enumerate(inputs.rows[0]):
                 start, count = inputs.starts[0, i], counts[0, i]
                 if row < self.rows:
                     self.fed[row, start] = inputs.tokens[0, i]
                     self.sampled[row, start + 1 : start + 1 + count] = tokens[0, i, :count]
-            return cache, outputs
+            return cache, outputs, scratch
 
         self._calls._programs = dataclasses.replace(
             self._calls._programs, extend=recorded_extend, decode=recorded_decode

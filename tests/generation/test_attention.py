@@ -56,20 +56,21 @@ def test_chunks_of_a_row_see_all_tokens_before_each_query(window, int8):
 
 def test_every_chunk_with_tokens_is_in_one_tile_of_its_row():
     """For random runs of chunks, with as few tiles as their sizes allow."""
-    rng = np.random.default_rng(0)
+    rng, most, sizes = np.random.default_rng(0), 100, (8, 2, 1)
+    tiles_of = jax.jit(lambda rows, counts: [each[1:] for each in _tiles(rows, counts)])
     for _ in range(30):
         runs = rng.integers(1, 20, rng.integers(1, 6))
         rows = np.repeat(rng.permutation(len(runs)), runs)
-        padding = rng.integers(0, 4)
-        counts = np.repeat([5, 0], [len(rows), padding])
+        padded = np.append(rows, [rows[-1]] * (most - len(rows)))
         tiles = []
-        for size, firsts, number in _tiles(jnp.asarray(np.append(rows, [rows[-1]] * padding)), jnp.asarray(counts)):
+        for size, (firsts, number) in zip(
+            sizes, tiles_of(padded, np.where(np.arange(most) < len(rows), 5, 0)), strict=True
+        ):
             tiles += [range(first, first + size) for first in np.asarray(firsts)[: int(number)]]
         assert sorted(itertools.chain(*tiles)) == list(range(len(rows)))
         assert all(len(set(rows[list(tile)])) == 1 for tile in tiles)
-        sizes = [size for size in (8, 2, 1) if size <= len(counts)]
-        wanted = 0
+        fewest = 0
         for run in runs:
             for size in sizes:
-                wanted, run = wanted + run // size, run % size
-        assert len(tiles) == wanted
+                fewest, run = fewest + run // size, run % size
+        assert len(tiles) == fewest
