@@ -91,8 +91,8 @@ class DeviceCalls:
         self.params: nnx.State | None = None
         self._layers: list[nnx.State] | None = None  # of `params`, from the first decode call on
         self.cache: KVCache | None = None
-        # Of the last decode call. Otherwise the system takes a CPU's freed memory back, and a virtual machine gives it to its
-        # host. To get it from there again takes longer than to decode a dozen tokens (SmolLM2-135M).
+        # Of the last decode call. If a CPU's memory is freed, the system takes it back, and a virtual machine gives it to its
+        # host. The next call would wait for it.
         self._scratch: Any = None
         self._lay_out(table)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.generation.attention import _tiles, chunked_attention
+from routerl_jax.generation.attention import _TILES, _tiles, chunked_attention
 from routerl_jax.generation.quantized import quantize_tokens
 
 STEPS, LENGTH, KV_HEADS, GROUP, WIDTH = 4, 300, 2, 3, 8
@@ -56,7 +56,7 @@ def test_chunks_of_a_row_see_all_tokens_before_each_query(window, int8):
 
 def test_every_chunk_with_tokens_is_in_one_tile_of_its_row():
     """For random runs of chunks, with as few tiles as their sizes allow."""
-    rng, most, sizes = np.random.default_rng(0), 100, (8, 2, 1)
+    rng, most = np.random.default_rng(0), 100
     tiles_of = jax.jit(lambda rows, counts: [each[1:] for each in _tiles(rows, counts)])
     for _ in range(30):
         runs = rng.integers(1, 20, rng.integers(1, 6))
@@ -64,13 +64,13 @@ def test_every_chunk_with_tokens_is_in_one_tile_of_its_row():
         padded = np.append(rows, [rows[-1]] * (most - len(rows)))
         tiles = []
         for size, (firsts, number) in zip(
-            sizes, tiles_of(padded, np.where(np.arange(most) < len(rows), 5, 0)), strict=True
+            _TILES, tiles_of(padded, np.where(np.arange(most) < len(rows), 5, 0)), strict=True
         ):
             tiles += [range(first, first + size) for first in np.asarray(firsts)[: int(number)]]
         assert sorted(itertools.chain(*tiles)) == list(range(len(rows)))
         assert all(len(set(rows[list(tile)])) == 1 for tile in tiles)
         fewest = 0
         for run in runs:
-            for size in sizes:
+            for size in _TILES:
                 fewest, run = fewest + run // size, run % size
         assert len(tiles) == fewest
