@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import gc
 import os
 import pathlib
 import shutil
@@ -112,6 +113,18 @@ def tpu_compiler():
         patch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # nobody opens a TPU here, and other tests may be compiling too
         patch.delenv("XLA_FLAGS", raising=False)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_programs():
+    """Frees the compiled programs of a file's tests once a worker has many: at Linux's 65,530 mappings it would crash."""
+    yield
+    mappings = pathlib.Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_text().count("\n") > 10_000:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
