@@ -9,11 +9,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 from routerl_jax.agents.agent import LLM, Agent, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
+from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG
 from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Episode, Example, Observation, Turn
+from routerl_jax.core.types import Episode, Example, Observation, Passage, Turn
 from routerl_jax.data.rounds import RecordedRounds
 
 
@@ -109,6 +110,37 @@ class CallingAgent(Agent):
         else:
             chat.observe(framed, passages)
         return True
+
+    async def show_fitting(
+        self,
+        chat: Conversation,
+        passages: Sequence[Passage],
+        observation: Callable[[Sequence[Passage]], Observation],
+        *,
+        most: int,
+        reserve: int,
+        cut: bool,
+    ) -> tuple[Passage, ...] | None:
+        """Shows an observation of as many passages as fit (agents/fitting.py).
+
+        Args:
+          passages: the passages, best first.
+          observation: makes the observation of some of them.
+          most: tokens that it may take.
+          reserve: tokens that must be left after it.
+          cut: whether the first passage may be shown in part.
+
+        Returns:
+          The passages that it shows; None, and nothing is shown, if not even an observation of none leaves `reserve` tokens.
+        """
+        whole = observation(passages)
+        await chat.prepare(self.framed(whole))
+
+        def of(subset: Sequence[Passage]) -> Observation:
+            return whole if tuple(subset) == tuple(passages) else observation(subset)
+
+        shown = fitting(passages, lambda subset: self.size_of(chat, of(subset)) <= most, cut=cut)
+        return shown if self.say(chat, of(shown), reserve, [passage.id for passage in shown]) else None
 
     def note_tokens(self, chat: Conversation) -> int:
         """Tokens kept for the reply to a turn whose proper reply has no room."""

@@ -157,6 +157,7 @@ class Attempts:
         self._queue: collections.deque[tuple[_Group, int]] = collections.deque()
         self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
         self._calls: list[_PendingCall] = []
+        self._texts: list[_PendingText] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._active: dict[asyncio.Task[Episode], tuple[Rollout, _Group]] = {}
         self._spawned: list[tuple[Rollout, BranchState]] = []
@@ -276,13 +277,22 @@ class Attempts:
             rollout.close()
         for task in self._in_flight:
             task.cancel()
-        for container in (self._active, self._groups, self._queue, self._turns, self._calls, self._spawned):
+        for container in (
+            self._active,
+            self._groups,
+            self._queue,
+            self._turns,
+            self._calls,
+            self._texts,
+            self._spawned,
+        ):
             container.clear()
 
     def _start(self, group: _Group, sample: int, state: BranchState) -> None:
         example = group.example
         rollout = Rollout(
             *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
+            prepare=self._wait_text,
             tags=self.agent.special_tokens,
         )
         try:
@@ -338,7 +348,14 @@ class Attempts:
                 return
 
     async def _advance(self) -> None:
-        """Does the next piece of work: pending tool calls first, then a decode segment."""
+        """Does the next piece of work: texts to encode, then pending tool calls, then a decode segment."""
+        if self._texts:
+            texts, self._texts = self._texts, []
+            self.engine.tokenizer.prepare(pending.text for pending in texts)
+            for pending in texts:
+                pending.rollout.outstanding -= 1
+                _settle_with(pending.future, None)
+            return
         if self._calls:
             calls, self._calls = self._calls, []
             if self.deterministic:
@@ -374,6 +391,12 @@ class Attempts:
         self._calls.append(_PendingCall(rollout, request, future))
         self._note_request(rollout)
         return await future
+
+    async def _wait_text(self, rollout: Rollout, text: str) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._texts.append(_PendingText(rollout, text, future))
+        self._note_request(rollout)
+        await future
 
     def _note_request(self, rollout: Rollout) -> None:
         rollout.outstanding += 1
@@ -413,3 +436,10 @@ class _PendingCall:
     rollout: Rollout
     request: Request
     future: asyncio.Future[Call]
+
+
+@dataclasses.dataclass
+class _PendingText:
+    rollout: Rollout
+    text: str
+    future: asyncio.Future[None]

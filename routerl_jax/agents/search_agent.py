@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
 from routerl_jax.agents.observation import Look, Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
@@ -22,7 +22,6 @@ from routerl_jax.core.types import (
     Example,
     Message,
     Observation,
-    Passage,
     Turn,
 )
 from routerl_jax.models.regions import RegionRule
@@ -88,7 +87,7 @@ class SearchAgent(CallingAgent):
             elif action.kind == "invalid":
                 shown = self.say(chat, self.grammar.reminder(action.error), reserve)
             else:
-                shown = self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
+                shown = await self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
             if not shown:
                 return await self.final_answer(chat, reserve, truncated=True, unanswered=True)
         return await self.final_answer(chat, reserve)
@@ -199,17 +198,16 @@ class SearchAgent(CallingAgent):
             )
         return turn.action
 
-    def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
+    async def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
         """Shows as many whole passages as fit, best first, pictures included, or the beginning of the first one (see
         `max_observation_tokens`). Returns False if not even an empty observation fits."""
-        limit = min(self.max_observation_tokens or chat.room, chat.room - reserve)
-
-        def fits(shown: Sequence[Passage]) -> bool:
-            return self.size_of(chat, self.grammar.observation(call, shown)) <= limit
-
-        shown = fitting(call.passages, fits, cut=bool(self.max_observation_tokens))
-        names = [passage.id for passage in shown]
-        return self.say(chat, self.grammar.observation(call, shown), reserve, names)
+        shown = await self.show_fitting(
+            *(chat, call.passages, functools.partial(self.grammar.observation, call)),
+            most=min(self.max_observation_tokens or chat.room, chat.room - reserve),
+            reserve=reserve,
+            cut=bool(self.max_observation_tokens),
+        )
+        return shown is not None
 
     async def final_answer(
         self, chat: Conversation, reserve: int, truncated: bool = False, unanswered: bool = False
@@ -255,6 +253,6 @@ class VanillaRAG(NoSearch):
         if chat.tokens_of(search) <= chat.room - reserve:
             turn = chat.write(search)
             turn.action = Action(kind="search", tool=self.tool, query=example.question)
-            shown = self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
+            shown = await self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
             return await self.final_answer(chat, reserve, unanswered=not shown)
         return await self.final_answer(chat, reserve)

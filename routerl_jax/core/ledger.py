@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -20,9 +21,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        # Not lists, whose every item Python's garbage collector visits; a rollout's ledgers hold millions.
+        self._sampled = bytearray()
+        self._logprobs = array("f")
+        self._versions = array("i")
         # (index of its first token, its first position or all of them) of every piece: text whose positions follow each other,
         # or tokens with positions of their own
         self._pieces: list[tuple[int, int | Int32[np.ndarray, "3 T"]]] = []
@@ -39,13 +41,13 @@ class Ledger:
         return self._tokens
 
     @property
-    def sampled(self) -> list[bool]:
-        """For each token, whether the policy sampled it (do not modify)."""
+    def sampled(self) -> Seq[int]:
+        """For each token 1 if the policy sampled it, else 0 (do not modify)."""
         return self._sampled
 
     @property
-    def logprobs(self) -> list[float]:
-        """Behaviour log-probability of each token that the policy sampled, 0 of others (do not modify)."""
+    def logprobs(self) -> Seq[float]:
+        """Behaviour log-probability of each token that the policy sampled, 0 of others, in float32 (do not modify)."""
         return self._logprobs
 
     def feed(
@@ -69,20 +71,21 @@ class Ledger:
         else:
             self._pieces.append((len(self._tokens), np.array(positions, np.int32)))
             self.next_position = next_position
-        self._tokens.extend(map(int, tokens))
-        self._sampled.extend([False] * len(tokens))
-        self._logprobs.extend([0.0] * len(tokens))
-        self._versions.extend([-1] * len(tokens))
+        self._append(tokens, np.zeros(len(tokens), np.float32), sampled=False, version=-1)
 
     def sample(self, tokens: Seq[int], logprobs: Seq[float], version: int) -> None:
         """Appends tokens that policy `version` sampled, with their behaviour log-probabilities."""
         if len(tokens) != len(logprobs):
             raise ValueError(f"{len(tokens)} sampled tokens came with {len(logprobs)} log-probabilities")
         self._advance(len(tokens))
+        self._append(tokens, logprobs, sampled=True, version=version)
+
+    def _append(self, tokens: Seq[int], logprobs: Seq[float] | np.ndarray, *, sampled: bool, version: int) -> None:
+        count = len(tokens)
         self._tokens.extend(map(int, tokens))
-        self._sampled.extend([True] * len(tokens))
-        self._logprobs.extend(map(float, logprobs))
-        self._versions.extend([version] * len(tokens))
+        self._sampled.extend(bytes([sampled]) * count)
+        self._logprobs.frombytes(np.asarray(logprobs, np.float32).tobytes())
+        self._versions.extend(array("i", [version]) * count)
 
     def route(self, start: int, chosen: Seq[Int16[np.ndarray, "L C"] | None]) -> None:
         """Records the experts that the sampler chose for tokens from `start` on; what is recorded already stays."""
@@ -126,9 +129,9 @@ class Ledger:
         """An independent copy with the same history, for a forked conversation."""
         copied = Ledger()
         copied._tokens = list(self._tokens)
-        copied._sampled = list(self._sampled)
-        copied._logprobs = list(self._logprobs)
-        copied._versions = list(self._versions)
+        copied._sampled = self._sampled[:]
+        copied._logprobs = self._logprobs[:]
+        copied._versions = self._versions[:]
         copied._pieces = list(self._pieces)
         copied._routes = list(self._routes)
         copied.images = list(self.images)
@@ -140,10 +143,10 @@ class Ledger:
         length = len(self._tokens)
         return Sequence(
             tokens=np.asarray(self._tokens, np.int32),
-            loss_mask=np.asarray(self._sampled, bool),
-            logprobs=np.asarray(self._logprobs, np.float32),
+            loss_mask=np.array(self._sampled, bool),
+            logprobs=np.array(self._logprobs, np.float32),
             positions=self.positions(0, length),
-            versions=np.asarray(self._versions, np.int32),
+            versions=np.array(self._versions, np.int32),
             images=tuple(self.images),
             routes=self._stacked_routes(length),
         )

@@ -36,6 +36,7 @@ class Tokenizer:
         self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
         self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
+        self._prepared: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Tokenizer:
@@ -56,6 +57,13 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. Special tokens in the text are recognised, and none are added."""
         return list(self._ids(text))
+
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Encodes texts together, on all cores, so that `encode` has them at once. What it was not asked for until the next
+        call of `prepare` is forgotten."""
+        distinct = list(dict.fromkeys(texts))
+        encodings = self._backend.encode_batch_fast(distinct, add_special_tokens=False)
+        self._prepared = {text: tuple(encoding.ids) for text, encoding in zip(distinct, encodings, strict=True)}
 
     def encode_prompt(self, text: str) -> list[int]:
         """Ids of the beginning of a conversation: the model's begin-of-text token, if it has one, and then `text`.
@@ -113,6 +121,8 @@ class Tokenizer:
             return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
+        if (ids := self._prepared.pop(text, None)) is not None:
+            return ids
         # "fast" records no offsets of tokens; recording them takes three quarters of the time of `encode`
         return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
@@ -200,22 +210,29 @@ class Tokenizer:
         """Ids between two turns of the assistant, as the model's template writes them: the end of its turn, a message of a user
         or a tool, and the beginning of its next turn.
 
-        Without a template, a user's message is text: `User: `, the message, and `Assistant: `, each on a line of its own.
-
         Args:
           text: the message.
           last: the assistant's last id. If it already ends the turn, the end token is not repeated.
           role: whose message it is.
 
         Raises:
+          ValueError: as `reply_text`.
+        """
+        ids = self.encode(self.reply_text(text, role))
+        return ids[1:] if last is not None and last in self.eos_ids and ids[0] in self.eos_ids else ids
+
+    def reply_text(self, text: str, role: ReplyRole = "user") -> str:
+        """The text that `reply` encodes.
+
+        Without a template, a user's message is text: `User: `, the message, and `Assistant: `, each on a line of its own.
+
+        Raises:
           ValueError: the template does not write one turn after the other, or there is none for a tool's message.
         """
         if role == "tool":  # a template may write a tool's text in another form, such as JSON
-            ids = self.encode(self._after_turn(text, "tool"))
-        else:
-            before, after = self._between_turns
-            ids = self.encode(f"{before}{text}{after}")
-        return ids[1:] if last is not None and last in self.eos_ids and ids[0] in self.eos_ids else ids
+            return self._after_turn(text, "tool")
+        before, after = self._between_turns
+        return f"{before}{text}{after}"
 
     @functools.cached_property
     def turn_end(self) -> int:

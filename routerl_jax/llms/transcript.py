@@ -59,6 +59,9 @@ class Transcript(Tokenizer):
             end = match.end()
         return ids + self.encode_written(text[end:])
 
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Does nothing: its ids are numbered in the order in which texts come."""
+
     def encode_written(self, text: str) -> list[int]:
         """Ids of text that a model wrote. Marks in it are plain text."""
         return [self._number(piece) for piece in _PIECE.findall(text)]
@@ -92,11 +95,15 @@ class Transcript(Tokenizer):
         raise ValueError(_NO_TOOLS)
 
     def reply(self, text: str, last: int | None = None, role: ReplyRole = "user") -> list[int]:
-        """Ids of the end of the assistant's message, a user's message, and the beginning of the assistant's next message.
+        """Ids of `reply_text`."""
+        return self.encode(self.reply_text(text, role))
+
+    def reply_text(self, text: str, role: ReplyRole = "user") -> str:
+        """The end of the assistant's message, a user's message, and the beginning of the assistant's next message.
         Raises ValueError if the role is a tool."""
         if role == "tool":
             raise ValueError(_NO_TOOLS)
-        return self.encode(f"<|end|><|user|>{text}<|end|><|assistant|>")
+        return f"<|end|><|user|>{text}<|end|><|assistant|>"
 
     @property
     def has_chat_template(self) -> bool:

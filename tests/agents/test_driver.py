@@ -13,6 +13,7 @@ import pytest
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.time_limit import seconds_left
+from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.evaluation.records import episode_record
 from tests import tiny
@@ -32,6 +33,27 @@ def test_all_outstanding_searches_go_out_in_one_batch():
     assert [(e.example.id, e.sample) for e in episodes] == [(f"q{i}", s) for i in range(6) for s in range(4)]
     assert [len(batch) for batch in kbs["text"].batches] == [24]
     assert (stats.tool_calls, stats.tool_errors) == (24, 0)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_observations_of_all_attempts_are_encoded_together(monkeypatch, deterministic):
+    """One by one, they have the same tokens."""
+
+    def ledgers():
+        episodes = run(AGENT, EXAMPLES, ScriptedEngine(script, rows=64), knowledge(), deterministic=deterministic)
+        return [episode.sequences[0].tokens.tolist() for episode in episodes]
+
+    batches, prepare = [], Tokenizer.prepare
+
+    def counted(self, texts):
+        batches.append(list(texts))
+        prepare(self, batches[-1])
+
+    monkeypatch.setattr(Tokenizer, "prepare", counted)
+    together = ledgers()
+    assert [len(batch) for batch in batches] == [6]
+    monkeypatch.setattr(Tokenizer, "prepare", lambda self, texts: None)
+    assert ledgers() == together
 
 
 def test_no_more_agents_than_rows_run_at_once():

@@ -87,7 +87,7 @@ class Thumbnails(SearchAgent):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
         chat.write(self.grammar.write_search("", example.question, "text"))
-        self.show(await tools["text"].search(example.question, self.k), chat, self.answer_tokens)
+        await self.show(await tools["text"].search(example.question, self.k), chat, self.answer_tokens)
         return await self.final_answer(chat, self.answer_tokens)
 
 

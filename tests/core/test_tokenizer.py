@@ -213,6 +213,22 @@ def test_what_is_remembered_can_not_be_changed() -> None:
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
+def test_prepared_texts_have_the_ids_of_others() -> None:
+    texts = ["the cat", "", "the dog sat", "the cat", " the cat"]
+    tokenizer, other = trained(), trained()
+    tokenizer.prepare(texts)
+    tokenizer._backend = None  # nothing is encoded any more
+    assert [tokenizer.encode(text) for text in texts] == [other.encode(text) for text in texts]
+
+
+def test_a_prepared_text_that_is_not_asked_for_is_forgotten() -> None:
+    tokenizer = trained()
+    tokenizer.prepare(["the cat"])
+    tokenizer.prepare(["the dog"])
+    assert list(tokenizer._prepared) == ["the dog"]
+    assert tokenizer.encode("the cat") == trained().encode("the cat")
+
+
 LLAMA_3 = (
     "{{ bos_token }}{% for m in messages %}<|eot_id|>[{{ m.role }}]\n\n{{ m.content | trim }}{% endfor %}<|eot_id|>"
     "{% if add_generation_prompt %}[assistant]\n\n{% endif %}"

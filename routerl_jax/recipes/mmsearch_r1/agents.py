@@ -10,7 +10,6 @@ from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
 from routerl_jax.agents.observation import Reply, Spoken
@@ -248,15 +247,14 @@ class MMSearchAgent(CallingAgent):
             call = await tools[self.image_tool].search(picture_query(example), self.image_k)
         else:
             call = await tools[self.text_tool].search(with_question(query, example.question), self.k)
-        limit = min(self.max_observation_tokens or chat.room, chat.room - self._reserve(chat))
-
-        def observation(passages: Sequence[Passage]) -> Observation:
-            return self.observation(call, passages, kind, example, earlier)
-
-        shown = fitting(
-            call.passages, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=kind == "text"
+        reserve = self._reserve(chat)
+        shown = await self.show_fitting(
+            *(chat, call.passages, lambda passages: self.observation(call, passages, kind, example, earlier)),
+            most=min(self.max_observation_tokens or chat.room, chat.room - reserve),
+            reserve=reserve,
+            cut=kind == "text",
         )
-        return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
+        return shown is not None
 
     def framed(self, observation: Observation) -> Observation | Reply:
         """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""

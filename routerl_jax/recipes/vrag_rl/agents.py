@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
@@ -13,7 +14,6 @@ from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
 from routerl_jax.agents.looking_calls import LOOK, LookingCalls
@@ -343,17 +343,16 @@ class VRAGAgent(CallingAgent):
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
             fresh = self.fresh(call.passages, shown_ids)
-        room = chat.room - self._reserve(chat)
-        limit = min(self.max_observation_tokens or room, room)
-
-        def observation(passages: Sequence[Passage]) -> Observation:
-            return self._page(call, fresh, passages)
-
-        shown = fitting(
-            fresh, lambda subset: self.size_of(chat, observation(subset)) <= limit, cut=self.shows == "text"
+        reserve = self._reserve(chat)
+        room = chat.room - reserve
+        shown = await self.show_fitting(
+            *(chat, fresh, functools.partial(self._page, call, fresh)),
+            most=min(self.max_observation_tokens or room, room),
+            reserve=reserve,
+            cut=self.shows == "text",
         )
-        shown_ids.update(passage.id for passage in shown)
-        return self.say(chat, observation(shown), self._reserve(chat), [passage.id for passage in shown])
+        shown_ids.update(passage.id for passage in shown or ())
+        return shown is not None
 
     def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
         tags = tool_calls.TAGS if self.grammar else protocol.TAGS
