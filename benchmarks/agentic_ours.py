@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import pathlib
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -171,12 +172,16 @@ class Rollout:
 
 
 class Accounts:
-    """Divides the time of a rollout among its parts. Each program is waited for, so the rollout is not compared with others."""
+    """Divides the time of a rollout among its parts. Each program is waited for, so the rollout is not compared with others.
 
-    def __init__(self, rollout: Rollout, limits: dict[str, Any]) -> None:
-        self._rollout, self._limits = rollout, limits
+    The machine's limits are measured before and after it; the medians count, as other work on the host may disturb a moment.
+    """
+
+    def __init__(self, rollout: Rollout) -> None:
+        self._rollout = rollout
         self._clock = Timed(rollout.engine, apart=True)
-        self._least = {"decode": 0.0, "extend": 0.0}
+        self._decoded: list[tuple[float, float]] = []  # bytes and FLOPs that each step of decoding needs
+        self._extended = 0.0  # FLOPs that prefills need
         self._steps: list[Span] = []
         self._config = rollout.engine.config
         self._watch(rollout.engine)
@@ -195,30 +200,26 @@ class Accounts:
             starts = [stream.cached for stream in streams]
             layout, outputs = decode(streams, *inputs, **options)
             counts = {id(stream): int(outputs.counts[slot]) for slot, stream in layout}
-            self._least["decode"] += self._least_decode(starts, [counts[id(stream)] for stream in streams])
+            self._decoded += self._needed(starts, [counts[id(stream)] for stream in streams])
             return layout, outputs
 
         def counted_extend(streams: Any) -> int:
             work = Work(config=self._config, bytes_per_entry=4)
             for stream in streams:
                 length = len(stream.ledger) - 1
-                flops = work.prefill_flops(1, length - stream.cached, length)
-                self._least["extend"] += flops / self._limits["matmul_flops_per_s"]
+                self._extended += work.prefill_flops(1, length - stream.cached, length)
             return extend(streams)
 
         engine.step, calls.decode, calls.extend = timed_step, counted_decode, counted_extend  # type: ignore[method-assign]
 
-    def _least_decode(self, starts: list[int], counts: list[int]) -> float:
-        """Seconds that a call must take: in every step the rows that are still alive, their bytes or their FLOPs."""
-        work, total = Work(config=self._config, bytes_per_entry=4), 0.0
+    def _needed(self, starts: list[int], counts: list[int]) -> list[tuple[float, float]]:
+        """Bytes and FLOPs of every step of a call, of the rows that are still alive in it."""
+        work, needed = Work(config=self._config, bytes_per_entry=4), []
         for step in range(max(counts)):
             alive = [start + step + 1 for start, count in zip(starts, counts) if count > step]
             tokens = sum(alive) // len(alive)
-            total += max(
-                work.decode_bytes(len(alive), tokens) / self._limits["memory_bytes_per_s"],
-                work.decode_flops(len(alive), tokens) / self._limits["matmul_flops_per_s"],
-            )
-        return total
+            needed.append((work.decode_bytes(len(alive), tokens), work.decode_flops(len(alive), tokens)))
+        return needed
 
     def run(self) -> dict[str, Any]:
         """One rollout; seconds by its parts. They add up to `seconds`."""
@@ -226,24 +227,30 @@ class Accounts:
         self._clock.reset()
         self._steps.clear()
         rollout.tool.spans.clear()
-        self._least = {"decode": 0.0, "extend": 0.0}
+        self._decoded.clear()
+        self._extended = 0.0
+        measured = [limits(self._config, rollout.engine.rows) for _ in range(3)]
         started = time.perf_counter()
         counted = rollout.run()
         seconds = time.perf_counter() - started
+        most = medians([*measured, *(limits(self._config, rollout.engine.rows) for _ in range(3))])
+        bytes_per_s, flops_per_s = most["memory_bytes_per_s"], most["matmul_flops_per_s"]
+        least_decode = sum(max(moved / bytes_per_s, flops / flops_per_s) for moved, flops in self._decoded)
         device = {name: sum(times) for name, times in self._clock.seconds.items()}
         calls = {name: len(times) for name, times in self._clock.seconds.items()}
         stepped = sum(end - begin for begin, end in self._steps)
         waited = outside(rollout.tool.spans, self._steps)
-        dispatch = self._limits["dispatch_s"]
+        dispatch = most["dispatch_s"]
         idle = device["decode"] * (1 - counted["decoded_tokens"] / counted["decode_slots"])
         padding = device["extend"] * (1 - counted["prefilled_tokens"] / counted["prefill_slots"])
         twice = max(0.0, 1 - counted["must_prefill"] / counted["prefilled_tokens"])
         recompute = (device["extend"] - padding) * twice
+        least_prefill = self._extended / flops_per_s * (1 - twice)
         lines = {
-            "decode, at the limit": self._least["decode"],
+            "decode, at the limit": least_decode,
             "decode, rows that had stopped or were padding": idle,
             "decode, dispatch": calls["decode"] * dispatch,
-            "prefill, at the limit": self._least["extend"] * (1 - twice),
+            "prefill, at the limit": least_prefill,
             "prefill, padding": padding,
             "prefill, recomputed": recompute,
             "prefill, dispatch": calls["extend"] * dispatch,
@@ -263,10 +270,11 @@ class Accounts:
             "calls": calls,
             "device_idle_while_a_row_could_run": host / seconds,
             "of_limit": {
-                "decode": self._least["decode"] / device["decode"],
-                "prefill": self._least["extend"] * (1 - twice) / device["extend"],
-                "rollout": (self._least["decode"] + self._least["extend"] * (1 - twice)) / seconds,
+                "decode": least_decode / device["decode"],
+                "prefill": least_prefill / device["extend"],
+                "rollout": (least_decode + least_prefill) / seconds,
             },
+            "limits": most,
         }
 
 
@@ -364,6 +372,16 @@ def limits(config: DecoderConfig, rows: int) -> dict[str, Any]:
     }
 
 
+def medians(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The median of every number of several measurements."""
+    return {
+        name: medians([each[name] for each in measured])
+        if isinstance(value, dict)
+        else statistics.median(each[name] for each in measured)
+        for name, value in measured[0].items()
+    }
+
+
 # --- the worker ------------------------------------------------------------------------------------------------------------
 
 
@@ -380,10 +398,7 @@ def _prepare_rollout(arguments: argparse.Namespace) -> Prepared:
 
 def _prepare_accounts(arguments: argparse.Namespace) -> Prepared:
     split_cpu(DEVICES[arguments.size])
-    rollout = Rollout(_policy(arguments.weights), asked_work(arguments))
-    machine_limits = limits(rollout.engine.config, rollout.engine.rows)
-    accounts = Accounts(rollout, machine_limits)
-    return lambda: {**accounts.run(), "limits": machine_limits}
+    return Accounts(Rollout(_policy(arguments.weights), asked_work(arguments))).run
 
 
 def _prepare_update(arguments: argparse.Namespace) -> Prepared:

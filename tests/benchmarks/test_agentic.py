@@ -62,7 +62,7 @@ def test_episodes_have_the_recorded_lengths() -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_feeds_nothing_twice_and_compiles_nothing_after_the_warm_up() -> None:
+def test_a_rollout_feeds_nothing_twice_and_compiles_nothing_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where its time goes adds up, with no line below 0 but that of what is not known otherwise."""
     model = tiny.model()
     assert model.tokenizer is not None
@@ -70,9 +70,16 @@ def test_a_rollout_feeds_nothing_twice_and_compiles_nothing_after_the_warm_up() 
         model, WORK, deterministic=True
     )  # else which calls there are depends on the tools' time
     rollout.run()
-    limits = {"matmul_flops_per_s": 1e15, "memory_bytes_per_s": 1e15, "dispatch_s": 1e-7}
-    accounts = agentic_ours.Accounts(rollout, limits)
-    found = accounts.run()
+    rates = iter(
+        [1e14, 1e15, 1e15, 1e15, 1e15, 1e17]
+    )  # one that was measured while something else ran, and one by mistake
+    monkeypatch.setattr(
+        agentic_ours,
+        "limits",
+        lambda *_: {"matmul_flops_per_s": 1e15, "memory_bytes_per_s": next(rates), "dispatch_s": 1e-7},
+    )
+    found = agentic_ours.Accounts(rollout).run()
+    assert found["limits"]["memory_bytes_per_s"] == 1e15
     assert found["compilations"] == 0
     assert found["must_prefill"] <= found["prefilled_tokens"] <= 1.05 * found["must_prefill"]
     assert found["decoded_tokens"] == found["sampled"] == sum(each.sampled for each in WORK)
