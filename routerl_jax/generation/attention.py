@@ -83,6 +83,7 @@ def chunked_attention(
     length, kv_heads = jax.tree.leaves(layer)[0].shape[1:3]
     size, group = min(_KEYS, length), heads // kv_heads
     q = q.reshape(chunks, steps, kv_heads, group, width)
+    scaled = q * width**-0.5
 
     def block(leaf: Array, row: Array, first: Array) -> Array:
         sizes = (1, size, *leaf.shape[2:])
@@ -92,7 +93,7 @@ def chunked_attention(
         """The output with that of chunks i to i + tile, which have one row."""
         row, (first_tokens, tokens) = rows[i], (jax.lax.dynamic_slice_in_dim(x, i, tile) for x in (starts, counts))
         # The queries of a key head are contiguous, as in `blockwise_attention`.
-        queries = jax.lax.dynamic_slice_in_dim(q, i, tile).transpose(2, 3, 0, 1, 4).reshape(kv_heads, -1, width)
+        queries = jax.lax.dynamic_slice_in_dim(scaled, i, tile).transpose(2, 3, 0, 1, 4).reshape(kv_heads, -1, width)
         positions = jnp.tile((first_tokens[:, None] + jnp.arange(steps)).reshape(-1), group)[:, None]
 
         def of_block(masked: bool, number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -100,7 +101,7 @@ def chunked_attention(
             first = jnp.minimum(number * size, length - size)  # the last block overlaps the one before it
             keys, values = jax.tree.map(lambda leaf: block(leaf, row, first), layer)
             codes, scale = _parts(keys, q)
-            score = jnp.einsum("KQH,KTH->KQT", queries, codes, preferred_element_type=jnp.float32) * width**-0.5
+            score = jnp.einsum("KQH,KTH->KQT", queries, codes, preferred_element_type=jnp.float32)
             score = score if scale is None else score * scale.swapaxes(-1, -2)
             if masked:
                 distance = positions - (first + jnp.arange(size))

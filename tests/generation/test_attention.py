@@ -54,6 +54,24 @@ def test_chunks_of_a_row_see_all_tokens_before_each_query(window, int8):
     np.testing.assert_allclose(got[used], wanted[used], atol=1e-6)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_chunk_has_the_same_output_to_the_bit_with_and_without_others(window):
+    """So what an engine caches of a row does not depend on which other rows it feeds."""
+    rng, steps, width = np.random.default_rng(0), 32, 64
+    layer = tuple(jnp.asarray(rng.normal(size=(5, 1024, KV_HEADS, width)), jnp.float32) for _ in "kv")
+    q = jnp.asarray(rng.normal(size=(11, steps, KV_HEADS * GROUP, width)), jnp.float32)
+    starts = 300 + steps * jnp.arange(11)
+    attend = jax.jit(chunked_attention, static_argnames="window")
+
+    def in_calls_of(size):
+        parts = [slice(i, min(i + size, 11)) for i in range(0, 11, size)]
+        calls = [(q[i], layer, jnp.full(len(q[i]), 3), starts[i], jnp.full(len(q[i]), steps)) for i in parts]
+        return np.concatenate([attend(*call, window=window) for call in calls])
+
+    for size in (1, 2, 4):
+        np.testing.assert_array_equal(in_calls_of(size), in_calls_of(11))
+
+
 def test_every_chunk_with_tokens_is_in_one_tile_of_its_row():
     """For random runs of chunks, with as few tiles as their sizes allow."""
     rng, most = np.random.default_rng(0), 100
