@@ -260,7 +260,7 @@ class WatchConfig:
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     # values above which a metric is bad
     most: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3}
+        default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3, "rollout/tool_error_rate": 0.99}
     )
     # A metric is bad below this share of its best in the stage (means of `patience` values; only if the best is above 0).
     falls: Mapping[str, Fraction] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})

@@ -51,6 +51,17 @@ def test_the_quickstart_stops_where_searches_are_repeated() -> None:
     assert seen(watch, *(dict(lost) for _ in range(5))) == [*[None] * 4, "rollout/repeated_search_rate"]
 
 
+def test_by_default_a_run_stops_where_every_search_fails() -> None:
+    """A server is down. Where one of three is down, the run goes on."""
+    rates = {"all": 1.0, "a third": 1 / 3, "none": 0.0}
+    stops = {
+        name: seen(Watch(WatchConfig()), *({"rollout/tool_error_rate": rate} for _ in range(6)))
+        for name, rate in rates.items()
+    }
+    assert stops["all"][:5] == [*[None] * 4, "rollout/tool_error_rate"]
+    assert stops["a third"] == stops["none"] == [None] * 6
+
+
 def test_bad_values_in_a_row_are_an_alarm() -> None:
     good, low, high = {"share": 0.5, "norm": 1.0}, {"share": 0.05}, {"norm": 6.0}
     assert seen(Watch(CONFIG), low, good, low, low) == [None, None, None, "share"]
