@@ -333,7 +333,7 @@ def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
         engine.update(run_.served_params(), completed)
         remedy = (
             f"policy/ is that of {completed} steps. Start another run from it with other settings "
-            f"(config.model.path={run_.workdir / 'policy'}), or loosen config.watch and --resume"
+            f"(config.model.path={run_.workdir / 'policy'}), or mend the cause, or loosen config.watch, and --resume"
         )
     else:
         remedy = (
