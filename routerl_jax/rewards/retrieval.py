@@ -42,7 +42,7 @@ class Retrieval:
             result may exceed 1). Otherwise each passage only has the rank at which it was shown first.
         """
         shown = [passage for search in self.searches for passage in search]
-        shown = shown if repeats else list({passage.id: passage for passage in reversed(shown)}.values())[::-1]
+        shown = shown if repeats else list({passage.id: passage for passage in shown}.values())
         gain, missing = 0.0, list(self.gold)
         for rank, passage in enumerate(shown, 1):
             hits = [hop for hop in (self.gold if repeats else missing) if hop.found_in((passage,))]

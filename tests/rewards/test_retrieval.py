@@ -30,6 +30,9 @@ def of(seen: Episode) -> Retrieval:
         ((A, "crop", "crop", C), (A, C), 1.0, 1.0, 0.5),  # crops have no place
         ((X, Y, A), (A, B, C), 0.5 / 2.1309298, 1 / 3, 0.0),
         ((A, A, C), (A, C), 1.0, 1.0, 0.5),  # the second A is no new page
+        ((A, X, A), (A,), 1.0, 1.0, 1.0),  # shown again later, a page keeps its first place
+        ((X, A, X), (A,), 0.6309298, 1.0, 0.0),  # and takes no place from the pages between
+        ((X, A, Y, X, C), (A, C), (0.6309298 + 0.4306766) / 1.6309298, 1.0, 0.0),
         ((None, A), (A,), 1.0, 1.0, 0.0),  # a search that showed nothing takes no place, but it was the first
         ((X, Y), (A,), 0.0, 0.0, 0.0),
         ((), (A,), 0.0, 0.0, 0.0),
