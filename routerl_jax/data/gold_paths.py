@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Example, Passage
+from routerl_jax.core.words import folded
 from routerl_jax.data.page_ids import page_of
 
 
@@ -46,7 +47,8 @@ class GoldHop:
         have another name, `page_ids`) or title or, where neither is known, a passage that states the value. A title without an
         id may lack what stands in brackets at its end."""
         if not (self.passage_id or self.title):
-            return bool(self.value) and any(self.value.lower() in passage.text.lower() for passage in passages)
+            value = folded(self.value).lower()
+            return bool(value) and any(value in folded(passage.text).lower() for passage in passages)
         if not self.passage_id:
             return any(bare_title(passage.title) == bare_title(self.title) for passage in passages)
         names = {name for passage in passages for name in (passage.id, passage.id.partition("#")[0])}
@@ -151,7 +153,7 @@ def without_aside(title: str) -> str:
 
 def bare_title(title: str) -> str:
     """A title for comparisons: without the brackets at its end, and without case."""
-    return without_aside(title).casefold()
+    return without_aside(folded(title)).casefold()
 
 
 def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -> tuple[GoldHop, ...]:

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import hashlib
 import pathlib
-import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -15,9 +14,9 @@ import numpy as np
 
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
+from routerl_jax.core.words import words
 from routerl_jax.data.readers import ExampleSource
 
-_WORD = re.compile(r"\w+")
 _SLACK = 1e-9  # tolerance of sums of weights
 
 
@@ -39,9 +38,9 @@ def examples_of(source: ExampleSource) -> Iterator[Example]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text for comparison: lower case, no accents, no punctuation."""
+    """The words of a text (`core.words`) for comparison: lower case, no accents, no punctuation."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-    return _WORD.findall(plain)
+    return words(plain)
 
 
 def find_overlaps(
@@ -56,6 +55,8 @@ def find_overlaps(
 
     Two sets are similar if their weighted Jaccard similarity is at least `threshold`. A shingle that is in n of all N questions
     has weight log(1 + N/n). So the words of a common template count little, and the names in it count much.
+
+    In text without spaces between words, each character is a word.
 
     No pair is missed. A pair that reaches the threshold shares at least one of the test question's rarest shingles, those that
     together hold more than 1 - threshold of its weight (prefix filtering, Bayardo et al. 2007). Only training questions with

@@ -4,16 +4,23 @@ All take the gold answers (one string or a sequence of strings) and the name of 
 prediction of None (no answer) scores 0. A text that a normaliser would erase ("The", "A") is compared by its lower-cased words.
 So an empty prediction never matches, and not every prediction covers such a gold answer. No gold answer at all, or an unknown
 normaliser, is a ValueError.
+
+Before any normaliser, texts that look the same become one text (`core.words.folded`): accents in one or two code points,
+curly quotation marks, dashes, wide digits, characters without width. Released scorers compare the code points. Text in
+scripts without spaces between words (Chinese, Japanese, Thai, ..) has its characters for words, as in MLQA's scorer
+(arXiv 1910.07475).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from routerl_jax.core.words import folded, is_unspaced, split
 from routerl_jax.rewards.normalize import NORMALIZERS, r1_searcher
 
 Golds = str | Sequence[str]
@@ -41,10 +48,18 @@ def f1(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> f
 def cover_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """CEM (ACC_R of R1-Searcher, section 3.1): 1 if every word of a gold answer is among the predicted words, else 0.
 
-    Order, adjacency and repetition don't count.
+    Order, adjacency and repetition don't count. In text without spaces between words, a run of characters counts as one word,
+    which the prediction must hold as it is.
     """
     predicted, accepted = _normalized(prediction, golds, normalizer)
-    return float(any(gold and set(gold) <= set(predicted) for gold in accepted))
+    said = "".join(predicted)
+
+    def covers(gold: Words) -> bool:
+        runs = [(unspaced, list(run)) for unspaced, run in itertools.groupby(gold, is_unspaced)]
+        covered = ["".join(run) in said if unspaced else set(run) <= set(predicted) for unspaced, run in runs]
+        return bool(gold) and all(covered)
+
+    return float(any(map(covers, accepted)))
 
 
 def substring_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
@@ -82,8 +97,8 @@ def anls(prediction: str | None, golds: Golds, normalizer: str = "search_r1") ->
     answer counts. Texts are compared in lower case with single spaces, whatever the normaliser, as in other papers.
     """
     NORMALIZERS.get(normalizer)
-    predicted = " ".join((prediction or "").lower().split())
-    return max(_similarity(predicted, " ".join(gold.lower().split())) for gold in _as_tuple(golds))
+    predicted, *accepted = (" ".join(folded(text).lower().split()) for text in (prediction or "", *_as_tuple(golds)))
+    return max(_similarity(predicted, gold) for gold in accepted)
 
 
 # The metrics that `launch.score` reports and recipes reward, by short name.
@@ -113,7 +128,8 @@ def _normalized(prediction: str | None, golds: Golds, normalizer: str) -> tuple[
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str, normalizer: str) -> Words:
-    return tuple(NORMALIZERS.get(normalizer)(text).split() or text.lower().split())
+    text = folded(text)
+    return tuple(split(NORMALIZERS.get(normalizer)(text)) or split(text.lower()))
 
 
 def _best_overlap(prediction: str | None, golds: Golds, normalizer: str) -> tuple[float, float]:

@@ -85,6 +85,19 @@ def test_what_a_template_shares_is_no_overlap() -> None:
     assert [pair.train_id for pair in again] == ["q7"]
 
 
+def test_questions_without_spaces_between_words_are_compared_by_characters() -> None:
+    train = examples(
+        "日本で一番高い山は何ですか", "法国的首都是哪里？", "ทำไมฟ้าถึงเป็นสีฟ้า", "Pourquoi le ciel est-il bleu?"
+    )
+    test = examples("日本で一番高い山の名は何ですか？", "法国 的首都是哪里", "水の沸点は何度ですか", prefix="t")
+    pairs = find_overlaps(train, test)
+    assert [(pair.train_id, pair.test_id, pair.exact) for pair in pairs] == [("q0", "t0", False), ("q1", "t1", True)]
+    assert find_overlaps(
+        examples("भारत की राजधानी क्या है"), examples("भारत की राजधानी कौन है", prefix="t"), threshold=0.5
+    )
+    assert not find_overlaps(examples("भारत की राजधानी क्या है"), examples("नदी का उद्गम कहाँ है", prefix="t"))
+
+
 def test_questions_about_pictures_differ_by_their_pictures() -> None:
     def seen(name: str, image: object) -> Example:
         return Example(id=name, question="What is this?", answers=("x",), images=(image,))

@@ -57,6 +57,37 @@ def test_f1(prediction: str | None, golds: str | list[str], expected: float) -> 
     assert metrics.f1(prediction, golds) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("normalizer", list(NORMALIZERS))
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        ("Zoe\u0308 Kazan", "Zo\u00eb Kazan"),
+        ("Ly\u200bon\ufeff", "Lyon"),
+        ("D\u2019Arcy", "D'Arcy"),
+        ("1914\u20131918", "1914-1918"),
+        ("\uff14\uff12", "42"),
+        ("\u2212\u00a07 degrees", "- 7 degrees"),
+        ("\u4e1c\u4eac\u3002", "\u4e1c\u4eac"),
+        ("\u300a\u4e09\u4f53\u300b", "\u4e09\u4f53"),
+        ("\u0130zmir", "izmir"),
+    ],
+)
+def test_texts_that_look_the_same_are_equal(prediction: str, gold: str, normalizer: str) -> None:
+    for metric in ALL:
+        assert metric is metrics.anls or metric(prediction, gold, normalizer) == 1.0
+
+
+def test_text_without_spaces_has_characters_for_words() -> None:
+    said, gold = "法国的首都是巴黎", "巴黎"
+    assert metrics.f1(said, gold) == pytest.approx(2 * 2 / (8 + 2))
+    assert [metrics.cover_em(said, name) for name in ("巴黎", "黎巴", "伦敦")] == [1, 0, 0]
+    assert metrics.cover_em("它是 iPhone 15 手机", "手机 iPhone") == 1
+    assert metrics.substring_em(said, gold) == 1
+    assert metrics.exact_match("巴 黎", gold) == 1
+    assert metrics.f1("กรุงเทพ", "กรุงเทพฯ") == pytest.approx(2 * 6 / 13)
+    assert metrics.f1("한국의 수도", "수도") == pytest.approx(2 / 3)  # Korean has spaces
+
+
 @pytest.mark.parametrize(
     ("prediction", "gold", "guarded", "unguarded"),
     [

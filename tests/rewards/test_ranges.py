@@ -10,6 +10,7 @@ from routerl_jax.data.readers import open_dataset
 from routerl_jax.evaluation.metrics import averages
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
+from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import RewardFunction
 
@@ -21,11 +22,19 @@ LENGTH = Example(id="q", question="?", answers=("51.97",), metadata={"answer_ran
     [
         (None, ()),
         ("no idea", ()),
-        ("about 52 metres", ("52",)),
+        ("about 52 metres", ("52", "about 52 metres")),
+        ("at −52 metres", ()),
+        ("minus 52", ()),
+        ("５２ m", ("52", "５２ m")),
         ("46.773", ("46.773",)),
         ("46.772", ()),
         ("-50", ()),
-        ("48-58", ("48",)),
+        ("48-58", ("48", "48-58")),  # 9.2 of the 11.2 that both cover
+        ("48–50 m", ("48", "50", "48–50 m")),
+        ("between 58 and 48", ("48", "between 58 and 48")),
+        ("48 to 90", ("48",)),
+        ("built in 1952, 50 m tall", ("50",)),
+        ("50 km2", ("50", "50 km2")),
         ("5,0.7", ()),
         ("51.97", ()),  # it is accepted already
         ("50 or 51.5, at most 60", ("50", "51.5")),
@@ -42,6 +51,14 @@ def test_thousands() -> None:
     assert accepted_answers(Example(id="q", question="?", answers=("4020",)), "3900") == ("4020",)
 
 
+@pytest.mark.parametrize("right", ["11 million", "about 11.2 Million people", "10.5-12 million", "11 500 000", "1.1e7"])
+def test_large_numbers(right: str) -> None:
+    example = Example(id="q", question="?", answers=("11200000",), metadata={"answer_ranges": [[10080000, 12320000]]})
+    for wrong in ("11", "11 thousand", "1 to 12 million"):
+        assert exact_match(wrong, accepted_answers(example, wrong)) == 0
+    assert exact_match(right, accepted_answers(example, right)) == 1
+
+
 def test_rewards_of_recipes_know_ranges() -> None:
     """R1-Searcher's answer, which must stand in tags, and RouteRAG's saving, which right answers alone earn."""
     answers = ("about 52 metres", "40 metres")
@@ -56,7 +73,7 @@ def test_rewards_of_recipes_know_ranges() -> None:
     assert [terms["total"] for terms in searcher([near, far])] == [1, -1]
     plain = episode("52", 0.0)
     saving = RewardFunction({"routerag.efficiency": {"scale": 4.0}})  # costs are 0, 1/2 and 0 of it
-    assert [terms["total"] for terms in saving([plain, far, near])] == pytest.approx([0.5 / 3, 0, 0])
+    assert [terms["total"] for terms in saving([plain, far, near])] == pytest.approx([0.5 / 3, 0, 0.5 / 3])
 
 
 def test_every_score_knows_ranges(shared_data: Callable[[str], pathlib.Path]) -> None:
