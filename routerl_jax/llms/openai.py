@@ -21,6 +21,7 @@ from routerl_jax.models.images import image_uri
 from routerl_jax.remote.background import shared_loop
 from routerl_jax.remote.http import HttpClient, HttpError
 from routerl_jax.remote.limits import RateLimiter, acquire_async
+from routerl_jax.remote.retries import ReplyError, error_of
 from routerl_jax.remote.secrets import secret
 
 # Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.
@@ -38,7 +39,7 @@ class OpenAIModel:
 
     Args:
       name: the model's name on the server.
-      base_url: such as `https://api.openai.com/v1` or `http://127.0.0.1:8000/v1`.
+      base_url: such as `https://api.openai.com/v1` or `http://127.0.0.1:8000/v1`; with /chat/completions, exactly that URL.
       api_key_env: environment variable that holds the key; "" sends no key.
       concurrency: most requests in progress at once.
       timeout: seconds for one attempt.
@@ -68,7 +69,10 @@ class OpenAIModel:
         self.name = name
         self.settings = dict(extra or {})  # answers depend on them
         key = secret(api_key_env)
-        self._url = f"{base_url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        whole = base_url.rstrip("/").endswith(
+            "/chat/completions"
+        )  # then it is the server's own address, with its last slash
+        self._url = base_url if whole else f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._format = 0
         self._tokens_key, self._temperature, self._stop = "max_tokens", True, True
@@ -170,7 +174,9 @@ class OpenAIModel:
             if self._temperature:
                 dialect["temperature"] = temperature
             try:
-                reply = await self._http.request("POST", self._url, headers=self._headers, body=fields | dialect)
+                reply = await self._http.request(
+                    "POST", self._url, headers=self._headers, body=fields | dialect, failure=_failure
+                )
             except HttpError as error:
                 if error.status not in _REJECTED or not self._learn_dialect(str(error), fields | dialect):
                     raise
@@ -220,6 +226,22 @@ def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": level}} if level == "json_object" else {}
 
 
+def _failure(reply: Any) -> ReplyError | None:
+    """The error of a reply with status 200: its own, or that of its first choice. Without a choice it may pass, too."""
+    if (error := error_of(reply)) is not None or not isinstance(reply, dict) or "choices" not in reply:
+        return error
+    if not reply["choices"]:
+        return ReplyError(502, "no choices")
+    try:
+        choice = reply["choices"][0]
+        ended = choice.get("finish_reason") in ("error", "abort")  # OpenRouter's and vLLM's, perhaps with half a text
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return error_of({"error": choice.get("error")}) or (
+        ReplyError(502, "the server ended the answer") if ended else None
+    )
+
+
 def _completion(reply: Any) -> Completion:
     """A reply as a Completion. Raises ValueError if it breaks the protocol."""
     try:
@@ -229,7 +251,9 @@ def _completion(reply: Any) -> Completion:
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"the reply has no choices[0].message: {json.dumps(reply)[:200]}") from error
     if isinstance(content, list):  # a list of parts
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+        content = "".join(
+            part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        )
     usage = reply.get("usage") or {}
     finish = choice.get("finish_reason") or "stop"
     text, error, fault = "", None, ""

@@ -15,10 +15,18 @@ from typing import Any
 
 from routerl_jax.core.extras import needs
 from routerl_jax.remote.background import shared_loop
-from routerl_jax.remote.retries import RETRIED, retry_after
+from routerl_jax.remote.retries import (
+    MOST_REDIRECTS,
+    ReplyError,
+    bounded,
+    error_of,
+    may_follow,
+    may_pass,
+    redirect_target,
+    retry_after,
+)
 
 _MOST_BYTES = 16 << 20  # most bytes of a reply
-_LONGEST_PAUSE = 60.0  # seconds; if a server asks for a longer pause, it is still asked again after this
 
 
 class HttpError(Exception):
@@ -48,9 +56,10 @@ class Reply:
 class HttpClient:
     """A client of one service, for coroutines of one event loop.
 
-    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`) are retried after a growing,
-    random pause, or after the time in `Retry-After`. After a 429 with `Retry-After`, all requests of the client wait that long.
-    Redirects are errors, because a key must not be sent elsewhere.
+    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`, also in the body of a reply
+    with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
+    `Retry-After`, all requests of the client wait that long. A redirect is followed if it keeps the method and stays at the
+    server; others are errors, because a key must not be sent elsewhere.
 
     Args:
       timeout: seconds for one attempt.
@@ -92,14 +101,16 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
         body: Any = None,
+        failure: Callable[[Any], ReplyError | None] = error_of,
     ) -> Reply:
-        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. Raises HttpError."""
+        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. `failure` reads the error of a JSON
+        reply with a 2xx status. Raises HttpError."""
         address = _without_secrets(url)
         for attempt in range(self._retries + 1):
             await self._wait_pause()
             if self._turn is not None and not await self._turn():
                 raise HttpError(f"{address}: the rate limit leaves no turn in time")
-            outcome = await self._attempt(method, url, headers, params, body)
+            outcome = await self._attempt(method, url, headers, params, body, failure)
             if isinstance(outcome, Reply):
                 return outcome
             if not outcome.passing or attempt == self._retries:
@@ -109,8 +120,8 @@ class HttpClient:
             if pause is None:
                 pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
             elif outcome.status == 429:
-                self._paused_until = max(self._paused_until, time.monotonic() + min(pause, _LONGEST_PAUSE))
-            await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+                self._paused_until = max(self._paused_until, time.monotonic() + pause)
+            await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 
     def redact(self, message: str) -> str:
@@ -129,51 +140,53 @@ class HttpClient:
         while (seconds_left := self._paused_until - time.monotonic()) > 0:
             await asyncio.sleep(seconds_left * random.uniform(1.0, 1.1))
 
-    async def _attempt(self, method: str, url: str, headers: Any, params: Any, body: Any) -> Reply | _Failed:
+    async def _attempt(
+        self, method: str, url: str, headers: Any, params: Any, body: Any, failure: Callable[[Any], ReplyError | None]
+    ) -> Reply | _Failed:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
             connector = aiohttp.TCPConnector(limit=self._concurrency)
             self._session = open_session(connector=connector, trust_env=True, timeout=aiohttp.ClientTimeout(total=None))
             self._slots = asyncio.Semaphore(self._concurrency)
         assert self._slots is not None
-        content_kind = "data" if isinstance(body, bytes) else "json"
+        content: dict[str, Any] = {"data" if isinstance(body, bytes) else "json": body}
         try:
-            async with (
-                self._slots,
-                asyncio.timeout(self._timeout),
-                self._session.request(
-                    method, url, headers=headers, params=params, allow_redirects=False, **{content_kind: body}
-                ) as reply,
-            ):
-                content = await self._read(reply)
-                return self._judge(reply, content)
+            async with self._slots, asyncio.timeout(self._timeout):
+                for redirects in range(MOST_REDIRECTS + 1):
+                    async with self._session.request(
+                        method, url, headers=headers, params=params, allow_redirects=False, **content
+                    ) as reply:
+                        target = redirect_target(str(reply.url), reply.status, reply.headers.get("Location", ""))
+                        if redirects == MOST_REDIRECTS or not may_follow(url, reply.status, target):
+                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES)
+                            return _judge(reply, read, target, failure)
+                    url, params = target, None  # the target has the parameters
         except TimeoutError:
             return _Failed(f"no reply within {self._timeout:g} s", passing=True)
         except aiohttp.InvalidURL as error:
             return _Failed(f"not a URL ({error})")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return _Failed(f"{type(error).__name__}: {error}", passing=not isinstance(error, ValueError))
+        raise AssertionError("unreachable")
 
-    async def _read(self, reply: Any) -> bytes:
-        content = bytearray()
-        async for chunk in reply.content.iter_chunked(1 << 16):
-            content += chunk
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"the reply is larger than {_MOST_BYTES} bytes")
-        return bytes(content)
 
-    def _judge(self, reply: Any, content: bytes) -> Reply | _Failed:
-        if 200 <= reply.status < 300:
-            return Reply(reply.status, reply.headers, content)
-        message = f"HTTP {reply.status}: {_reason(content) or reply.reason}"
-        if 300 <= reply.status < 400:
-            message = (
-                f"HTTP {reply.status} to {_without_secrets(reply.headers.get('Location', '?'))}: give that URL instead"
-            )
-        passing = reply.status in RETRIED
-        return _Failed(
-            message, reply.status, passing=passing, retry_after=retry_after(reply.headers.get("Retry-After", ""))
-        )
+def _judge(reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None]) -> Reply | _Failed:
+    status, message, passing = reply.status, f"HTTP {reply.status}: {_reason(content) or reply.reason}", False
+    if 200 <= reply.status < 300:
+        answer = Reply(reply.status, reply.headers, content)
+        try:
+            error = failure(answer.json())
+        except ValueError:
+            error = None
+        if error is None:
+            return answer
+        status, message = error.status, f"an error under HTTP {reply.status} ({error.status}): {error.message}"
+        passing = may_pass(status, message)
+    elif target:
+        message = f"HTTP {reply.status} to {_without_secrets(target)}: give that URL instead"
+    else:
+        passing = may_pass(status, content[:4000].decode(errors="replace"))
+    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import PIL.Image
 import pytest
 
 from routerl_jax.core.types import Message
+from routerl_jax.llms import faults
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.llms.load import chat_model
 from routerl_jax.llms.openai import OpenAIModel
@@ -239,3 +240,95 @@ def test_thinking_is_taken_off():
     started = time.process_time()
     assert without_thinking("<think>" * 20_000) == ""  # a model in a loop; took minutes
     assert time.process_time() - started < 5
+
+
+def says(*replies: object):
+    """A handler that gives these as JSON under status 200, the last one for ever, and counts the requests."""
+    from aiohttp import web
+
+    queue = list(replies)
+
+    async def handler(request):
+        handler.asked += 1
+        return web.json_response(queue.pop(0) if len(queue) > 1 else queue[0])
+
+    handler.asked = 0
+    return handler
+
+
+RIGHT = {"choices": [{"message": {"content": "right"}, "finish_reason": "stop"}]}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"error": {"message": "busy", "code": "529"}},
+        {"error": {"message": "slow down", "type": "rate_limit_exceeded", "code": None}},
+        {"error": "The engine is overloaded", "choices": None},
+        {"object": "error", "message": "CUDA", "code": 500},
+        {"errors": [{"message": "gateway", "code": 502}], "success": False},
+        [{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "quota"}}],
+        {"choices": []},
+        {"choices": [{"error": {"code": 502, "message": "no provider"}, "finish_reason": "error"}]},
+        {"choices": [{"message": {"content": "ri"}, "finish_reason": "error"}]},
+        {"choices": [{"message": {"content": "ri"}, "finish_reason": "abort"}]},
+    ],
+)
+def test_a_passing_error_under_status_200_is_tried_again(reply):
+    handler = says(reply, RIGHT)
+    with serving(handler) as server:
+        answer = OpenAIModel("m", server.url, backoff=0.01).complete(say("q"))[0]
+    assert (answer.text, answer.error, handler.asked) == ("right", None, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        ({"message": "who are you", "code": 401}, faults.NOT_ALLOWED),
+        ({"message": "No auth", "type": "authentication_error"}, faults.NOT_ALLOWED),
+        ({"message": "bad field", "type": "invalid_request_error"}, faults.REQUEST),
+        ({"message": "no money", "code": "insufficient_quota", "status": 429}, faults.REQUEST),
+        ({"message": "maximum context length is 8", "code": 400}, faults.CONTEXT_LENGTH),
+    ],
+)
+def test_a_final_error_under_status_200_is_not_tried_again(error, fault):
+    handler = says({"error": error}, RIGHT)
+    with serving(handler) as server:
+        answer = OpenAIModel("m", server.url, backoff=0.01).complete(say("q"))[0]
+    assert (answer.text, answer.fault, handler.asked) == ("", fault, 1)
+    assert error["message"] in answer.error
+
+
+def test_spent_money_is_final_under_its_own_status_too(chats):
+    from aiohttp import web
+
+    body = {"error": {"message": "You exceeded your quota", "type": "insufficient_quota"}}
+    chats.storm = [web.json_response(body, status=429)]
+    assert "HTTP 429" in OpenAIModel("m", chats.url, backoff=0.01).complete(say("a"))[0].error
+    assert chats.server.seen["/v1/chat/completions"] == 1
+
+
+def test_a_null_beside_a_whole_answer_is_no_error_and_no_text():
+    parts = [{"type": "text", "text": None}, {"type": "text", "text": "right"}]
+    reply = {"error": None, "choices": [{"message": {"content": parts}, "error": None, "finish_reason": None}]}
+    with serving(says(reply)) as server:
+        assert OpenAIModel("m", server.url).complete(say("q"))[0].text == "right"
+
+
+def test_a_redirect_within_the_server_is_followed_and_a_loop_ends(chats):
+    from aiohttp import web
+
+    async def handler(request):
+        if request.path == "/v1/chat/completions":
+            raise web.HTTPPermanentRedirect("/v1/chat/completions/")
+        if request.path == "/v1/chat/completions/":
+            assert (await request.json())["model"] == "m"
+            return web.json_response(RIGHT)
+        raise web.HTTPTemporaryRedirect("/loop/chat/completions")
+
+    with serving(handler) as server:
+        for url in ("/v1", "/v1/chat/completions/"):
+            assert OpenAIModel("m", server.url + url).complete(say("q"))[0].text == "right"
+        assert server.seen["/v1/chat/completions"] == 1
+        assert "give that URL" in OpenAIModel("m", f"{server.url}/loop").complete(say("q"))[0].error
+        assert server.seen["/loop/chat/completions"] < 10

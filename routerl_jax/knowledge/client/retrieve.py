@@ -62,8 +62,7 @@ class RetrieveKB(KnowledgeBase):
             "retries": retries or Retries(),
             "breaker": breaker,
         }
-        self._bases = [url.rstrip("/").removesuffix(_PATH) for url in addresses]
-        self._connection = Connection(self._bases, settings)
+        self._connection = Connection(addresses, settings)
         self._counts = StageCounts(uncached=("server",))
 
     def __len__(self) -> int:
@@ -82,7 +81,7 @@ class RetrieveKB(KnowledgeBase):
 
         async def ask(queries: list[str]) -> list[list[Passage]]:
             body = {"queries": queries, "topk": k, "return_scores": True}
-            return self._read(await self._connection.request("POST", _PATH, body), len(queries))
+            return self._read(await self._connection.request("POST", "", body), len(queries))
 
         self._counts.add("server", asked=len(queries))
         try:

@@ -19,9 +19,18 @@ from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.remote.background import shared_loop
-from routerl_jax.remote.retries import RETRIED, retry_after
+from routerl_jax.remote.retries import (
+    MOST_REDIRECTS,
+    bounded,
+    error_of,
+    may_follow,
+    may_pass,
+    redirect_target,
+    retry_after,
+)
 
 _SAMPLES = 20  # smallest number of latencies for a percentile
+_MOST_BYTES = 256 << 20  # most bytes of a reply, which may hold pictures of many pages
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,7 +46,7 @@ class Transport:
     """Sends requests that can safely be repeated. All methods run on one event loop.
 
     Args:
-      urls: URLs of the replicas, which get the requests in turn.
+      urls: URLs of the replicas, which get the requests in turn. A request's path is put behind them as they are.
       token: for `Authorization: Bearer`; "" for none.
       hedge: if a reply takes longer than 95 % of the recent ones, send a second request and use the first reply.
       connections: most connections that are kept open.
@@ -55,7 +64,7 @@ class Transport:
         connections: int = 32,
         breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
-        self.replicas = [Replica(url.rstrip("/"), breaker()) for url in urls]
+        self.replicas = [Replica(url, breaker()) for url in urls]
         self._timeouts, self._retries, self._hedge = timeouts, retries, hedge
         self._rng = random.Random(retries.seed)
         self._turn = itertools.count()
@@ -155,13 +164,7 @@ class Transport:
         replica.breaker.begin()
         try:
             async with asyncio.timeout(remaining):
-                reply = await self._client.request(
-                    method,
-                    replica.url + path,
-                    content=content,
-                    headers={"Content-Type": "application/json", "X-Timeout-Seconds": f"{remaining:.3f}"},
-                )
-            value = _read(reply)
+                value = await self._reply(method, replica.url + path, path, content, remaining)
         except RequestRefused:
             replica.breaker.succeeded()
             raise
@@ -172,7 +175,7 @@ class Transport:
             else:
                 replica.breaker.failed()
             raise
-        except (httpx2.TransportError, TimeoutError) as error:
+        except (httpx2.RequestError, TimeoutError) as error:
             replica.breaker.failed()
             problem = (
                 "no answer in time"
@@ -188,6 +191,22 @@ class Transport:
         replica.breaker.succeeded()
         self._latencies.append(time.monotonic() - started)
         return value
+
+    async def _reply(self, method: str, url: str, path: str, content: bytes | None, seconds: float) -> Any:
+        """A reply's JSON, after the redirects that stay at the server. Raises Failed if another attempt may help,
+        RequestRefused if not."""
+        headers = {"Content-Type": "application/json", "X-Timeout-Seconds": f"{seconds:.3f}"}
+        for redirects in range(MOST_REDIRECTS + 1):
+            async with self._client.stream(method, url, content=content, headers=headers) as reply:
+                target = redirect_target(url, reply.status_code, reply.headers.get("location", ""))
+                if redirects == MOST_REDIRECTS or not may_follow(url, reply.status_code, target):
+                    try:
+                        body = await bounded(reply.aiter_bytes(), _MOST_BYTES)
+                    except ValueError as error:
+                        raise RequestRefused(f"{url}: {error}") from error
+                    return _read(reply, body, target.rstrip("/").removesuffix(path) if path else target)
+            url = target
+        raise AssertionError("unreachable")
 
     def _refusal(self, wait: float, last: Exception | None) -> str:
         reason = f"; the last error: {last}" if last else ""
@@ -227,29 +246,31 @@ class Connection:
             shared_loop().run(transport.close())
 
 
-def _read(reply: httpx2.Response) -> Any:
-    """A reply's JSON. Raises Failed if another attempt may help, RequestRefused if not."""
-    url = str(reply.request.url)
-    if reply.is_success:
-        try:
-            return json.loads(reply.content)
-        except ValueError as error:
-            raise Failed(f"{url}: the reply is not JSON ({reply.content[:80]!r})") from error
-    message = f"{url}: HTTP {reply.status_code}: {_message(reply)}"
-    if reply.status_code in RETRIED:
-        after = retry_after(reply.headers.get("retry-after", "")) or 0.0
-        overload = reply.status_code == 429 or (reply.status_code == 503 and "retry-after" in reply.headers)
-        raise Failed(message, retry_after=after, overload=overload)
-    if reply.status_code in (401, 403):
+def _read(reply: httpx2.Response, body: bytes, target: str) -> Any:
+    url, status = str(reply.request.url), reply.status_code
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        if reply.is_success:
+            raise Failed(f"{url}: the reply is not JSON ({body[:80]!r})") from error
+        value = None
+    carried = error_of(value)
+    if reply.is_success and carried is None:
+        return value
+    said = carried.message if carried else body[:200].decode(errors="replace").strip() or reply.reason_phrase
+    message = f"{url}: HTTP {status}: {said}"
+    if reply.is_success and carried:
+        status = carried.status
+        message = f"{url}: an error under HTTP {reply.status_code} ({status}): {said}"
+    if target:
+        raise RequestRefused(f"{url}: HTTP {status} to {target}: give that URL instead")
+    if may_pass(status, said):
+        after = retry_after(reply.headers.get("retry-after", ""))
+        overload = status == 429 or (status == 503 and after is not None)
+        raise Failed(message, retry_after=after or 0.0, overload=overload)
+    if status in (401, 403):
         message += " (the token: ROUTERL_KB_TOKEN in the environment, or token=..)"
     raise RequestRefused(message)
-
-
-def _message(reply: httpx2.Response) -> str:
-    try:
-        return str(reply.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return reply.text[:200].strip() or reply.reason_phrase
 
 
 async def _or_cancel(task: asyncio.Task[Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.remote.http import HttpClient, HttpError
+from routerl_jax.remote.retries import ReplyError, error_of
 
 
 class WebError(Exception):
@@ -72,7 +73,9 @@ class SerpApi:
         else:
             params = {"engine": "google", "q": query, "num": str(count), **self._where}
         try:
-            reply = await self._http.request("GET", self._url, params={**params, "api_key": self._key})
+            reply = await self._http.request(
+                "GET", self._url, params={**params, "api_key": self._key}, failure=_serpapi_failure
+            )
         except HttpError as error:
             if error.status == 400 and "hasn't returned any results" in str(error):
                 return []
@@ -80,10 +83,7 @@ class SerpApi:
         fields = _object(reply, self._url)
         rows = fields.get("visual_matches" if kind == "image" else "organic_results")
         if rows is None:
-            message = str(fields.get("error", ""))
-            if not message or "any results" in message:  # how SerpApi says that there are none
-                return []
-            raise WebError(self._http.redact(f"search failed: {self._url}: {message}"))
+            return []
         return _hits(rows, self._url, "thumbnail")[:count]
 
     async def close(self) -> None:
@@ -121,6 +121,13 @@ class Serper:
 SEARCH_ENGINES: Registry[Any] = Registry("search engine")
 SEARCH_ENGINES.register("serpapi")(SerpApi)
 SEARCH_ENGINES.register("serper")(Serper)
+
+
+def _serpapi_failure(reply: Any) -> ReplyError | None:
+    """An error that is not how SerpApi says that there are no results, and that does not stand beside some."""
+    error = error_of(reply)
+    found = isinstance(reply, dict) and any(reply.get(key) for key in ("organic_results", "visual_matches"))
+    return None if error is None or found or "any results" in error.message else error
 
 
 def _object(reply: Any, url: str) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ import concurrent.futures
 import io
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -177,6 +178,58 @@ def test_retry_after_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
             kb.search(["x"], k=1)
         assert len(seen) == 2
     assert len(clock.slept) == 1
+
+
+def test_an_error_under_status_200_is_read() -> None:
+    """As its code says: 429 and 5xx are asked again, others are refused."""
+    for passing in (
+        {"error": {"code": 429, "message": "later"}},
+        {"detail": "out of memory", "code": 503, "results": []},
+    ):
+        with scripted(HELLO, (200, {}, passing), FOUND) as (url, seen):
+            assert HttpKB(url, retries=FAST).search(["x"], k=1)[0][0].text == "found"
+            assert len(seen) == 3
+    refusal = {"error": {"type": "authentication_error", "message": "who are you"}}
+    with scripted(HELLO, (200, {}, refusal)) as (url, seen):
+        with pytest.raises(RequestRefused, match=r"who are you.*ROUTERL_KB_TOKEN"):
+            HttpKB(url, retries=FAST).search(["x"], k=1)
+        assert len(seen) == 2
+
+
+def test_redirects_stay_at_the_server() -> None:
+    """One that does is followed with its body; of another the message has the URL to give, and no key is sent there."""
+    there = (307, {"location": "/x/v1/search/"}, {})
+    with scripted(HELLO, there, FOUND) as (url, seen):
+        assert HttpKB(f"{url}/x", retries=FAST).search(["x"], k=1)[0][0].text == "found"
+        assert seen[1:] == ["/x/v1/search", "/x/v1/search/"]
+    with scripted(FOUND) as (other, visits):
+        for status, location in ((308, f"{other}/x/v1/search"), (302, "/y/v1/search")):
+            with scripted(HELLO, (status, {"location": location}, {})) as (url, seen):
+                kb = HttpKB(f"{url}/x", token="s3cret", retries=FAST)
+                whole = location if location.startswith("http") else url + location
+                with pytest.raises(
+                    RequestRefused, match=re.escape(f" to {whole.removesuffix('/v1/search')}: give that URL")
+                ):
+                    kb.search(["x"], k=1)
+                assert len(seen) == 2
+        assert not visits
+    with scripted(HELLO, there) as (url, seen), pytest.raises(RequestRefused, match="give that URL"):
+        HttpKB(f"{url}/x", retries=FAST).search(["x"], k=1)
+    assert len(seen) < 10
+
+
+def test_the_last_slash_of_an_address_is_kept() -> None:
+    with scripted((200, {}, {"result": [[{"contents": "t\nfound"}]]})) as (url, seen):
+        assert load_kb(f"{url}/retrieve/").search(["x"], k=1)[0][0].text == "found"
+        assert load_kb(f"{url}/retrieve").search(["x"], k=1)[0][0].text == "found"
+    assert seen == ["/retrieve/", "/retrieve"]
+
+
+def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_BYTES", 10_000)
+    endless = (200, {}, {"results": [[{**PASSAGE, "text": "x" * 20_000}]]})
+    with scripted(HELLO, endless) as (url, _), pytest.raises(RequestRefused, match="larger than 10000 bytes"):
+        HttpKB(url, retries=FAST).search(["x"], k=1)
 
 
 def test_nonsense_is_an_error() -> None:
