@@ -81,7 +81,13 @@ def load_pretrained(
         compute_dtype is given for an encoder.
     """
     directory = pretrained.resolve(path_or_id)
-    if (directory / ADAPTER_CONFIG).is_file() and not (directory / "config.json").is_file():
+    if (directory / ADAPTER_CONFIG).is_file():
+        whole = [path.name for ending in ("model*.safetensors", "pytorch_model*.bin") for path in directory.glob(ending)]
+        if whole:  # transformers would take the base and the adapter, other programs the whole weights
+            raise ValueError(
+                f"{directory} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({sorted(whole)[0]}); keep each in a "
+                f"directory of its own"
+            )
         return _load_with_adapter(directory, mesh, dtype, compute_dtype, layout)
     family, architecture = _read_settings(directory)
     dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}

@@ -27,11 +27,13 @@ class Rule:
         second axis.
       axes: for each axis of their tensor, the axes of ours (of one layer) that it runs over, the last one fastest.
       layers: the numbers of the layers that have the parameter; empty: all.
+      copies: other names under which a checkpoint may hold the same tensor again; it must be equal.
     """
 
     name: str
     axes: tuple[tuple[int, ...], ...]
     layers: tuple[int, ...] = ()
+    copies: tuple[str, ...] = ()
 
     @property
     def names(self) -> list[str]:

@@ -22,8 +22,11 @@ from routerl_jax.models.stored import DTYPES, StoredTensor, tensors_of
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.sharding import shardings
 
-# Tensors of checkpoints that no model here has a use for: buffers, copies, heads for other tasks.
-_SPARE_TENSORS = re.compile(r"(rotary_emb\.inv_freq|position_ids|^lm_head\.weight)$|(^|\.)pooler\.|^cls\.")
+# Tensors of checkpoints that no model here has a use for: buffers, and heads for other tasks. (transformers drops them too.)
+_SPARE_TENSORS = re.compile(r"(rotary_emb\.inv_freq|position_ids)$|(^|\.)pooler\.|^cls\.")
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# What trainers save beside weights.
+_NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
 _SHOWN = 20  # names in an error
 _SHOW_FROM = 10**9  # bytes that are worth a progress bar
 _WINDOW_BYTES = 64 * 2**20  # of a file that are mapped at a time
@@ -82,7 +85,8 @@ class Checkpoint:
       bytes_read: of tensors, so far, by this process.
 
     Raises:
-      ValueError: a file is missing or damaged, or does not hold what the index says.
+      ValueError: a file is missing or damaged, or does not hold what the index says; or two files hold a tensor, or the
+        directory two sets of weights.
     """
 
     def __init__(self, directory: pathlib.Path, spellings: Sequence[tuple[str, str]] = ()) -> None:
@@ -90,25 +94,40 @@ class Checkpoint:
         self.bytes_read = 0
         self._spellings = tuple(spellings)
         self._stored: dict[str, StoredTensor] = {}
-        index = directory / "model.safetensors.index.json"
-        if not index.is_file():
-            self._stored = {stored.name: stored for stored in tensors_of(directory / "model.safetensors")}
-            return
-        files = weight_map(index)
-        for file in sorted(set(files.values())):
-            # Other tensors of a file are not part of this model.
-            tensors = {stored.name: stored for stored in tensors_of(directory / file) if files.get(stored.name) == file}
+        index, whole = directory / _INDEX, directory / _WHOLE
+        files = weight_map(index) if index.is_file() else {}
+        names = sorted(set(files.values())) or [_WHOLE]
+        shards = sorted(path.name for path in directory.glob("model-*-of-*.safetensors"))
+        if whole.is_file() and names != [_WHOLE]:  # transformers reads the whole file, other programs the index
+            raise ValueError(
+                f"{directory} holds two sets of weights: {_WHOLE}, and the files of {_INDEX} ({_shortened(names)}); delete "
+                f"{_WHOLE}, or the index and its files"
+            )
+        if shards and not files and not whole.is_file():
+            raise ValueError(f"{index} is missing, which says what {_shortened(shards)} hold; download it")
+        for file in names:
+            tensors = {stored.name: stored for stored in tensors_of(directory / file)}
             absent = [name for name, stored_in in files.items() if stored_in == file and name not in tensors]
             if absent:
-                raise ValueError(f"{directory / file} lacks {_shortened(absent)}, which {index.name} says it holds")
+                raise ValueError(f"{directory / file} lacks {_shortened(absent)}, which {_INDEX} says it holds")
+            if twice := sorted(tensors.keys() & self._stored.keys()):
+                raise ValueError(
+                    f"{directory / file} holds {_shortened(twice)}, which {self._stored[twice[0]].file.name} holds too; "
+                    f"delete one of them: programs differ in which one they read"
+                )
             self._stored |= tensors
+        others = {path.name for ending in ("safetensors", "bin", "gguf") for path in directory.glob(f"*.{ending}")}
+        if others := sorted(name for name in others - set(names) if name not in _NO_WEIGHTS):
+            logging.warning(
+                "%s: weights are read from %s; not from %s", directory, _shortened(names), _shortened(others)
+            )
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
     def check(self, shapes: dict[Any, tuple[int, ...]], rules: Rules) -> None:
         """Raises if parameters of these shapes can't be read by these rules; see `fill`."""
-        missing, wrong, used = [], [], set()
+        missing, wrong, used, copies = [], [], set(), []
         for path, shape in shapes.items():
             rule = rules[path]
             for name, expected in _tensors(rule, shape):
@@ -124,6 +143,9 @@ class Checkpoint:
                     )
                 if stored.shape != expected:
                     wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
+                for copy in filter(None, map(self._find, rule.copies)):
+                    used.add(copy.name)
+                    copies.append((stored, copy))
         if missing:
             raise ValueError(
                 f"{self.directory}: {_counted(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to "
@@ -133,6 +155,12 @@ class Checkpoint:
             raise ValueError(
                 f"{self.directory}: does not fit the architecture in config.json: tensor {_shortened(wrong)}"
             )
+        for stored, copy in copies:
+            if not _equal(stored, copy):
+                raise ValueError(
+                    f"{self.directory}: tensor {copy.name!r} differs from {stored.name!r}, though config.json ties them; set "
+                    f"tie_word_embeddings to false in config.json to use both, or delete {copy.name!r} from {copy.file.name}"
+                )
         self._check_others(sorted(set(self._stored) - used), used)
 
     def _check_others(self, names: list[str], used: set[str]) -> None:
@@ -176,6 +204,15 @@ class Checkpoint:
     def _find(self, name: str) -> StoredTensor | None:
         names = spelled(name, self._spellings)
         return next((self._stored[name] for name in names if name in self._stored), None)
+
+
+def _equal(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two stored tensors have equal values, read a window at a time."""
+    if one.shape != other.shape or other.dtype not in DTYPES:
+        return False
+    step = max(1, _WINDOW_BYTES // (max(DTYPES[one.dtype].itemsize, DTYPES[other.dtype].itemsize) * math.prod(one.shape[1:])))
+    ranges = ((start, min(start + step, one.shape[0])) for start in range(0, one.shape[0], step))
+    return all(np.array_equal(one.rows(*rows), other.rows(*rows)) for rows in ranges)
 
 
 def weight_map(index: pathlib.Path) -> dict[str, str]:

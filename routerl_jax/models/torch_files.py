@@ -43,10 +43,13 @@ def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
     """The directory to read weights from: this one or, if it has only pickled weights, their conversion in the cache.
 
     Raises:
-      ValueError: a file is missing, was not written by torch, or holds something other than named tensors.
+      ValueError: a file is missing, was not written by torch, or holds something other than named tensors; or the directory has
+        two sets of pickled weights.
     """
-    if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
+    if any(directory.glob("model*.safetensors")) or (directory / "model.safetensors.index.json").exists():
         return directory
+    if (directory / _INDEX).is_file() and (directory / _WHOLE).is_file():
+        raise ValueError(f"{directory} holds two sets of weights: {_WHOLE}, and the files of {_INDEX}; delete one of them")
     if (directory / _INDEX).is_file():
         files = sorted({directory / name for name in weight_map(directory / _INDEX).values()})
     elif (directory / _WHOLE).is_file():

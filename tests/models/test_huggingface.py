@@ -424,6 +424,27 @@ def test_unused_tensors_are_named(saved: Models, tmp_path: pathlib.Path, monkeyp
         load(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.lm_head.weight"])
+def test_a_head_beside_a_tied_embedding_must_be_its_copy(saved: Models, tmp_path: pathlib.Path, name: str) -> None:
+    """transformers 4 drops another head, and 5 keeps it: both sources are named."""
+    shutil.copytree(saved("qwen2_tied").directory, tmp_path, dirs_exist_ok=True)
+    tensors = stored(tmp_path)
+    embedding = tensors["model.embed_tokens.weight"]
+    for row in (0, len(embedding) - 1):
+        head = embedding.clone()
+        head[row, -1] += 0.125
+        safetensors.torch.save_file(tensors | {name: head}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"'{name}' differs from 'model\.embed_.*tie_word_embeddings to false"):
+            load(tmp_path)
+    safetensors.torch.save_file(tensors | {name: embedding[:-1].clone()}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"'{name}' differs from"):
+        load(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    safetensors.torch.save_file(tensors | {name: head}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(np.asarray(load(tmp_path).head[...]).T, head.numpy())
+
+
 def test_missing_tensors(saved: Models, tmp_path: pathlib.Path) -> None:
     directory = copy(saved, tmp_path, num_hidden_layers=4)
     with pytest.raises(ValueError, match=rf"^{tmp_path}: 9 tensors are missing: .*model\.layers\.3\..* config\.json"):

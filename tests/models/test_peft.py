@@ -183,3 +183,14 @@ def test_nothing_to_save_and_no_place(adapted, tmp_path):
     assert isinstance(base, Decoder)
     with pytest.raises(ValueError, match="the model has no adapter"):
         save_adapter(base, tmp_path / "x", "base")
+
+
+def test_whole_weights_beside_an_adapter_are_refused(adapted, tmp_path):
+    directory = edited(adapted, tmp_path)
+    (directory / "config.json").write_text("{}")  # alone it is no second set of weights
+    load_pretrained(str(directory))
+    for name in ("model.safetensors", "pytorch_model.bin", "model-00001-of-00002.safetensors"):
+        (directory / name).write_bytes(b"")
+        with pytest.raises(ValueError, match=f"adapter_config.json.*{name}.*directory of its own"):
+            load_pretrained(str(directory))
+        (directory / name).unlink()

@@ -6,6 +6,7 @@ import pathlib
 import ml_dtypes
 import numpy as np
 import pytest
+from absl import logging
 import safetensors.numpy
 import safetensors.torch
 import torch
@@ -111,11 +112,11 @@ def shards(directory: pathlib.Path, places: dict[str, str], files: dict[str, lis
 
 def test_what_the_index_says(tmp_path: pathlib.Path) -> None:
     a, b = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-    shards(tmp_path, {"x": a, "y": b}, {a: ["x"], b: ["y", "x"]})  # the copy in b is not the one that is meant
+    shards(tmp_path, {"x": a, "y": b}, {a: ["x"], b: ["y", "z"]})
     found = Checkpoint(tmp_path)
-    assert "x" in found
-    assert found._stored["x"].file == tmp_path / a
+    assert {"x", "y", "z"} == {name for name in "wxyz" if name in found}  # z is in a file of the model: it counts
     for places, files, message in [
+        ({"x": a, "y": b}, {a: ["x"], b: ["y", "x"]}, rf"^{tmp_path}/{b} holds x, which {a} holds too; delete one"),
         ({"x": a, "y": b, "z": b}, {a: ["x"], b: ["y"]}, rf"^{tmp_path}/{b} lacks z, which model\.safetensors\.index"),
         ({"x": a, "y": "gone.safetensors"}, {a: ["x"]}, rf"^{tmp_path}/gone\.safetensors is missing; expected weights"),
         (
@@ -134,4 +135,33 @@ def test_what_the_index_says(tmp_path: pathlib.Path) -> None:
             Checkpoint(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": ')
     with pytest.raises(ValueError, match=r"index\.json is not JSON"):
+        Checkpoint(tmp_path)
+
+
+def test_two_sets_of_weights_are_refused_and_others_are_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, index = "model-00001-of-00001.safetensors", tmp_path / "model.safetensors.index.json"
+    shards(tmp_path, {"x": a}, {a: ["x"]})
+    write(tmp_path / "model.safetensors", {"x": np.zeros(2, np.float32)})
+    with pytest.raises(ValueError, match=rf"model\.safetensors.*{a}.*delete"):
+        Checkpoint(tmp_path)
+    (tmp_path / a).unlink()  # a stale index alone disagrees as well
+    with pytest.raises(ValueError, match=rf"model\.safetensors.*{a}.*delete"):
+        Checkpoint(tmp_path)
+    index.write_text('{"weight_map": {"x": "model.safetensors"}}')  # one set, named twice
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    assert "x" in Checkpoint(tmp_path)
+    assert not lines
+    index.unlink()
+    for name in ("consolidated.safetensors", "pytorch_model.bin", "model.Q4_0.gguf", "training_args.bin"):
+        (tmp_path / name).write_bytes(b"")
+    assert "x" in Checkpoint(tmp_path)
+    assert lines == [
+        f"{tmp_path}: weights are read from model.safetensors; not from consolidated.safetensors, model.Q4_0.gguf, "
+        f"pytorch_model.bin"
+    ]
+    (tmp_path / "model.safetensors").rename(tmp_path / a)
+    with pytest.raises(ValueError, match=rf"{index} is missing.*{a}"):
         Checkpoint(tmp_path)

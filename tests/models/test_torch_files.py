@@ -126,6 +126,9 @@ def test_an_index_without_its_files(tmp_path: pathlib.Path) -> None:
     index.write_text("{}")
     with pytest.raises(ValueError, match="weight_map is missing"):
         as_safetensors(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin, .*pytorch_model\.bin\.index\.json; delete"):
+        as_safetensors(tmp_path)
 
 
 def _cut(path: pathlib.Path) -> None:

@@ -121,8 +121,9 @@ def decoder_to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 def decoder_rules(config: DecoderConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
     layer = "model.layers.{}."
+    copies = ("lm_head.weight",) if config.tied_embeddings else ()
     rules = {
-        ("embedding",): Rule("model.embed_tokens.weight", MATRIX),
+        ("embedding",): Rule("model.embed_tokens.weight", MATRIX, copies=copies),
         ("final_norm",): Rule("model.norm.weight", VECTOR),
         ("blocks", "attention_norm"): Rule(layer + "input_layernorm.weight", VECTOR),
         ("blocks", "mlp_norm"): Rule(layer + "post_attention_layernorm.weight", VECTOR),
