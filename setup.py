@@ -62,6 +62,9 @@ WEB = ["aiohttp>=3.10", "charset-normalizer>=3.3", "lxml_html_clean>=0.4", "redi
 # Pages of PDFs, and what is written on them.
 PAGES = ["onnxruntime>=1.20", "pypdfium2>=5.0", "rapidocr>=3.10"]
 
+# Knowledge bases of .md, .html, .docx and .pdf files.
+DOCUMENTS = ["charset-normalizer>=3.3", "lxml>=5.0", "mammoth>=1.9", "markdown-it-py>=3.0", "pypdfium2>=5.0"]
+
 # Where metrics go besides metrics.jsonl (config.log).
 TENSORBOARD, WANDB = ["google-metrax>=0.2.4", "tensorboard>=2.21"], ["wandb>=0.31"]
 
@@ -82,6 +85,7 @@ EXTRAS = {
     "wandb": WANDB,
     "web": WEB,
     "pages": PAGES,
+    "documents": DOCUMENTS,
     "tree": TREE,
     "lightrag": [*WEB, "lightrag-hku>=1.5.7"],
     "graphrag": [*WEB, "graphrag>=3.3"],
@@ -96,6 +100,7 @@ EXTRAS = {
         *SERVE,
         *WEB,
         *PAGES,
+        *DOCUMENTS,
         *TREE,
         *TENSORBOARD,
         *WANDB,

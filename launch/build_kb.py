@@ -4,7 +4,7 @@ r"""Builds a knowledge base from a corpus or from tables: passages, their embedd
     python -m launch.build_kb --config=configs/build_kb.py:dense_table --workdir=kb/tables --config.corpus=tables.jsonl.gz
 
 With --distributed, every process of a job runs the same command (TPU pod, Slurm, or JAX_* variables) in a directory that
-all of them see. After a kill, run the same command again: it continues with the first unfinished shard.
+all of them see. After a kill, run the same command again: it continues from what was saved.
 """
 
 from __future__ import annotations

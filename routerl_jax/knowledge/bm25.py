@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import pathlib
 from collections.abc import Iterable, Iterator
@@ -142,11 +143,13 @@ class Bm25KB(KnowledgeBase):
         return [tokenizer.stemmer(word) for word in words] if tokenizer.stemmer else words
 
 
-def passages_or_rows(config: Bm25Config, path: pathlib.Path) -> Iterable[Passage]:
-    """The passages of a corpus, or the rows of tables."""
+def passages_or_rows(
+    config: Bm25Config, path: pathlib.Path, left_out: dict[str, str] | None = None
+) -> Iterable[Passage]:
+    """The passages of a corpus (`read_corpus`), or the rows of tables."""
     if holds_tables(path):
         return (passage for table in read_tables(path) for passage in table_passages(table))
-    return read_corpus(path, split=split_of(config.passage_words, config.least_words))
+    return read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
 
 
 def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
@@ -158,7 +161,7 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     source = corpus_source(
         config.corpus,
         "the file or directory of passages",
-        lambda path: passages_or_rows(config, path),
+        functools.partial(passages_or_rows, config),
         check=corpus_files,
     )
     config.words.tokenizer()  # raises if a package is missing, before anything is written
@@ -166,7 +169,8 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     fingerprint = digest_of([FORMAT, source.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest):
-            count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not progress))
+            reading = Bar(source.read(), desc="reading", unit="passage", disable=not progress)
+            count = writer.passages(reading, source.left_out)
             clock.lap("read")
             index_words(writer.scratch, config.words, progress)
             clock.lap("index")

@@ -67,7 +67,7 @@ from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost
 
 KINDS = ("dense_text", "dense_table")
-# Passages per encoder call: long enough to batch by length, short enough for the progress bar to move.
+# Passages per encoder call, to batch by length.
 _SLICE, _SLICE_BATCHES = 1024, 16
 _LOW_RECALL = 0.95
 
@@ -100,7 +100,7 @@ class BuildConfig:
     table_budget: Size = 200  # only for tables: most tokens of a passage; longer rows become several passages
     table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
     embed_batch: Count = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: Size = 8192  # passages that are embedded and committed together; a killed build resumes between shards
+    shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
     # queries made from passages (recall.jittered) to measure the index's recall; 0: no check
     check_queries: Count = 256
     overwrite: bool = False  # replace a knowledge base in the same directory
@@ -162,7 +162,7 @@ def build_kb(
     source = corpus_source(
         config.corpus,
         "the file of passages or tables",
-        lambda path: read_source(config, path, lambda: model),
+        lambda path, left_out: read_source(config, path, lambda: model, left_out),
         check=check,
     )
     model = encoder or shared_encoder(config.encoder)
@@ -272,7 +272,7 @@ def _write(
     if faiss_vectors is not None:
         check_width(faiss_vectors.path, faiss_vectors.shape[1], embedding.width())
     bar = functools.partial(Bar, unit="passage", disable=not progress)
-    count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading")))
+    count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading"), source.left_out))
     clock.lap("read")
     if faiss_vectors is not None:
         steps.main(
@@ -359,8 +359,6 @@ class Vectoriser:
             texts = [self._text(passage) for passage in passages[start : start + size]]
             parts.append(self._embed(texts))
             self.embedded += len(texts)
-            if self.bar is not None:
-                self.bar.update(len(texts))
         return np.concatenate(parts)
 
     def width(self) -> int:
@@ -374,12 +372,17 @@ class Vectoriser:
     def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
         encoder, prefix = self._encoder, self.manifest.passage_prefix
         if not isinstance(encoder, Embedder) or self._counter is None:
-            return encoder.embed(texts, prefix=prefix, batch_size=self._batch)
+            vectors = encoder.embed(texts, prefix=prefix, batch_size=self._batch)
+            if self.bar is not None:
+                self.bar.update(len(texts))
+            return vectors
         count, longest = self._counter
         ids = [encoder.encode(text, prefix) for text in texts]
         # only a text that fills the encoder may have been cut, so only such texts are counted exactly
         self.cut += sum(len(i) == longest and count(prefix + text) > longest for i, text in zip(ids, texts))
-        return encoder.embed(ids, prefix=prefix, batch_size=self._batch)
+        return encoder.embed(
+            ids, prefix=prefix, batch_size=self._batch, progress=False if self.bar is None else self.bar
+        )
 
 
 def _width(encoder: TextEncoder) -> int:
@@ -394,10 +397,16 @@ def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
-def read_source(config: BuildConfig, path: pathlib.Path, encoder: Callable[[], TextEncoder]) -> Iterator[Passage]:
-    """The passages that a build makes from a corpus or from tables. `encoder` is only called if tokens must be counted."""
+def read_source(
+    config: BuildConfig,
+    path: pathlib.Path,
+    encoder: Callable[[], TextEncoder],
+    left_out: dict[str, str] | None = None,
+) -> Iterator[Passage]:
+    """The passages that a build makes from a corpus (`read_corpus`) or from tables. `encoder` is only called if tokens must be
+    counted."""
     if config.kind == "dense_text":
-        yield from read_corpus(path, split=split_of(config.passage_words, config.least_words))
+        yield from read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
         return
     counter = token_counter(encoder())
     count = counter[0] if counter else count_words

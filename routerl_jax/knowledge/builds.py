@@ -18,7 +18,7 @@ from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passag
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, nested
-from routerl_jax.knowledge.writer import StoreWriter
+from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out
 
 # Settings of any kind that change nothing in what is built.
 _PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
@@ -32,17 +32,19 @@ class Source(NamedTuple):
       path: path of the file or directory; "" for passages in memory.
       digest: SHA-256 of its content.
       read: returns the passages.
+      left_out: why files or pages have no passage, by name; complete once all passages are read.
     """
 
     path: str
     digest: str
     read: Callable[[], Iterable[Passage]]
+    left_out: Mapping[str, str] = {}
 
 
 def corpus_source(
     corpus: str,
     expected: str,
-    read: Callable[[pathlib.Path], Iterable[Passage]],
+    read: Callable[..., Iterable[Passage]],
     *,
     check: Callable[[pathlib.Path], Any] = lambda path: None,
     digest: Callable[[pathlib.Path], str] = corpus_sha256,
@@ -51,7 +53,7 @@ def corpus_source(
 
     Args:
       expected: the expected content, for the message.
-      read: returns its passages.
+      read: called as `read(path, left_out=..)`; returns its passages, and fills `Source.left_out`.
       check: raises the errors that can be found without reading all of it.
       digest: returns the digest of its content.
 
@@ -62,7 +64,8 @@ def corpus_source(
         raise ValueError(f"corpus must be set: {expected} to build from (--config.corpus=PATH)")
     path = fetched(corpus)
     check(path)
-    return Source(url_of(path.resolve()), digest(path), lambda: read(path))
+    left_out: dict[str, str] = {}
+    return Source(url_of(path.resolve()), digest(path), lambda: read(path, left_out=left_out), left_out)
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:
@@ -154,6 +157,7 @@ class BuildReport:
       index: backend, and how it searches.
       recall: share of the true 10 nearest neighbours that the index finds; None: not measured.
       failed: the first passages that could not be used, with the reason.
+      left_out: files and pages of the corpus that have no passage, with the reason.
       seconds: seconds by stage, and `total`.
       bytes: bytes on disk, by part.
       peak_rss_bytes: peak memory of the whole process.
@@ -170,6 +174,7 @@ class BuildReport:
     index: str = ""
     recall: float | None = None
     failed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     peak_rss_bytes: int = 0
@@ -182,6 +187,10 @@ class BuildReport:
             rows["passages"] = f"{self.count:,}" + (f"; {numbers}" if numbers else "")
         if self.failed:
             rows["failed"] = "; ".join(f"{id}: {why}" for id, why in list(self.failed.items())[:5])
+        if self.left_out:
+            some = "; ".join(f"{name}: {why}" for name, why in list(self.left_out.items())[:5])
+            more = len(self.left_out) - 5
+            rows["left out"] = some + (f"; and {more} more, in {LEFT_OUT}" if more > 0 else "")
         if self.encoder:
             devices = f"{jax.local_device_count()} x {jax.local_devices()[0].device_kind}"
             embedded, seconds = self.numbers.get("embedded", 0), self.seconds.get("embed", 0.0)
@@ -208,6 +217,7 @@ def report(store: Store, clock: Clock, parts: Sequence[str], **rest: Any) -> Bui
         seconds=clock.laps | {"total": sum(clock.laps.values())},
         bytes={part: size for part, size in sizes.items() if size},
         peak_rss_bytes=peak_rss(),
+        left_out=left_out(store.directory),
         **rest,
     )
 

@@ -10,12 +10,14 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.store import Manifest
+from routerl_jax.knowledge.writer import LEFT_OUT, left_out
 
 CARD = "README.md"
 
 
 def write_card(directory: str | pathlib.Path) -> None:
-    """Writes the card from the manifest in the same directory. It names only the last part of paths on this machine."""
+    """Writes the card from the manifest in the same directory. Of paths on this machine it names only the last part, or what is
+    below the working directory."""
     path = pathlib.Path(directory).expanduser()
     manifest = Manifest.read(path)
     passages = f"{manifest.count:,}"
@@ -27,6 +29,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         "corpus": without_directories(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
         "corpus sha256": manifest.corpus_sha256,
         "made": manifest.created,
+        "left out of the corpus": f"{missing} files or pages ({LEFT_OUT})" if (missing := len(left_out(path))) else "",
         "times updated": str(manifest.updates or ""),
     }
     if embedding := manifest.embedding:
@@ -38,6 +41,8 @@ def write_card(directory: str | pathlib.Path) -> None:
         }
     rows["index"] = str(manifest.index.get("backend", ""))
     rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
+    here = path.resolve().is_relative_to(pathlib.Path.cwd())
+    place = (path.resolve().relative_to(pathlib.Path.cwd()) if here else pathlib.Path(path.resolve().name)).as_posix()
     lines = [
         "---",
         "tags: [routerl_jax, retrieval, knowledge-base]",
@@ -45,12 +50,12 @@ def write_card(directory: str | pathlib.Path) -> None:
         "",
         f"# {manifest.name}",
         "",
-        "A knowledge base that routerl_jax searches:",
+        f"A knowledge base that routerl_jax searches{'' if here else ', from the directory that holds it'}:",
         "",
         "```python",
         "import routerl_jax as rj",
         "",
-        f'rj.load_kb("{path.resolve().name}").search(["..."], k=5)',
+        f'rj.load_kb("{place}").search(["..."], k=5)',
         "```",
         "",
         "| | |",

@@ -8,10 +8,12 @@
     .csv         a row per line; line 1 names the columns `id`, `text` and, if there is one, `title`
     .tsv         DPR's and KILT's passages (corpora.tsv)
     .xml         a Wikipedia dump (corpora.wikipedia)
+    .txt, .md, .html, .docx, .pdf
+                 documents (corpora.documents), by headings and then by words
     a directory  all such files in it and below, by name; of a built knowledge base, its passages
 
-Each may be compressed (.gz, .bz2, .xz, .zst). Other keys of rows are ignored. No row is skipped: one that cannot become a
-passage is an error.
+Each, but .docx and .pdf, may be compressed (.gz, .bz2, .xz, .zst). Other keys of rows are ignored. No row is skipped: one that
+cannot become a passage is an error. In a directory with documents, what can't be read is left out and named (`read_corpus`).
 """
 
 from __future__ import annotations
@@ -21,13 +23,17 @@ import hashlib
 import json
 import pathlib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from absl import logging
 
 from routerl_jax.core.compressed import plain_name
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_named_columns
+from routerl_jax.knowledge.corpora import documents
 from routerl_jax.knowledge.corpora.ids import DistinctIds
 from routerl_jax.knowledge.corpora.linked_tables import linked_passages
 from routerl_jax.knowledge.corpora.splitting import Split
@@ -39,47 +45,76 @@ _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, 
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
     "Give .jsonl (a row per line), .json (a list), .csv, .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, "
-    ".xz, .zst), or a directory of them"
+    ".xz, .zst), documents (.txt, .md, .html, .docx, .pdf), or a directory of them"
 )
 
 
-def read_corpus(path: str | pathlib.Path, *, split: Split | None = None) -> Iterator[Passage]:
+def read_corpus(
+    path: str | pathlib.Path, *, split: Split | None = None, left_out: dict[str, str] | None = None
+) -> Iterator[Passage]:
     """Passages of a corpus, in its order, with score 0.
+
+    A document's passages have ids `PATH#number`, with its path below the corpus (of a PDF `PATH#page#number`), and its title
+    with the headings above them. No word of it is dropped. A directory with documents may hold anything: a document that is
+    damaged, locked or without text, a file of another type, and the folder that a browser saved beside a page are left out,
+    each with a warning. A document that is the whole corpus must be readable.
 
     Args:
       path: a file, a directory whose files together are the corpus, or a knowledge base.
-      split: splits every text into passages with ids `id#0`, `id#1`, ... Default: Wikipedia dumps and KILT's pages are split
-        into 100 words each, other texts are left whole. Passages of a knowledge base are never split.
+      split: splits every text into passages with ids `id#0`, `id#1`, ... Default: documents, Wikipedia dumps and KILT's pages
+        are split into 100 words each, other texts are left whole. Passages of a knowledge base are never split.
+      left_out: is filled while reading: why a file or page is left out, by its path below the corpus.
 
     Raises:
       ValueError: at once: the file is missing or has an unknown extension. While reading: a row is not JSON, lacks id or text,
         is empty, or repeats an id, or a file has no rows. The message names file, line, key and the fix.
     """
     path = pathlib.Path(path).expanduser()
-    return _stored(path) if _is_built(path) else _passages(path, corpus_files(path), split)
+    if _is_built(path):
+        return _stored(path)
+    left_out = {} if left_out is None else left_out
+    return _passages(path, _listed(path, left_out), split, left_out)
 
 
 def corpus_files(path: str | pathlib.Path) -> list[pathlib.Path]:
-    """The files of a corpus, sorted by path; for a knowledge base, its manifest.
+    """The files of a corpus, sorted by path; for a knowledge base, its manifest. Hidden files are none, and in a directory with
+    documents only those are that can be read.
 
     Raises:
-      ValueError: there is nothing, or a file of a kind that can't be read.
+      ValueError: there is nothing, or a file of a kind that can't be read in a file or a directory without documents.
     """
     path = pathlib.Path(path).expanduser()
+    return [path / MANIFEST] if _is_built(path) else _listed(path, {})
+
+
+def _listed(path: pathlib.Path, left_out: dict[str, str]) -> list[pathlib.Path]:
     if not path.exists():
         raise ValueError(f"{path} does not exist. {_HINT}")
-    if _is_built(path):
-        return [path / MANIFEST]
     if path.is_file():
         files = [path]
     else:
         files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
         if not files:
             raise ValueError(f"{path} is an empty directory. {_HINT}")
+    has_documents = path.is_dir() and any(map(documents.is_document, files))
+    folders: dict[pathlib.Path, pathlib.Path | None] = {}  # of pages that a browser saved
+    kept = []
     for file in files:
-        if _kind(file) is None:
-            raise ValueError(f"{file}: unknown extension. {_HINT}")
-    return files
+        name = file.relative_to(path).as_posix()
+        for folder in file.relative_to(path).parents[-2::-1] if has_documents else ():
+            if folder not in folders:
+                folders[folder] = documents.saved_with(path / folder)
+            if (page := folders[folder]) is not None:
+                left_out[f"{folder.as_posix()}/"] = f"what a browser saved with {page.name}"
+                break
+        else:
+            if _kind(file) is not None:
+                kept.append(file)
+            elif has_documents:
+                left_out[name] = f"unknown extension {file.suffix!r}"
+            else:
+                raise ValueError(f"{file}: unknown extension. {_HINT}")
+    return kept
 
 
 def corpus_sha256(path: str | pathlib.Path) -> str:
@@ -155,10 +190,17 @@ def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:
     return row_id
 
 
-def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | None) -> Iterator[Passage]:
+def _passages(
+    source: pathlib.Path, files: list[pathlib.Path], split: Split | None, left_out: dict[str, str]
+) -> Iterator[Passage]:
     ids = DistinctIds()
     linked: dict[str, int] = {}
+    for name, why in left_out.items():
+        logging.warning("%s is left out: %s", source / name, why)
     for file in files:
+        if documents.is_document(file):
+            yield from _of_document(file, source, split or Split(), ids, left_out)
+            continue
         if (linked_rows := linked_passages(file)) is not None:
             yield from _linked(linked_rows, linked, ids)
             continue
@@ -172,7 +214,34 @@ def _passages(source: pathlib.Path, files: list[pathlib.Path], split: Split | No
                 yield piece
     ids.finish()
     if not len(ids):
-        raise ValueError(f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}")
+        raise ValueError(
+            f"{source} holds no passages. Expected rows like {{id, title, text}} or {{id, contents}}, or documents with text"
+            + "".join(f"; {name}: {why}" for name, why in list(left_out.items())[:3])
+        )
+
+
+def _of_document(
+    file: pathlib.Path, source: pathlib.Path, split: Split, ids: DistinctIds, left_out: dict[str, str]
+) -> Iterator[Passage]:
+    # one name, whether the file system composes letters (Linux, Windows) or not (macOS)
+    name = unicodedata.normalize("NFC", file.name if file == source else file.relative_to(source).as_posix())
+    count = 0
+    try:
+        for section in documents.sections_of(file):
+            if not section.text:
+                left_out[f"{name}#{section.page}"] = documents.without_text(section)
+                logging.warning("%s: %s", file, documents.without_text(section))
+            for passage_id, text in zip(
+                section.ids(name, 0 if section.page else count), split.whole_pieces(section.text)
+            ):
+                ids.add(passage_id, RowLocation(file, "passage", count + 1))
+                yield Passage(id=passage_id, title=section.title, text=text)
+                count += 1
+    except documents.Unreadable as error:
+        if file == source:
+            raise ValueError(f"{file}: {error}") from error
+        left_out[name] = str(error)
+        logging.warning("%s is left out: %s", file, error)
 
 
 def _linked(
@@ -260,6 +329,8 @@ _READERS = {"rows": _from_rows, "csv": _from_csv, "tsv": _from_tsv, "xml": _from
 
 
 def _kind(path: pathlib.Path) -> str | None:
+    if documents.is_document(path):
+        return "document"
     name = plain_name(path)
     if _EXTRACTED.fullmatch(name):
         return "rows"
@@ -268,7 +339,7 @@ def _kind(path: pathlib.Path) -> str | None:
 
 
 def _hidden(path: pathlib.Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return any(part.startswith((".", "~$")) for part in path.parts)  # ~$ is what Word has open
 
 
 def _title_and_text(row: dict[str, Any], location: RowLocation) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import shutil
 import threading
@@ -201,10 +202,8 @@ def build_packaged(
     Raises:
       ValueError: a file, a row or a setting is wrong, or more answers failed than `max_failures` allows.
     """
-    split = split_of(config.passage_words, config.least_words)
-    source = corpus_source(
-        config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
-    )
+    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
     inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
@@ -215,7 +214,9 @@ def build_packaged(
         built = is_built(writer, config, source.digest)
         if not built or writer.existing is None or _embedding(writer.existing) != embedding:
             writer.check_target()
-            count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not progress))
+            count = writer.passages(
+                Bar(source.read(), desc="reading", unit="passage", disable=not progress), source.left_out
+            )
             clock.lap("read")
             shutil.rmtree(files := writer.scratch / FILES, ignore_errors=True)
             with contextlib.closing(SqliteCache(_answers(writer.directory), max_bytes=None)) as answers:

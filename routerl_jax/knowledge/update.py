@@ -42,7 +42,7 @@ from routerl_jax.knowledge.store import (
     delta_directory,
     replaced_directory,
 )
-from routerl_jax.knowledge.writer import StoreWriter, explained, write_passages
+from routerl_jax.knowledge.writer import StoreWriter, explained, left_out, write_passages
 from routerl_jax.llms.base import ChatModel
 
 KINDS = ("dense_text", "dense_table", "bm25", "graph")
@@ -233,7 +233,7 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     built = str(store.manifest.index["backend"])
     name = backend_of(AUTO) if built == FAISS_IVF else opening_backend(None, built)  # a file's lists go with the file
     settings = _chosen(store.manifest) if name == built else {}
-    count = writer.passages(passage for _, passage in _live(store, "compacting", progress))
+    count = writer.passages((passage for _, passage in _live(store, "compacting", progress)), left_out(store.directory))
     rows = np.setdiff1d(np.arange(len(store.passages)), store.deleted)
     shards = writer.embeddings(store.embeddings.shape[1], _SHARD)
     shards.write_rows(lambda start, stop: _vectors(store, rows[start:stop]))
@@ -250,7 +250,7 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
 def _rebuild_words(
     writer: StoreWriter, store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool
 ) -> None:
-    count = writer.passages(_remaining(store, deleted_rows, new, progress))
+    count = writer.passages(_remaining(store, deleted_rows, new, progress), left_out(store.directory))
     words = Words(**{key: value for key, value in store.manifest.index.items() if key != "backend"})
     index_words(writer.scratch, words, progress)
     writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))

@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from absl import logging
 from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
-from routerl_jax.core.files import read_json, sync, sync_tree, write_atomic
+from routerl_jax.core.files import atomic_file, read_json, sync, sync_tree, write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
@@ -39,14 +40,21 @@ from routerl_jax.knowledge.store import (
     StoredPassages,
     create_array,
     open_array,
+    rebuild_hint,
     replaced_directory,
 )
 from routerl_jax.parallel import multihost
 
+LEFT_OUT = "left_out.json"  # in the knowledge base
 _PROGRESS = "progress"
 _BYTES_SHARD, _BYTES_CHUNK = 2**24, 2**16  # 16 MiB files, 64 KiB compressed at a time
 _OFFSETS_SHARD, _OFFSETS_CHUNK = 2**20, 2**12
 _ROWS_CHUNK = 16  # vectors read together
+_FIRST_PIECE, _GROWTH = (
+    8,
+    4,
+)  # rows that are embedded first, and how many times more may follow what was embedded before
+_SAVE_SECONDS = 60.0  # unsaved work of a shard from which on it is saved, and what one piece of it should take
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = (*(os.strerror(code) for code in _FULL), "I/O error")  # the last one is ScaNN's message
@@ -150,8 +158,11 @@ class StoreWriter:
         """Directory for the index's files."""
         return self.scratch / INDEX
 
-    def passages(self, passages: Iterable[Passage]) -> int:
+    def passages(self, passages: Iterable[Passage], left_out: Mapping[str, str] | None = None) -> int:
         """Writes all passages at once, or finds them written. Returns their number.
+
+        Args:
+          left_out: why parts of the corpus have no passage; complete once all passages are read. It is kept (`left_out`).
 
         Raises:
           ValueError: `directory` exists and may not or can't be replaced.
@@ -160,7 +171,7 @@ class StoreWriter:
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
-        return _passages(self.scratch, self._progress, passages)
+        return _passages(self.scratch, self._progress, passages, left_out)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
@@ -217,9 +228,9 @@ class Part:
     def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
         self.directory, self._progress = directory, progress
 
-    def passages(self, passages: Iterable[Passage]) -> int:
-        """Writes all texts at once, or finds them written. Returns their number."""
-        return _passages(self.directory, self._progress, passages)
+    def passages(self, passages: Iterable[Passage], left_out: Mapping[str, str] | None = None) -> int:
+        """Writes all texts at once, or finds them written; see `StoreWriter.passages`. Returns their number."""
+        return _passages(self.directory, self._progress, passages, left_out)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
         """Their matrix of embeddings; see `StoreWriter.embeddings`."""
@@ -227,7 +238,12 @@ class Part:
 
 
 class Shards:
-    """The embedding matrix while it is written, shard by shard. With several processes, each writes its share."""
+    """The embedding matrix while it is written, shard by shard. With several processes, each writes its share.
+
+    A shard that takes long is saved piece by piece, as fast as its rows are made: a killed build loses two minutes or so,
+    whatever the encoder and the size of a shard. The pieces make no difference to the values, because a row's vector depends on
+    nothing but its text.
+    """
 
     def __init__(
         self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, process: tuple[int, int] = (0, 1)
@@ -246,15 +262,18 @@ class Shards:
         bounds = bounds[process[0] :: process[1]]
         self.rows = sum(stop - start for start, stop in bounds)
         self.todo = [bound for bound in bounds if not self._is_written(bound[0])]
-        self.resumed_rows = self.rows - sum(stop - start for start, stop in self.todo)
+        self._piece = _FIRST_PIECE
+        self._saved = {int(file.stem.split("-")[1]): file for file in progress.glob("piece-*.npy")}
+        reached = {start: max(map(_end, self._pieces(start)), default=start) for start, _ in self.todo}
+        self.resumed_rows = self.rows - sum(stop - reached[start] for start, stop in self.todo)
 
     def write(self, embed: Embed) -> None:
         """Embeds the missing shards, and commits each as soon as it is done; see `write_rows`."""
         self.write_rows(lambda start, stop: embed(self.passages.read(start, stop)))
 
     def write_rows(self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]]) -> None:
-        """Like `write`, with a function that returns the vectors of rows start..stop. Any shards may be missing, so
-        `vectors` must rely on `start`, not on earlier calls.
+        """Like `write`, with a function that returns the vectors of rows start..stop, a shard or a piece of one. Any may be
+        missing, so `vectors` must rely on `start`, not on earlier calls.
 
         Raises:
           ValueError: `vectors` returns a wrong shape, or values that are not finite.
@@ -262,8 +281,40 @@ class Shards:
         array = open_array(self._path)
         for start, stop in self.todo:
             with explained(self._path, f"{start:,} of {len(self.passages):,} vectors are kept"):
-                array[start:stop].write(self._checked(vectors(start, stop), start, stop)).result()
+                array[start:stop].write(self._made(vectors, start, stop)).result()
                 finish(self._marker(start), {"stop": stop, "bytes": self._file(start).stat().st_size})
+                for piece in self._pieces(start):
+                    piece.unlink()
+
+    def _made(
+        self, vectors: Callable[[int, int], Float32[np.ndarray, "N D"]], start: int, stop: int
+    ) -> Float32[np.ndarray, "N D"]:
+        """The vectors of a shard: the saved pieces, and new ones, which are saved if they take long."""
+        parts = [np.load(piece) for piece in self._pieces(start)]
+        row = saved = start + sum(map(len, parts))
+        since = time.monotonic()
+        while row < stop:
+            end, began = min(row + self._piece, stop), time.monotonic()
+            parts.append(self._checked(vectors(row, end), row, end))
+            now = time.monotonic()
+            in_time = int((end - row) * _SAVE_SECONDS / max(now - began, 1e-6))
+            self._piece = max(1, min(_GROWTH * max(end - row, self._piece), in_time))
+            row = end
+            if now - since >= _SAVE_SECONDS and row < stop:
+                new = np.concatenate(parts)[saved - row :]
+                self._saved[saved] = self._progress / f"piece-{saved}-{row}.npy"
+                with atomic_file(self._saved[saved], sync=True) as file:
+                    np.save(file, new)
+                saved, since = row, now
+        return np.concatenate(parts)
+
+    def _pieces(self, start: int) -> list[pathlib.Path]:
+        """The saved pieces of a shard, in order, without gaps."""
+        files, row = [], start
+        while row < start + self._size and row in self._saved:
+            files.append(self._saved[row])
+            row = _end(files[-1])
+        return files
 
     def _checked(self, values: Float32[np.ndarray, "N D"], start: int, stop: int) -> Float32[np.ndarray, "N D"]:
         vectors = np.asarray(values, np.float32)
@@ -295,7 +346,20 @@ class Shards:
         return self._progress / f"rows-{start}"
 
 
-def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage]) -> int:
+def _end(piece: pathlib.Path) -> int:
+    """The row after the last of a saved piece."""
+    return int(piece.stem.rpartition("-")[2])
+
+
+def left_out(directory: pathlib.Path) -> dict[str, str]:
+    """Why parts of a knowledge base's corpus have no passage, by the names of files, or of their pages."""
+    path = directory / LEFT_OUT
+    return read_json(path, rebuild_hint(directory)) if path.is_file() else {}
+
+
+def _passages(
+    directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage], left_out: Mapping[str, str] | None
+) -> int:
     """Writes the passages, or finds them written. Files that lost data in a crash of the machine are written again."""
     progress.mkdir(parents=True, exist_ok=True)
     marker, files = progress / "passages", directory / PASSAGES
@@ -306,6 +370,8 @@ def _passages(directory: pathlib.Path, progress: pathlib.Path, passages: Iterabl
     if written is None:
         with explained(directory):
             count = write_passages(directory, passages)
+            if left_out:
+                write_atomic(directory / LEFT_OUT, json.dumps(left_out, indent=2, ensure_ascii=False) + "\n")
             written = {"count": count, "bytes": size_on_disk(files)}
             finish(marker, written)
     return written["count"]

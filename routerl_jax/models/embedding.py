@@ -68,7 +68,7 @@ class Embedder(nnx.Module):
         kind: TextKind | None = None,
         prefix: str | None = None,
         batch_size: int = 32,
-        progress: bool = False,
+        progress: bool | Bar = False,
     ) -> Float32[np.ndarray, "N D"]:
         """One vector per input, in order. Texts that are too long for the model are cut at their end.
 
@@ -80,6 +80,7 @@ class Embedder(nnx.Module):
           kind: the kind of the texts. Queries and passages get their prefix of `config.prompts`.
           prefix: a prefix of all texts, instead of `kind`.
           batch_size: rows of a batch.
+          progress: show a bar; or a bar that is moved on after every batch.
 
         Raises:
           ValueError: no tokenizer, an unknown kind, or both kind and prefix.
@@ -89,6 +90,8 @@ class Embedder(nnx.Module):
         if kind is not None and prefix is not None:
             raise ValueError(f"give kind={kind!r} or a prefix of your own, not both")
         before: str = self.config.prompts.of(kind) if prefix is None else prefix
+        if isinstance(progress, Bar):
+            return self._vectors(inputs, before, batch_size, progress)
         with Bar(total=len(inputs), desc="embedding", unit="input", disable=not progress) as bar:
             return self._vectors(inputs, before, batch_size, bar)
 

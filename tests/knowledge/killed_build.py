@@ -1,7 +1,7 @@
 """A build that kills itself: `python -m tests.knowledge.killed_build DIR LOG STAGE`, run by test_writer.
 
 Every embedded text goes to LOG. STAGE says where `kill -9` strikes: `embed` (in the middle of the fourth shard), `index`
-(all shards done, index not), or `none`.
+(all shards done, index not), `piece` (like `embed`, when every piece of a shard is saved at once), or `none`.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from routerl_jax.knowledge import index
+from routerl_jax.knowledge import index, writer
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from tests.knowledge.helpers import HashEncoder, make_passages
 
@@ -35,7 +35,7 @@ class LoggingEncoder(HashEncoder):
             return super().embed(texts)
         with self.log.open("a", encoding="utf-8") as file:
             for text in texts:
-                if self.stage == "embed" and self.done == KILLED_AT:
+                if self.stage in ("embed", "piece") and self.done == KILLED_AT:
                     file.flush()
                     die()
                 file.write(text.splitlines()[0] + "\n")
@@ -46,6 +46,8 @@ class LoggingEncoder(HashEncoder):
 def build(directory: pathlib.Path, log: pathlib.Path, stage: str) -> None:
     if stage == "index":
         index.ScannIndex.save = lambda *_: die()  # type: ignore[method-assign]
+    if stage == "piece":
+        writer._SAVE_SECONDS = 0.0
     build_from_passages(
         make_passages(COUNT),
         BuildConfig(name="kb", shard_size=SHARD),

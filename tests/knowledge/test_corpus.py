@@ -99,7 +99,7 @@ BAD = {
     "repeated idx": ("c.json", '[{"text": "x", "idx": 1}, {"text": "y", "idx": 1}]', ["item 2", "'1'", "item 1"]),
     "half a surrogate": ("c.jsonl", '{"id": "a", "text": "\\ud800"}\n', ["line 1", "'text'", "surrogate"]),
     "no rows": ("c.jsonl", "\n", ["holds no passages", "{id, title, text}"]),
-    "another extension": ("c.txt", "a\tb\n", ["unknown extension", ".jsonl"]),
+    "another extension": ("c.rtf", "a\tb\n", ["unknown extension", ".jsonl"]),
 }
 
 

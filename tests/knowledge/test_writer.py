@@ -34,7 +34,9 @@ def build(
     return build_from_passages(make_passages(n), config, directory, progress=False, encoder=encoder or HashEncoder())
 
 
-@pytest.mark.parametrize(("stage", "again"), [("embed", killed_build.KILLED_AT % killed_build.SHARD), ("index", 0)])
+@pytest.mark.parametrize(
+    ("stage", "again"), [("embed", killed_build.KILLED_AT % killed_build.SHARD), ("index", 0), ("piece", 0)]
+)
 def test_kill_9(tmp_path: pathlib.Path, stage: str, again: int) -> None:
     """After SIGKILL nothing is at the place of the knowledge base; the next run embeds only what was not finished."""
     place, log = tmp_path / "kb", tmp_path / "log"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 
 WORDS = 100  # words of a passage: DPR (Karpukhin et al. 2020, section 4.1)
@@ -29,6 +30,16 @@ class Split:
             piece = words[start : start + self.words]
             if not start or len(piece) >= self.least:
                 yield " ".join(piece)
+
+    def whole_pieces(self, text: str) -> Iterator[str]:
+        """Like `pieces`, with the white space inside a passage as it is, and no word is dropped: a last piece of fewer than
+        `least` words belongs to the one before."""
+        words = re.findall(r"\S+\s*", text)
+        starts = list(range(0, len(words), self.words))
+        if len(starts) > 1 and len(words) - starts[-1] < self.least:
+            starts.pop()
+        for start, stop in zip(starts, [*starts[1:], None]):
+            yield "".join(words[start:stop]).rstrip()
 
 
 def split_of(words: int, least: int) -> Split | None:

@@ -206,7 +206,8 @@ def write_graph(
       earlier: earlier results that need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, earlier.vectors if earlier else None, progress)
-    count = writer.passages(Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress))
+    reading = Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress)
+    count = writer.passages(reading, source.left_out)
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, earlier, progress))

@@ -48,7 +48,7 @@ class GraphConfig:
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
     walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # settings of the search
     embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: Size = 8192  # texts that are embedded and committed together; a killed build resumes between shards
+    shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
     overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:

@@ -331,7 +331,7 @@ def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None
 
 def _source(config: PagesConfig | OcrConfig) -> Source:
     expected = "the directory of PDFs and pictures"
-    return corpus_source(config.corpus, expected, lambda _: (), digest=corpus_digest)  # a PageWriter reads them
+    return corpus_source(config.corpus, expected, lambda *_, **__: (), digest=corpus_digest)  # a PageWriter reads them
 
 
 def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, source: Source) -> Manifest:

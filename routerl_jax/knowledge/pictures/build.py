@@ -59,7 +59,7 @@ class PicturesConfig:
     picture_format: PictureFormat = "jpeg"  # jpeg or png
     on_error: OnError = "raise"  # what to do with a damaged picture: raise, or skip the row and report
     embed_batch: Count = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    shard_size: Size = 8192  # rows that are embedded and committed together
+    shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
     check_queries: Count = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
     overwrite: bool = False  # replace a knowledge base in the same directory
 
@@ -91,7 +91,7 @@ def build_pictures(
     """
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     expected = "rows with pictures, or a directory of them,"
-    clock, source = Clock(), corpus_source(config.corpus, expected, lambda _: (), digest=pictures_digest)
+    clock, source = Clock(), corpus_source(config.corpus, expected, lambda *_, **__: (), digest=pictures_digest)
     model = encoder or shared_encoder(config.encoder)
     if not isinstance(model, PictureEmbedder):
         raise ValueError(

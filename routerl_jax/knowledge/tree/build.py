@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import pathlib
@@ -36,7 +37,7 @@ from routerl_jax.knowledge.tree.clusters import soft_clusters
 from routerl_jax.knowledge.tree.config import TreeConfig
 from routerl_jax.knowledge.tree.kb import TREE
 from routerl_jax.knowledge.tree.summaries import PROMPT, summaries
-from routerl_jax.knowledge.writer import Part, StoreWriter, explained
+from routerl_jax.knowledge.writer import Part, StoreWriter, explained, left_out
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.cached import CachedModel
 from routerl_jax.llms.load import chat_model
@@ -65,10 +66,8 @@ def build_tree(
     Raises:
       ValueError: a file, a row or a setting is wrong (names it), or more summaries failed than `max_failures` allows.
     """
-    split = split_of(config.passage_words, config.least_words)
-    source = corpus_source(
-        config.corpus, "the file of passages", lambda path: read_corpus(path, split=split), check=corpus_files
-    )
+    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, clock = llm or chat_model(config.llm), Clock()
     inner = BuildConfig(
@@ -136,7 +135,7 @@ class _Build:
     def run(self, source: Source) -> None:
         config, writer = self._config, self._writer
         bar = Bar(source.read(), desc="reading", unit="passage", disable=not self._progress)
-        counts = [self._part(0).passages(bar)]
+        counts = [self._part(0).passages(bar, source.left_out)]
         self._clock.lap("read")
         failed: dict[str, str] = {}
         rows: list[dict[str, Any]] = []
@@ -210,12 +209,13 @@ class _Build:
         config, writer = self._config, self._writer
         parts = [self._part(level).directory for level in range(levels)]
         stored = [StoredPassages(part, memory_limit=0, hint="") for part in parts]
-        count = writer.passages(
+        joined = (
             passage
             for passages in stored
             for start in range(0, len(passages), _BLOCK)
             for passage in passages.read(start, min(start + _BLOCK, len(passages)))
         )
+        count = writer.passages(joined, left_out(parts[0]))
         arrays = [StoredArray(part / EMBEDDINGS, memory_limit=0, hint="") for part in parts]
         firsts = np.cumsum([0, *map(len, arrays)])
 

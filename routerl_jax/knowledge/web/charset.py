@@ -1,20 +1,49 @@
-"""Decodes the bytes of a page to text, even if its headers are wrong."""
+"""Decodes the bytes of a page or a text file, even if its headers are wrong."""
 
 from __future__ import annotations
 
 import codecs
 import re
+from typing import NamedTuple
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([a-zA-Z0-9_:.\-]{2,40})""", re.IGNORECASE)
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, with which it begins
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
 _AS_BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252"}  # what these names mean on the web (WHATWG Encoding)
+_WESTERN = 0.4  # share of letters beyond ASCII up to which a text of unknown encoding is taken for a Western one
+
+
+class Encoding(NamedTuple):
+    """An encoding by Python's name, the bytes of its mark at the start, and whether nothing but the letters says so."""
+
+    name: str
+    skip: int = 0
+    guessed: bool = False
+
+    def text(self, content: bytes) -> str:
+        """The content as text: replacement characters for bytes that are not valid, and no cut last letter."""
+        return codecs.getincrementaldecoder(self.name)("replace").decode(content[self.skip :], final=False)
 
 
 def decode(content: bytes, declared: str | None = None) -> str:
-    """A page's text.
+    """A page's text, by `encoding_of`.
 
-    Encodings are tried in this order: a byte order mark; UTF-8 if the bytes are valid; the encoding in the header, then the
-    one in the page, if the bytes are valid; the most likely encoding by letter statistics; UTF-8 with replacement characters.
+    Raises:
+      ValueError: the bytes are not text.
+    """
+    return encoding_of(content, declared).text(content)
+
+
+def encoding_of(content: bytes, declared: str | None = None) -> Encoding:
+    """The encoding of a text.
+
+    These are tried in order: a byte order mark; UTF-8 if the bytes are valid; the encoding in the header, then the one in the
+    page, if the bytes are valid; UTF-16 without a mark; the most likely encoding by its letters.
 
     Args:
       declared: charset of the Content-Type header.
@@ -24,18 +53,19 @@ def decode(content: bytes, declared: str | None = None) -> str:
     """
     for bom, name in _BOMS:
         if content.startswith(bom):
-            return content[len(bom) :].decode(name, errors="replace")
+            return Encoding(name, len(bom))
     inside = _META.search(content[:4096])
     names = [_codec(name) for name in (declared, inside.group(1).decode() if inside else None) if name]
     wide = [name for name in names if name and name.startswith(("utf-16", "utf-32"))]
     if b"\0" in content[:4096] and not wide:
+        if name := _unmarked(content[:4096]):
+            return Encoding(name)
         raise ValueError("binary content, which is not read here")
     escaped = [name for name in names if name and name.startswith(("iso2022", "hz"))] if b"\x1b" in content else []
     for name in (*wide, *escaped, "utf-8", *names):
-        text = _strictly(content, name) if name else None
-        if text is not None:
-            return text
-    return _likely(content)
+        if name and _is_valid(content, name):
+            return Encoding(name)
+    return Encoding(_likely(content), guessed=True)
 
 
 def _codec(name: str) -> str | None:
@@ -47,16 +77,32 @@ def _codec(name: str) -> str | None:
     return _AS_BROWSERS.get(info.name, info.name) if info._is_text_encoding else None
 
 
-def _strictly(content: bytes, name: str) -> str | None:
-    """The text if all bytes are valid in the encoding; a cut last letter is allowed."""
+def _is_valid(content: bytes, name: str) -> bool:
+    """Whether all bytes are valid in the encoding; a cut last letter is allowed."""
     try:
-        return codecs.getincrementaldecoder(name)("strict").decode(content, final=False)
+        codecs.getincrementaldecoder(name)("strict").decode(content, final=False)
     except (UnicodeError, LookupError):
-        return None
+        return False
+    return True
+
+
+def _unmarked(content: bytes) -> str | None:
+    """UTF-16 of mostly Western letters: every second byte is zero, the others are not."""
+    even, odd = content[::2], content[1::2]
+    for name, zeros, others in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if zeros.count(0) > 0.7 * len(zeros) and not others.count(0) and _is_valid(content, name):
+            return name
+    return None
 
 
 def _likely(content: bytes) -> str:
+    """Letter statistics fail on short texts and on few letters: such texts are read as browsers do."""
     from charset_normalizer import from_bytes
 
+    shown = re.sub(rb"<[^<>]*>", b"", content[:20_000])
+    beyond = sum(byte >= 0x80 for byte in shown)
+    letters = beyond + sum(65 <= byte <= 122 for byte in shown)
+    if beyond <= _WESTERN * letters and _is_valid(content, "cp1252"):
+        return "cp1252"
     best = from_bytes(content[:20_000]).best()
-    return content.decode(best.encoding if best else "utf-8", errors="replace")
+    return best.encoding if best else "utf-8"
