@@ -118,8 +118,8 @@ def table(points: Sequence[Point]) -> str:
         [
             *lines,
             "",
-            f"As foretold: {held} of {len(points)} points. By a rule that does not know the size of the price (without one, always "
-            f"search; with any, search where P_c < 50 %): {by_any}.",
+            f"As foretold: {held} of {len(points)} points. By a rule that does not know the size of the price (without one, "
+            f"always search; with any, search where P_c < 50 %): {by_any}.",
         ]
     )
 

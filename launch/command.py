@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
-from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
+from routerl_jax.parallel.platform import keep_compilations
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
@@ -51,8 +51,7 @@ def start(
       schemas: gives the classes that --config may hold, by heading; --help lists their fields.
       arguments: True lets the program take words besides its flags.
     """
-    skip_absent_tpu()  # both must run before a configuration imports JAX
-    keep_compilations()
+    keep_compilations()  # before a configuration imports JAX
     define_flags()
     flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
