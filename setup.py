@@ -40,8 +40,9 @@ REQUIRED = [
     "transformers>=5.0",
 ]
 
-# The TPU compiler; no TPU needed. Pinned to jax 0.10.2: an older one may not know its kernels.
-LIBTPU = "libtpu==0.0.52; platform_machine == 'x86_64' and sys_platform == 'linux'"
+# With the TPU compiler that this JAX asks for; no TPU needed to compile.
+TPU = "jax[tpu]>=0.10.2"
+COMPILER = f"{TPU}; platform_machine == 'x86_64' and sys_platform == 'linux'"
 
 # Its wheels; elsewhere the exact index takes its place (knowledge.index).
 SCANN = "scann>=1.4.2; platform_machine == 'x86_64' and sys_platform == 'linux' and python_version < '3.14'"
@@ -80,7 +81,7 @@ EXTRAS = {
     "scann": [SCANN],
     "bm25": ["bm25s>=0.3.16", "PyStemmer>=3.0"],
     "corpora": ["mwparserfromhell>=0.7.2", "mwxml>=0.3.8", "zstandard>=0.23"],  # Wikipedia dumps, .zst
-    "tpu": ["jax[tpu]>=0.10.2"],
+    "tpu": [TPU],
     "tensorboard": TENSORBOARD,
     "wandb": WANDB,
     "web": WEB,
@@ -93,7 +94,7 @@ EXTRAS = {
     "s3": S3,
     "cuda12": ["jax[cuda12]>=0.10.2"],
     "cuda13": ["jax[cuda13]>=0.10.2"],
-    "compile_check": [LIBTPU],
+    "compile_check": [COMPILER],
     "docs": DOCS,
     "notebooks": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
     "dev": [
@@ -115,7 +116,7 @@ EXTRAS = {
         "flask-cors>=6.0",
         "gcp-storage-emulator>=2026.7",  # tests of buckets only
         "igraph>=0.11",  # tests and benchmarks of graphs only
-        LIBTPU,
+        COMPILER,
         "mwparserfromhell>=0.7.2",
         "moto[s3]>=5.2",  # tests of buckets only
         "mwxml>=0.3.8",

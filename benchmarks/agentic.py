@@ -1,7 +1,7 @@
 """Multi-turn rollouts and their update beside transformers, TRL and google-tunix, on the shapes of real traces.
 
     make peers    # google-tunix, in a Python of its own
-    python -m benchmarks.agentic [--size=0.9M --size=8M --size=135M] [--repeats=3] [--sides=ours,transformers,trl,tunix] \
+    python -m benchmarks.agentic [--size=0.9M --size=8M --size=135M] [--repeats=3] [--sides=SIDE,SIDE] \
         [--keep=FILE] [--json]
 
 Work: 64 attempts in groups of 8 whose turns, lengths and documents are those of R1-Searcher's released rollouts, and tools that
@@ -35,13 +35,14 @@ PEERS = pathlib.Path(".venv-peers/bin/python")  # of `make peers`
 PARTS = {
     "rollout": {
         "ours": "agentic_ours rollout",
-        "ours, fixed order": "agentic_ours rollout_fixed",
+        "ours-default": "agentic_ours rollout_fixed",
         "transformers": "agentic_torch rollout",
+        "transformers-continuous": "agentic_torch rollout_continuous",
         "tunix": "agentic_tunix rollout",
     },
     "update": {
         "ours": "agentic_ours update",
-        "ours, shared prompts": "agentic_ours update_shared",
+        "ours-shared-prompts": "agentic_ours update_shared",
         "trl": "agentic_torch update",
         "tunix": "agentic_tunix update",
     },
@@ -89,6 +90,9 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, help="file of what is measured, one part of a size a line")
     parser.add_argument("--json", action="store_true", help="print ratios and shares of limits alone")
     arguments = parser.parse_args()
+    known = {side for sides in PARTS.values() for side in sides}
+    if unknown := set(filter(None, arguments.sides.split(","))) - known:
+        parser.error(f"--sides: there is no {', '.join(sorted(unknown))}; known: {', '.join(sorted(known))}")
     os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # for all sides; ours set it themselves
     keep_compilations()
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

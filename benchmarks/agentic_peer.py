@@ -22,24 +22,24 @@ class Side(Protocol):
 
 
 def serve_peer(
-    rollout: Callable[[str, Sequence[Trajectory]], Side],
+    rollouts: Mapping[str, Callable[[str, Sequence[Trajectory]], Side]],
     update: Callable[[str, Sequence[Trajectory], int, bool], Side],
     micro_batches: Mapping[str, int] = MICRO,
 ) -> None:
     """The worker's main program (agentic_worker.serve).
 
     Args:
-      rollout: prepares the rollout, from the directory of the weights and the work.
+      rollouts: by name of the part, prepares a rollout, from the directory of the weights and the work.
       update: prepares the update, from these, the attempts of a micro-batch, and whether activations are computed again.
       micro_batches: attempts of a micro-batch, by size.
     """
 
-    def prepare_rollout(arguments: argparse.Namespace) -> Prepared:
-        return rollout(arguments.weights, asked_work(arguments)).run
+    def prepare(rollout: Callable[[str, Sequence[Trajectory]], Side]) -> Callable[[argparse.Namespace], Prepared]:
+        return lambda arguments: rollout(arguments.weights, asked_work(arguments)).run
 
     def prepare_update(arguments: argparse.Namespace) -> Prepared:
         work = asked_work(arguments)
         micro = min(micro_batches[arguments.size], len(work))
         return update(arguments.weights, work, micro, bool(arguments.checkpointing)).run
 
-    serve({"rollout": prepare_rollout, "update": prepare_update})
+    serve({**{part: prepare(rollout) for part, rollout in rollouts.items()}, "update": prepare_update})

@@ -1,4 +1,4 @@
-"""The sides of `benchmarks.agentic` in torch: the loop over transformers' generate, and TRL's GRPO loss and padding."""
+"""The sides of `benchmarks.agentic` in torch: transformers' rollouts, and TRL's GRPO loss and padding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trl
 from trl.trainer.utils import pad as trl_pad
 
 from benchmarks.agentic_peer import serve_peer
-from benchmarks.agentic_transformers import Rollout
+from benchmarks.agentic_transformers import ContinuousRollout, Rollout
 from benchmarks.agentic_work import Tokens, Trajectory, episodes
 
 
@@ -98,13 +98,16 @@ def trainer(directory: str, samples: int, accumulation: int, micro: int, checkpo
     )
 
 
-def rollout(directory: str, work: Sequence[Trajectory]) -> Rollout:
-    """The loop with a directory's weights, in float32."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="sdpa"
-    )
-    return Rollout(model, work)
+def policy(directory: str) -> Any:
+    """A directory's weights, in float32."""
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa")
 
 
 if __name__ == "__main__":
-    serve_peer(rollout, Update)
+    serve_peer(
+        {
+            "rollout": lambda directory, work: Rollout(policy(directory), work),
+            "rollout_continuous": lambda directory, work: ContinuousRollout(policy(directory), work),
+        },
+        Update,
+    )

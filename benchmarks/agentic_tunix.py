@@ -301,4 +301,6 @@ def _with_remat(config: Any) -> Any:
 
 
 if __name__ == "__main__":
-    serve_peer(Rollout, Update, MICRO | dict.fromkeys(("0.9M", "8M"), 2))  # 8 take 18 GB: it keeps all scores
+    serve_peer(
+        {"rollout": Rollout}, Update, MICRO | dict.fromkeys(("0.9M", "8M"), 2)
+    )  # 8 take 18 GB: it keeps all scores

@@ -69,17 +69,23 @@ class Tokens:
 def trajectories(groups: int, samples: int, seed: int = 0, longest: int = 0) -> list[Trajectory]:
     """Attempts in groups: every attempt is another recorded rollout, and a group has the prompt of its first one.
 
+    If more attempts are asked for than were recorded, all are drawn, then all again in another order, and so on.
+
     Args:
       longest: rollouts of more tokens are not drawn; 0: all are. For a model that is too large for long ones here.
     """
     record, rng = json.loads(RECORD.read_text()), random.Random(seed)
     rows = [row for row in record["rollouts"] if not longest or sum(row[:1] + row[1] + row[2]) <= longest]
-    rows = rng.sample(rows, groups * samples)
+    if not rows:
+        raise ValueError(f"no recorded rollout has at most {longest} tokens: give a larger number for the longest")
+    drawn: list[Any] = []
+    while missing := groups * samples - len(drawn):
+        drawn += rng.sample(rows, min(missing, len(rows)))
     result = []
-    for index, (_, sampled, observed) in enumerate(rows):
+    for index, (_, sampled, observed) in enumerate(drawn):
         seconds = [rng.choice(record["latencies"]) for _ in observed]
         steps = [Step(sampled=a, observed=b, seconds=c) for a, b, c in zip(sampled, [*observed, 0], [*seconds, 0.0])]
-        prompt = rows[index - index % samples][0]
+        prompt = drawn[index - index % samples][0]
         result.append(Trajectory(group=index // samples, prompt=prompt, steps=tuple(steps)))
     return result
 

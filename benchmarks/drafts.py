@@ -13,11 +13,10 @@ write the same tokens.
 
 from __future__ import annotations
 
-from routerl_jax.parallel.platform import skip_absent_tpu, tune_process
+from routerl_jax.parallel.platform import tune_process
 
 if __name__ == "__main__":
     tune_process()
-    skip_absent_tpu()
 
 import argparse
 import gzip

@@ -11,11 +11,10 @@ Turns and documents are the words of a fixed text in the lengths of results/agen
 
 from __future__ import annotations
 
-from routerl_jax.parallel.platform import skip_absent_tpu, tune_process
+from routerl_jax.parallel.platform import tune_process
 
 if __name__ == "__main__":
     tune_process()
-    skip_absent_tpu()
 
 import argparse
 import cProfile
@@ -260,11 +259,13 @@ def measure(agents: int, repeats: int, profile: bool = False) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=1024)
+    parser.add_argument("--agents", type=int, default=1024, help="a multiple of 8")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.agents < 8 or arguments.agents % 8:
+        parser.error(f"--agents={arguments.agents}: give a multiple of 8, the agents of a group")
     result = measure(arguments.agents, arguments.repeats, arguments.profile)
     if arguments.json:
         print(json.dumps(result))

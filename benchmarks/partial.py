@@ -14,11 +14,10 @@ the share of episodes with tokens of several versions; and the age of tokens.
 
 from __future__ import annotations
 
-from routerl_jax.parallel.platform import skip_absent_tpu, tune_process
+from routerl_jax.parallel.platform import tune_process
 
 if __name__ == "__main__":
     tune_process()
-    skip_absent_tpu()
 
 import argparse
 import dataclasses

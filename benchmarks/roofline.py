@@ -9,11 +9,10 @@ of arrays as large as its activations. A prediction is a lower bound: measured o
 
 from __future__ import annotations
 
-from routerl_jax.parallel.platform import skip_absent_tpu, tune_process
+from routerl_jax.parallel.platform import tune_process
 
 if __name__ == "__main__":
     tune_process()
-    skip_absent_tpu()
 
 import argparse
 import dataclasses

@@ -53,6 +53,12 @@ class Point:
         return (1 - self.price) * self.opened - self.closed
 
     @property
+    def by_any_price(self) -> bool:
+        """Whether a rule holds that does not know the size of the price: at none all is searched for, at any what is mostly
+        not known."""
+        return (self.searched > 0.5) == (self.price == 0 or self.closed < 0.5)
+
+    @property
     def foretold(self) -> bool:
         """Whether most questions are searched for if, and only if, a search pays."""
         return (self.searched > 0.5) == self.pays
@@ -107,7 +113,15 @@ def table(points: Sequence[Point]) -> str:
             f"{held} of {len(group)} |"
         )
     held = sum(point.foretold for point in points)
-    return "\n".join([*lines, "", f"As foretold: {held} of {len(points)} points."])
+    by_any = sum(point.by_any_price for point in points)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"As foretold: {held} of {len(points)} points. By a rule that does not know the size of the price (without one, "
+            f"always search; with any, search where P_c < 50 %): {by_any}.",
+        ]
+    )
 
 
 def _grouped(points: Sequence[Point]) -> Mapping[tuple[str, float], list[Point]]:

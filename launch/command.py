@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging as std_logging
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ from ml_collections import ConfigDict
 
 from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
-from routerl_jax.parallel.platform import keep_compilations, skip_absent_tpu
+from routerl_jax.parallel.platform import keep_compilations
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
@@ -50,18 +51,19 @@ def start(
       schemas: gives the classes that --config may hold, by heading; --help lists their fields.
       arguments: True lets the program take words besides its flags.
     """
-    skip_absent_tpu()  # both must run before a configuration imports JAX
-    keep_compilations()
+    keep_compilations()  # before a configuration imports JAX
     define_flags()
     flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
     def guarded(argv: Sequence[str]) -> None:
+        program = os.path.splitext(os.path.basename(argv[0]))[0]
         if not any(argument.lstrip("-").startswith(("verbosity", "v=")) for argument in sys.argv):
             logging.set_verbosity(logging.WARNING)  # orbax logs every rename at INFO
+            # A user reads what happened. Who wants the time and the place in the code asks with --verbosity.
+            logging.get_absl_handler().setFormatter(std_logging.Formatter(f"launch.{program}: %(message)s"))
         be_quiet(bool(FLAGS["quiet"].value))
         if FLAGS["quiet"].value:
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        program = os.path.splitext(os.path.basename(argv[0]))[0]
         if len(argv) > 1 and not arguments:
             sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
         try:

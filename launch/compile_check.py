@@ -59,10 +59,14 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.training.compile_check import check
 
     if FLAGS.search:
+        from routerl_jax.parallel.topology import compiler
         from routerl_jax.training.layout_search import search
 
         ranked = search(config, FLAGS.topology)
-        print(as_json([dataclasses.asdict(choice) for choice in ranked]) if FLAGS.json else choices(ranked))
+        if FLAGS.json:
+            print(as_json([dataclasses.asdict(choice) for choice in ranked]))
+        else:
+            print(f"compiled by {compiler()}\n\n{choices(ranked)}")
         if ranked[0].step_s is None:
             sys.exit(1)
         return
@@ -92,6 +96,7 @@ def table(report: Report) -> str:
         mesh = f"learner {mesh}, engine {_sizes(report.engine_mesh)}"
     lines = [
         f"{report.topology}: {report.devices} devices ({report.device}), {mesh}, {report.hbm_gib} GiB of HBM each",
+        f"compiled by {report.compiler}",
         "",
         "| GiB per chip | total | arguments | outputs | temporaries | code | kept meanwhile | fits | compiled in |",
         "|---|---:|---:|---:|---:|---:|---:|---|---:|",

@@ -19,6 +19,7 @@ from absl import flags
 from launch.command import check_writable, start
 from routerl_jax.core.files import atomic_file
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.text import counted
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.questions import PoolCounts, pool_passages
 
@@ -41,7 +42,8 @@ def main(_: Sequence[str]) -> None:
     passages = Bar(pool_passages(FLAGS.questions, counts), desc="pooling", unit="passage")
     write_corpus(output, passages)
     print(
-        f"{output}: {counts.passages:,} distinct passages of {counts.occurrences:,} that came with {counts.rows:,} questions"
+        f"{output}: {counted(counts.passages, 'distinct passage')} of {counts.occurrences:,} that came with "
+        f"{counted(counts.rows, 'question')}"
     )
 
 

@@ -53,6 +53,7 @@ def schemas() -> dict[str, type]:
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.core.journal import check_same
+    from routerl_jax.core.text import counted
     from routerl_jax.curation.questions import counts_of
     from routerl_jax.curation.rollouts import policy_attempts
     from routerl_jax.curation.selection import SelectionConfig, select
@@ -89,10 +90,10 @@ def main(_: Sequence[str]) -> None:
     with directory_lock(workdir):
         report = select(source, attempt, selection, workdir)
     shares = ", ".join(f"{count} {level}" for level, count in report.counts.items())
-    print(f"{len(source)} questions: {shares}")
-    print(f"stage 1: {report.stage1} questions, stage 2: {report.stage2}, in {workdir}")
+    print(f"{counted(len(source), 'question')}: {shares}")
+    print(f"stage 1: {counted(report.stage1, 'question')}, stage 2: {report.stage2}, in {workdir}")
     if report.failed_searches:
-        print(f"{report.failed_searches} searches failed, which counts against their questions")
+        print(f"searches that failed, which counts against their questions: {report.failed_searches}")
     for line in report.missing:
         print(f"{line}; the set is smaller")
 

@@ -67,6 +67,7 @@ def _print_episodes() -> None:
     from rich.rule import Rule
     from rich.text import Text
 
+    from routerl_jax.core.text import counted
     from routerl_jax.evaluation.records import read_records
     from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
@@ -92,7 +93,7 @@ def _print_episodes() -> None:
         shown += 1
         if FLAGS.count and shown == FLAGS.count:
             break
-    console.print(Text(f"\n{shown} episodes of {path}"), style="dim")
+    console.print(Text(f"\n{counted(shown, 'episode')} of {path}"), style="dim")
 
 
 def _file() -> pathlib.Path:

@@ -15,10 +15,13 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from routerl_jax.parallel.platform import skip_absent_tpu
+
 __version__ = "0.1.0"
 
 # before transformers is imported anywhere: it would warn that PyTorch is missing, which is not needed here
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+skip_absent_tpu()  # before JAX is imported anywhere, such as by bm25s, which looks for devices when it is imported
 
 if TYPE_CHECKING:
     from routerl_jax.agents.agent import Agent

@@ -29,6 +29,11 @@ def markdown_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
 
 
+def counted(number: float, noun: str) -> str:
+    """A number with what it counts: `1 question`, `2,000 questions`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def one_line(passage: Passage) -> str:
     """Title and text on one line, without the title if the text contains it."""
     text = " ".join(passage.text.split())

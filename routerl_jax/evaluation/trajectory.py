@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from routerl_jax.core.text import counted
 from routerl_jax.evaluation.sheets import pictures_shown
 
 
@@ -104,7 +105,8 @@ def ending_parts(record: Mapping[str, Any], sheet: str | pathlib.Path | None = N
     if usage := record.get("usage"):
         money = f", {usage['cost']:.5f} of money" if usage["cost"] else ""
         usage_text = (
-            f"{usage['replies']} replies, {usage['prompt_tokens']} tokens read, {usage['tokens']} written{money}"
+            f"{usage['replies']} repl{'y' if usage['replies'] == 1 else 'ies'}, "
+            f"{counted(usage['prompt_tokens'], 'token')} read, {usage['tokens']:,} written{money}"
         )
         parts.append(Text.assemble(("took      ", "dim"), (usage_text, "dim")))
     if record.get("rewards"):

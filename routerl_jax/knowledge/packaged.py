@@ -141,7 +141,7 @@ class PackagedKB(KnowledgeBase, abc.ABC):
         cache = SqliteCache(_answers(store.directory), max_bytes=None)
         model = CachedModel(chat_model(config.llm), cache, save_every=1)
         embedding, chosen = _embedding(store.manifest), encoder or config.encoder
-        texts = shared_encoder(chosen, mesh) if isinstance(chosen, str) else chosen
+        texts = shared_encoder(chosen, mesh, instead="") if isinstance(chosen, str) else chosen
         digest = encoder_digest(texts)
         if embedding.digest and digest and embedding.digest != digest:
             raise ValueError(

@@ -273,7 +273,7 @@ def _embed(
     assert embedding is not None
     if not new:
         return np.zeros((0, embedding.dim), np.float32)
-    model = encoder or shared_encoder(embedding.encoder)
+    model = encoder or shared_encoder(embedding.encoder, instead="")
     config = BuildConfig(kind=manifest.kind, encoder=embedding.encoder, passage_prefix=embedding.passage_prefix)
     vectoriser = Vectoriser(config, model)
     if embedding.digest and vectoriser.manifest.digest and embedding.digest != vectoriser.manifest.digest:

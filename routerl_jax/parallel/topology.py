@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import importlib.metadata
 import importlib.util
 import os
+import re
 from typing import Any
 
 from routerl_jax.core.extras import install_hint
@@ -42,6 +45,15 @@ def topology_devices(name: str) -> list[Any]:
             f"--topology={name}: the TPU compiler knows no such slice ({error}); examples: v4:2x2x2, v5e:16x16, v5p:4x4x4, "
             f"v6e:16x16"
         ) from error
+
+
+def compiler() -> str:
+    """Which TPU compiler and JAX this Python has, for reports. Says so if a TPU install of this JAX has another compiler."""
+    jax, libtpu = (importlib.metadata.version(package) for package in ("jax", "libtpu"))
+    asked = re.search(r"libtpu==([\d.*]+)", " ".join(importlib.metadata.requires("jax") or ()))
+    same = asked is None or fnmatch.fnmatch(f"{libtpu}.0", asked[1])
+    other = "" if same or asked is None else f", with which a TPU install has libtpu {asked[1]}"
+    return f"libtpu {libtpu}, jax {jax}{other}"
 
 
 def hbm_gib(device: Any) -> float:

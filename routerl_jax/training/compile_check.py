@@ -22,7 +22,7 @@ from routerl_jax.parallel.chips import chip_of
 from routerl_jax.parallel.hlo_collectives import kind_in, result_shapes
 from routerl_jax.parallel.hlo_costs import count
 from routerl_jax.parallel.hlo_text import Instruction, Module, parse
-from routerl_jax.parallel.topology import hbm_gib, topology_devices
+from routerl_jax.parallel.topology import compiler, hbm_gib, topology_devices
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.roofline import Estimate, estimate
 from routerl_jax.training.run_programs import PROGRAMS, Program, run_programs
@@ -57,6 +57,7 @@ class Report:
 
     fits: bool
     topology: str
+    compiler: str  # versions of libtpu and JAX
     device: str
     devices: int
     mesh: Mapping[str, int]
@@ -93,6 +94,7 @@ def check(config: TrainConfig, topology: str, programs: Collection[str] = PROGRA
     return Report(
         fits=all(program.fits for program in reports.values()),
         topology=topology,
+        compiler=compiler(),
         device=devices[0].device_kind,
         devices=len(devices),
         mesh=dict(mesh.shape),

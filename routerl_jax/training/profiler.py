@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.text import counted
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import PART
 
@@ -165,9 +166,7 @@ def report(trace: pathlib.Path, steps: int) -> str:
     profile = spent(jax.profiler.ProfileData.from_file(str(trace)))
     text = io.StringIO()
     console = Console(file=text, width=120, highlight=False)
-    console.print(
-        f"Profile of {steps} step{'s' * (steps != 1)}, {profile.seconds:.2f} s; the trace: {trace}", soft_wrap=True
-    )
+    console.print(f"Profile of {counted(steps, 'step')}, {profile.seconds:.2f} s; the trace: {trace}", soft_wrap=True)
     kinds = {
         "parts of the steps": profile.parts,
         "things on the devices": profile.devices,

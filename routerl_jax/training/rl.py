@@ -17,6 +17,7 @@ from routerl_jax.agents.room import no_room
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
+from routerl_jax.core.text import counted
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import score, score_all
@@ -348,7 +349,8 @@ def estimate(paces: Sequence[float], remaining: int) -> str:
     """A text with the remaining time of a run, from the median seconds of its first steps (the very first ones compile)."""
     pace = float(np.median(paces))
     seconds = pace * remaining
-    span = f"{seconds / 3600:.1f} hours" if seconds >= 2 * 3600 else f"{max(seconds / 60, 1):.0f} minutes"
+    hours, minutes = round(seconds / 3600, 1), max(round(seconds / 60), 1)
+    span = counted(hours, "hour") if seconds >= 2 * 3600 else counted(minutes, "minute")
     return f"{pace:.1f} s a step: about {span} of training to go, validation and the final evaluation not counted"
 
 

@@ -136,7 +136,7 @@ def test_a_peer_is_asked_for_what_the_options_say(monkeypatch: pytest.MonkeyPatc
 
     asked = []
     monkeypatch.setattr(agentic_peer, "serve", lambda parts: asked.append(parts))
-    agentic_peer.serve_peer(lambda weights, work: update(weights, work, 0, False), update)
+    agentic_peer.serve_peer({"rollout": lambda weights, work: update(weights, work, 0, False)}, update)
     (parts,) = asked
     options = argparse.Namespace(weights="w", groups=2, samples=2, longest=1500, size="0.9M", checkpointing=1)
     assert parts["rollout"](options)() == {"asked": ("w", 4, 0, False)}

@@ -46,6 +46,23 @@ def test_other_urls_than_those_of_buckets_are_refused(arguments: list[str], key:
     assert not list(ROOT.glob("[ah]*:"))
 
 
+def test_a_warning_is_told_as_an_error_is(tmp_path: pathlib.Path) -> None:
+    """Without the time, the process and the line of the code, which only --verbosity asks for; libraries' own loggers, too."""
+    (tmp_path / "warns.py").write_text(
+        "import logging\nfrom launch.command import start\n"
+        "def main(argv):\n    logging.getLogger('a.library').warning('careful')\n"
+        "start(main, lambda: None)\n"
+    )
+    command = [sys.executable, str(tmp_path / "warns.py")]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    told = [
+        subprocess.run([*command, *more], env=env, capture_output=True, text=True, check=True).stderr
+        for more in ([], ["--verbosity=1"])
+    ]
+    assert told[0] == "launch.warns: careful\n"
+    assert "warns.py:4] careful" in told[1]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import pathlib
@@ -28,6 +29,8 @@ def test_json_and_exit_status(tpu_compiler: None) -> None:
     found = json.loads(done.stdout)
     assert found["fits"] is False
     assert found["topology"] == "v5e:2x2"
+    versions = {name: importlib.metadata.version(name) for name in ("libtpu", "jax")}
+    assert found["compiler"].startswith(f"libtpu {versions['libtpu']}, jax {versions['jax']}")
     assert set(found["programs"]) == {"decode"}
     decode = found["programs"]["decode"]
     cache = 200000 / 2 * 256 * 2 * 2 * 128 * 2 * 2 / 2 / 2**30  # of the rows alone, GiB per chip
@@ -55,6 +58,7 @@ def test_what_is_not_finite_is_null() -> None:
     report = Report(
         fits=False,
         topology="v5e:2x2",
+        compiler="libtpu 1, jax 2",
         device="TPU",
         devices=4,
         mesh={"fsdp": 4},

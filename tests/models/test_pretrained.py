@@ -11,8 +11,10 @@ import zipfile
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from PIL import Image
 
 from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.models import pretrained
 from routerl_jax.models.pretrained import PyPIModel, resolve
 
@@ -146,6 +148,36 @@ def test_hub_ids(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
     (tmp_path / "model.safetensors").unlink()
     assert resolve("org/pickled") == tmp_path
     assert asked == [("org/model", False), ("org/absent", False), ("org/pickled", False), ("org/pickled", True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "instead"),
+    [
+        ("text_image", "colours+all-MiniLM-L6-v2"),
+        ("reverse_image", "colours+all-MiniLM-L6-v2"),
+        ("pages", "kind 'ocr'"),
+        ("dense_text", "all-MiniLM-L6-v2"),
+    ],
+)
+def test_without_a_network_a_build_names_what_serves_the_same_purpose(
+    kind: str, instead: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """No text encoder where pictures are found, and no language model as an encoder."""
+
+    def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    Image.new("RGB", (40, 40)).save(tmp_path / "a.png")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "contents": "A\nb", "title": "A", "image": "a.png"}))
+    build = KB_BUILDERS.get(kind)
+    config = build.config(kind=kind, corpus=str(tmp_path / "rows.jsonl"), encoder="org/absent")
+    with pytest.raises(ValueError, match=r"org/absent.*no network") as error:
+        build.build(config, tmp_path / "kb", progress=False)
+    remedy = str(error.value).partition("Give its Hugging Face directory, or ")[2]
+    assert instead in remedy
+    assert "SmolLM2" not in remedy
+    assert ("MiniLM" in remedy) == ("MiniLM" in instead)
 
 
 def test_a_model_with_pickled_weights_is_no_run(tmp_path: pathlib.Path) -> None:

@@ -54,7 +54,10 @@ def test_tune_process_leaves_a_choice_alone(value: str) -> None:
 
 TPU = """
 import os, pathlib, sys
-from routerl_jax.parallel import platform
+given = os.environ.get("JAX_PLATFORMS")
+from routerl_jax.parallel import platform  # looks at this machine's own devices
+os.environ.pop("JAX_PLATFORMS", None)
+os.environ.update({"JAX_PLATFORMS": given} if given else {})
 platform._PCI = pathlib.Path(sys.argv[1])
 platform.skip_absent_tpu()
 assert "jax" not in sys.modules
@@ -84,6 +87,17 @@ def test_an_absent_tpu_is_not_looked_for(
     path = f"{ROOT}{os.pathsep}{tmp_path / 'site'}"
     output = python("-c", TPU, str(tmp_path / "pci"), unset=unset, **{"PYTHONPATH": path, **environment})
     assert output.strip() == expected
+
+
+def test_libraries_that_import_jax_are_quiet_where_there_is_no_tpu() -> None:
+    """bm25s calls JAX when it is imported, and the TPU compiler's wheel would print errors."""
+    pytest.importorskip("libtpu", reason="needs the TPU compiler (the extra compile_check)")
+    pytest.importorskip("bm25s", reason="needs the extra bm25")
+    program = "import routerl_jax, bm25s, jax; print(jax.default_backend())"
+    env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert (done.stdout.strip(), done.stderr) == ("cpu", "")
 
 
 EXTRA = """

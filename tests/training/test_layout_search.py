@@ -52,6 +52,7 @@ class Weighed:
         return Report(
             fits=report.fits,
             topology=topology,
+            compiler="libtpu 1, jax 2",
             device="",
             devices=4,
             mesh={},

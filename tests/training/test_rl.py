@@ -272,4 +272,6 @@ def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> No
 def test_the_estimate_is_the_median_step_s() -> None:
     """The first steps compile: 60 s of the first do not count; what is left is said in minutes or hours."""
     assert rl.estimate([60.0, *[6.0] * 9], 110).startswith("6.0 s a step: about 11 minutes of training to go")
+    assert "about 1 minute of training" in rl.estimate([6.0], 10)
+    assert "about 2 minutes of training" in rl.estimate([6.0], 19)
     assert rl.estimate([30.0] * 10, 590).startswith("30.0 s a step: about 4.9 hours")

@@ -56,7 +56,7 @@ def rebuild_graph(
     assert old.embedding is not None
     config = from_config_dict(GraphConfig, nested(old.config), "config")
     config = dataclasses.replace(config, encoder=old.embedding.encoder)
-    model = encoder or shared_encoder(old.embedding.encoder)
+    model = encoder or shared_encoder(old.embedding.encoder, instead="")
     digest = encoder_digest(model)
     if old.embedding.digest and digest and old.embedding.digest != digest:
         raise ValueError(f"the encoder {config.encoder!r} has other weights than the knowledge base was built with")

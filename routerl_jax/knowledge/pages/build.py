@@ -118,7 +118,9 @@ def build_pages(
     """
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     clock, source = Clock(), _source(config)
-    model = encoder or shared_encoder(config.encoder)
+    model = encoder or shared_encoder(
+        config.encoder, instead="find pages by their text: a knowledge base of kind 'ocr'"
+    )
     if not isinstance(model, LateInteraction):
         raise ValueError(
             f"encoder={config.encoder!r} is not a late-interaction model; pages need one, such as ColQwen2"

@@ -92,10 +92,11 @@ def build_pictures(
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     expected = "rows with pictures, or a directory of them,"
     clock, source = Clock(), corpus_source(config.corpus, expected, lambda *_, **__: (), digest=pictures_digest)
-    model = encoder or shared_encoder(config.encoder)
+    colours = f"{COLOURS}all-MiniLM-L6-v2"
+    model = encoder or shared_encoder(config.encoder, instead=f"{colours}, which finds equal pictures (models.colours)")
     if not isinstance(model, PictureEmbedder):
         raise ValueError(
-            f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {COLOURS}all-MiniLM-L6-v2 (models.colours)"
+            f"encoder={config.encoder!r} reads no pictures; give a CLIP model, or {colours} (models.colours)"
         )
     embedding = Embedding(encoder=config.encoder, digest=encoder_digest(model), dim=model.dim)
     parts = [
