@@ -159,7 +159,8 @@ def _run() -> schema.TrainConfig:
             k=K,
             max_turn_tokens=96,
             answer_tokens=24,
-            settings={"image_k": IMAGE_K, "thoughts": True},
+            # the results in docs/mmsearch_r1.md were made with the picture shown again after each search
+            settings={"image_k": IMAGE_K, "thoughts": True, "repeat_pictures": True},
         ),
         knowledge=KNOWLEDGE,
         data=schema.DataConfig(

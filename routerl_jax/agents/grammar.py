@@ -73,7 +73,10 @@ class Grammar(abc.ABC):
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
-        """The action in a turn's text (forced opening included); `invalid` with a reason if there is none."""
+        """The action in a turn's text (forced opening included); `invalid` with a reason if there is none.
+
+        A thought is never an action: tags in it are text (`core.text.split_thoughts`).
+        """
 
     @abc.abstractmethod
     def well_formed(self, text: str) -> bool:
@@ -170,8 +173,10 @@ def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
 
 
 def between(text: str, opening: str, closing: str) -> str | None:
-    """The content of the last complete pair of tags, stripped; None if there is no such pair."""
-    contents = re.findall(re.escape(opening) + r"(.*?)" + re.escape(closing), text, re.DOTALL)
+    """The content of the last complete pair of tags, from the last opening tag before the closing one, stripped; None if there
+    is no such pair. An opening tag that the text only names opens nothing."""
+    begin = re.escape(opening)
+    contents = re.findall(rf"{begin}((?:(?!{begin}).)*?){re.escape(closing)}", text, re.DOTALL)
     return contents[-1].strip() if contents else None
 
 

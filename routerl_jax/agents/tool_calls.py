@@ -10,7 +10,7 @@ from typing import Any
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
 from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
-from routerl_jax.core.text import one_line, replace_surrogates
+from routerl_jax.core.text import one_line, replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Action, Call, Observation, Passage
@@ -82,20 +82,22 @@ class ToolCalls(Grammar):
 
     def parse(self, text: str) -> Action:
         text = END_OF_TURN.sub("", text)
-        answer = between(text, *_ANSWER)
+        said = split_thoughts(text)[1]
+        answer = between(said, *_ANSWER)
         try:
-            call = self._form.read(text)
+            call = self._form.read(said)
         except BadCall as error:
-            return Action(kind="invalid", thought=thought_of(text), error=str(error))
+            if answer is None or "{" in said:
+                return Action(kind="invalid", thought=thought_of(text), error=str(error))
+            call = None  # without JSON, the marks of a call are only named
         if call is None:
             if answer is None:
                 return self._words(text)
-            return Action(kind="answer", answer=answer, thought=thought_of(text.partition(_ANSWER[0])[0]))
+            return Action(kind="answer", answer=answer, thought=thought_of(text[: said.index(_ANSWER[0])]))
+        before = thought_of(text[: len(call.before)])
         if answer is not None:
-            return Action(
-                kind="invalid", thought=thought_of(call.before), error="there are a tool call and an answer; do one"
-            )
-        return self._action(call, thought_of(call.before))
+            return Action(kind="invalid", thought=before, error="there are a tool call and an answer; do one")
+        return self._action(call, before)
 
     def _words(self, text: str) -> Action:
         """The action of a turn without a call and without an answer."""
@@ -121,9 +123,10 @@ class ToolCalls(Grammar):
         text = END_OF_TURN.sub("", text)
         action = self.parse(text)
         if action.kind in ("search", "region"):
-            call = self._form.read(text)
+            thoughts, said = split_thoughts(text)
+            call = self._form.read(said)
             assert call is not None
-            return not call.after.strip() and not has_tags(call.before)
+            return not call.after.strip() and not has_tags(thoughts + call.before)
         if action.kind == "answer":
             before, _, rest = text.partition(_ANSWER[0])
             answer, _, after = rest.partition(_ANSWER[1])

@@ -24,7 +24,7 @@ class ReadCall:
     """A tool call as it was written.
 
     Attributes:
-      before: the text before it.
+      before: the text before it, as long as it was written.
       after: the text behind it.
     """
 
@@ -86,11 +86,13 @@ class Hermes(ToolForm):
 
     def read(self, text: str) -> ReadCall | None:
         opening, closing = self.marks[:2]
-        before, mark, rest = text.partition(opening)
-        if not mark:
+        marks = list(re.finditer(rf"{re.escape(opening)}(\s*\{{)?", text))
+        begun = [mark for mark in marks if mark[1]] or marks[-1:]  # others are named, and begin no call
+        if not begun:
             return None
-        if (count := text.count(opening)) > 1:
-            raise BadCall(_several_calls(count))
+        if len(begun) > 1:
+            raise BadCall(_several_calls(len(begun)))
+        before, rest = text[: begun[0].start()], text[begun[0].start() + len(opening) :]
         inside, mark, after = rest.partition(closing)
         if not mark:
             raise BadCall(f"the tool call is cut off: there is no {closing}")
@@ -117,7 +119,7 @@ class Llama(ToolForm):
     _begins = re.compile(r'\{\s*"(?:name|parameters)"\s*:')
 
     def read(self, text: str) -> ReadCall | None:
-        text = text.replace(self.marks[0], "")
+        text = text.replace(self.marks[0], " " * len(self.marks[0]))
         match = self._begins.search(text)
         if match is None:
             if text.lstrip().startswith("{"):

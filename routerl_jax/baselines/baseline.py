@@ -9,7 +9,8 @@ from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.conversation import Conversation, Prompt
 from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG, unshown
-from routerl_jax.baselines.forms import CONCLUSION, concluded, short, without_thinking
+from routerl_jax.baselines.forms import CONCLUSION, concluded, short
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
 
 ANSWER_ALONE = "Now write the answer alone, in a few words."
@@ -236,7 +237,9 @@ def documents(passages: Sequence[Passage], llm: LLM) -> str:
 
 def reply_text(turn: Turn, llm: LLM) -> str:
     """The text of a turn, without its end mark and without a reasoning model's thoughts."""
-    return without_thinking(turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text)
+    text = turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text
+    said = split_thoughts(text)[1]
+    return said if said == text else said.lstrip()
 
 
 def end_mark(turn: Turn, llm: LLM) -> str:

@@ -10,7 +10,6 @@ CONCLUSION = "So the answer is:"  # the end of a chain of thought (IRCoT, arXiv 
 SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
 
 _CONCLUDED = re.compile(r"\banswer is\b[ \t]*:?[ \t]*(.*)", re.IGNORECASE)
-_THINKING = re.compile(r"<think>.*?</think>\s*|^.*</think>\s*", re.DOTALL)  # thoughts of reasoning models
 
 
 def concluded(text: str) -> str | None:
@@ -49,11 +48,6 @@ def is_reasoning(sentence: str) -> bool:
     """True if a sentence draws a conclusion or calculates, and states no new fact. IRCoT's code does not search for these."""
     begins = sentence.lower().startswith(("thus ", "thus,", "so ", "so,", "that is,", "therefore", "hence"))
     return begins or re.search(r"\d [+-] \d[\d,.]* = \d", sentence) is not None
-
-
-def without_thinking(text: str) -> str:
-    """A reply without a reasoning model's thoughts."""
-    return _THINKING.sub("", text)
 
 
 def last_line(text: str, label: str) -> str | None:

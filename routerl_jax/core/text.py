@@ -15,6 +15,37 @@ def replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
+def split_thoughts(text: str, *names: str) -> tuple[str, str]:
+    """The thoughts of a reply, and the reply with a space in the place of each of their letters, so that positions stay.
+
+    A thought stands between `<NAME>` and `</NAME>`, in upper or lower case. Everything before a closing tag that nothing
+    opened is a thought, because the prompt may have opened it; so is everything behind an opening tag that nothing closes.
+
+    Args:
+      names: the tags of thoughts; by default `think` and `thinking`.
+    """
+    tags = re.compile(rf"<(/?)(?:{'|'.join(names or ('think', 'thinking'))})>", re.IGNORECASE)
+    thoughts: list[tuple[int, int]] = []
+    said: list[tuple[int, int]] = []
+    start, inside = 0, False
+    for tag in tags.finditer(text):
+        closes = bool(tag[1])
+        if closes and not inside:
+            thoughts, said = [(0, tag.start())], []
+        elif closes or not inside:
+            (thoughts if inside else said).append((start, tag.start()))
+        else:
+            continue
+        start, inside = tag.end(), not closes
+    (thoughts if inside else said).append((start, len(text)))
+    thought = " ".join(tags.sub(" ", text[begin:end]).strip() for begin, end in thoughts).strip()
+    blanked, at = "", 0
+    for begin, end in said:
+        blanked += " " * (begin - at) + text[begin:end]
+        at = end
+    return thought, blanked + " " * (len(text) - at)
+
+
 # A URL, which stays; or an absolute path, or one of a home directory, whose last part stays.
 _PATH = re.compile(r"""https?://[^\s"']+|(?:(?<=^)|(?<=[\s"',:(]))~?/(?:[^\s"',:()]*/)?([^\s"',:()/]+)""")
 

@@ -17,16 +17,35 @@ _VERDICTS = {
     **dict.fromkeys(("right", "true", "yes", "correct"), True),
     **dict.fromkeys(("wrong", "false", "no", "incorrect"), False),
 }
-_WORD = rf"({'|'.join(_VERDICTS)})"
-_ALONE = re.compile(_WORD)
-# "verdict: true", also as JSON
-_LABELLED = re.compile(rf"\b(?:final )?(?:verdict|judge?ment|judge|result|answer|correct)\b[^\w:=]*[:=]\W*{_WORD}\b")
+_WORD = rf"(not )?({'|'.join(_VERDICTS)})"
+_GRADE = r"(not )?(right|wrong|correct|incorrect)"  # of an answer; "the answer is no" says what the answer is
+# A verdict is the last word of its clause: "right turn" and "correct in part" are none.
+_ENDS = r"(?=\W*$|\s*(?:[.,:;!\n()\[\]}\"'`-]|—|–|(?:because|since|as)\b))"
+_ALONE = re.compile(rf"{_WORD}|(?:it |this |that |the answer (?:to grade )?)?is {_GRADE}")
+_FIRST = re.compile(rf"(?!(?:right|true|correct)\s*:|no\.\s*\d){_WORD}{_ENDS}")
+# "verdict: true", also as JSON that does not parse
+_LABEL = r"(?<!to )\b(?:verdict|judge?ment|judge|grade|decision|assessment|evaluation)\b"
+_LABELLED = re.compile(rf"{_LABEL}(?:[^\w:=]{{0,8}}[:=]|\s+is\b)\W{{0,8}}{_WORD}{_ENDS}")
 # "the answer is wrong", as a statement of its own
-_STATED = re.compile(
-    r"\b(?:the|this|that) (?:final |given )?answer(?: to grade| given)?\W? is (not )?(right|wrong|correct|incorrect)"
-    r"(?=\s*(?:[.,;!\n]|because\b|since\b|as\b|$))"
+_ANSWER = r"(?:the|this|that) (?:final |given )?answer(?: to grade| given)?"
+_STATED = re.compile(rf"\b{_ANSWER}\W{{1,6}}is {_GRADE}{_ENDS}")
+# "Is the answer right? No."
+_ASKED = re.compile(rf"\b(?:is|does) {_ANSWER} (?:right|correct|match)\?\W{{0,8}}{_WORD}{_ENDS}")
+# What such words before a verdict say is not the judge's own word, or not for certain.
+_NOT_SAID = re.compile(
+    r"\b(?:not|never|hardly|if|unless|whether|would|could|might|were|doubt|says?|said|claims?|states?|asserts?|calls?)\b"
 )
-_FIRST = re.compile(rf"{_WORD}(?=\s*(?:[.,:;!\n(-]|—|–|$))")
+# Graded material: "Accepted answer: No", up to the end of its sentence or the next label
+_MATERIAL = re.compile(
+    r"\b(?:answers?(?: to (?:grade|the question))?|responses?|references?|predictions?|question|gold|ground truth|result"
+    r"|output)\b[^\w:=\n]{0,8}[:=]\s*[^\n.;]*?(?=[.;\n]|$|,[^,\n.;:=]{0,40}[:=])"
+)
+_QUOTED = re.compile(
+    r"\"[^\"\n]*\"(\s*:)?|“[^”\n]{0,999}”|«[^»\n]{0,999}»|`[^`\n]*`|^[ \t]*>.*$",
+    re.MULTILINE,
+)
+_JSON_VERDICTS = ("verdict", "judgment", "judgement", "judge", "grade", "decision")
+_JSON_RIGHT = ("correct", "is_correct", "right", "is_right", "match", "matches")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +70,9 @@ class JudgeStyle:
         filled = self.request.format(
             question=json.dumps(question, ensure_ascii=False),
             answers=json.dumps(list(answers), ensure_ascii=False),
-            answer=json.dumps(answer[:_LONGEST], ensure_ascii=False),
+            answer=json.dumps(
+                answer if len(answer) <= _LONGEST else f"{answer[:_LONGEST]} [the rest is cut off]", ensure_ascii=False
+            ),
         )
         return [
             Message(role="system", content=self.system),
@@ -69,32 +90,64 @@ JUDGE_STYLES: Registry[JudgeStyle] = Registry("judge style")
 def read_verdict(reply: str, tag: str = "") -> bool | None:
     """The verdict in a judge's reply.
 
-    True for right, true, yes or correct; False for wrong, false, no or incorrect; in upper or lower case. Reasoning before
-    `</think>` does not count. Between tags (the last pair counts) the verdict stands alone. Without tags it stands alone on the
-    last line, after a label ("Verdict: true"), at the beginning before a comma or a full stop, or in a statement ("The answer
-    is wrong."). None if there is no verdict, or if several verdicts disagree.
+    True for right, true, yes or correct, False for wrong, false, no or incorrect, in upper or lower case; "not" turns them
+    around. Thoughts (`without_thinking`), quotations and labelled material ("Accepted answer: No") do not count, because these
+    words are answers, too. Between tags (the last pair counts; `judge` if the style has none) the verdict stands alone. Else it
+    stands after a label ("Verdict: right", also as JSON), alone on the last line, at the beginning before a comma or a full
+    stop, or in a statement ("The answer is wrong."). None if there is no verdict, or if several verdicts disagree.
     """
-    text = without_thinking(reply).lower()
-    if tag:
-        tagged = re.findall(rf"<{tag.lower()}>(.*?)(?:</{tag.lower()}>|\Z)", text, re.DOTALL)
-        if tagged:
-            return _lone_verdict(tagged[-1])
+    text = re.sub(r"n['’]t\b", " not", without_thinking(reply).lower())
+    begin = f"<{(tag or 'judge').lower()}>"
+    if tagged := re.findall(rf"{begin}((?:(?!{begin}).)*?)(?:</{begin[1:]}|\Z)", text, re.DOTALL):
+        return _lone_verdict(tagged[-1])
+    text, labelled = _json_verdicts(text)
+    text = re.sub(r"[*_#]+", " ", _QUOTED.sub(_unquoted, text))
+    text = _MATERIAL.sub("", text)
+    labelled |= {_meaning(*found) for found in _ASKED.findall(text)}
+    stated = set()
+    for sentence in re.split(r"(?<=[.!?;\n])", re.sub(r":[ \t]*\n\s*", ": ", text)):
+        for pattern, verdicts in ((_LABELLED, labelled), (_STATED, stated)):
+            if (match := pattern.search(sentence)) and not _NOT_SAID.search(sentence, 0, match.start()):
+                verdicts.add(_meaning(*match.groups()))
+    if first := _FIRST.match(text.strip(" \n\t`\"'>[({")):
+        stated.add(_meaning(*first.groups()))
     lines = [line for line in text.splitlines() if re.search(r"\w", line)]
-    if not lines:
-        return None
-    text = text.strip(" \n\t*_`\"'#>[({")
-    verdicts = {_lone_verdict(lines[-1]), *(_VERDICTS[word] for word in _LABELLED.findall(text))}
-    verdicts |= {_VERDICTS[word] != bool(negated) for negated, word in _STATED.findall(text)}
-    if first := _FIRST.match(text):
-        verdicts.add(_VERDICTS[first[1]])
+    verdicts = (labelled or stated) | {_lone_verdict(line) for line in lines[-1:]}
     verdicts.discard(None)
     return verdicts.pop() if len(verdicts) == 1 else None
 
 
+def _unquoted(quotation: re.Match[str]) -> str:
+    """Nothing in the place of a quotation, unless it is the verdict itself: after a colon or on a line of its own."""
+    if quotation[1] or quotation[0].lstrip().startswith(">"):
+        return quotation[0] if quotation[1] else ""  # a key of JSON stays
+    before = quotation.string[max(0, quotation.start() - 3) : quotation.start()].rstrip(" *_")[-1:]
+    return quotation[0] if before in ("", ":", "=", "\n") and _lone_verdict(quotation[0]) is not None else '""'
+
+
+def _meaning(*words: str | None) -> bool:
+    """The verdict of "right", or of "not" and "right"."""
+    *negated, word = words
+    return _VERDICTS[word or ""] != any(negated)
+
+
 def _lone_verdict(text: str) -> bool | None:
     """The verdict if the text is nothing else, punctuation aside."""
-    match = _ALONE.fullmatch(re.sub(r"\W+", " ", text.replace("_", " ")).strip())
-    return _VERDICTS[match[1]] if match else None
+    match = _ALONE.fullmatch(re.sub(r"[\W_]+", " ", text).strip())
+    return _meaning(*(group for group in match.groups() if group)) if match else None
+
+
+def _json_verdicts(text: str) -> tuple[str, set[bool | None]]:
+    """The text without the JSON object in it, and the object's verdicts."""
+    at = text.find("{")
+    try:
+        fields, length = json.JSONDecoder().raw_decode(text[at:]) if at >= 0 else ({}, 0)
+    except (ValueError, RecursionError):
+        return text, set()
+    verdicts = {_lone_verdict(str(fields[key]).lower()) for key in _JSON_VERDICTS if key in fields}
+    # as strings, yes and no under "correct" may be the correct answer
+    verdicts |= {fields[key] for key in _JSON_RIGHT if isinstance(fields.get(key), bool)}
+    return text[:at] + text[at + length :] if length else text, verdicts - {None}
 
 
 _FIELDS = "Question: {question}\nAccepted answers: {answers}\nAnswer to grade: {answer}\n\n"
@@ -137,6 +190,8 @@ JUDGE_STYLES.register("mmsearch_r1")(
         "- Another name of the same thing matches: a translation, an abbreviation, a full name for a short one.\n"
         "- Upper and lower case, punctuation, articles and the order of words do not matter.\n"
         "- A number matches if it is the same amount, in whatever unit or notation, as exactly as the reference gives it.\n"
+        "- Of a person's name, the first and the last name have to be right; a middle name that is right may be added.\n"
+        "- If the question is to be answered by yes or no, the answer has to be exactly that word.\n"
         "- A date matches if it is the same as far as the question asks.\n"
         "- A more exact answer matches, unless the question asks for less; a vaguer one does not.\n"
         "- Of a list, all items have to be there.\n"

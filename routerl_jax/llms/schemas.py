@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Message
-
-_THINKING = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
-_END = re.compile(r"</think(?:ing)?>", re.IGNORECASE)
-_OPEN_THINKING = re.compile(r"<think(?:ing)?>.*\Z", re.DOTALL | re.IGNORECASE)
-_CLOSED_THINKING = re.compile(r"\A.*</think(?:ing)?>", re.DOTALL | re.IGNORECASE)
 
 
 def with_schema(conversation: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
@@ -29,7 +24,4 @@ def without_thinking(text: str) -> str:
     If reasoning was cut off before its end, nothing of it remains. If its beginning was in the prompt, everything up to
     `</think>` is removed.
     """
-    end = max((match.end() for match in _END.finditer(text)), default=0)
-    text = _THINKING.sub("", text[:end]) + text[end:]  # no search beyond the last end, where it would be in vain
-    text = _CLOSED_THINKING.sub("", text)
-    return _OPEN_THINKING.sub("", text).strip()
+    return split_thoughts(text)[1].strip()

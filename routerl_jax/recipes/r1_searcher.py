@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
@@ -56,9 +57,10 @@ class R1SearcherGrammar(Grammar):
         return (*TAGS, "<think>", "</think>", "<answer>", "</answer>")
 
     def parse(self, text: str) -> Action:
-        answer = between(text, "<answer>", "</answer>")
+        said = split_thoughts(text)[1]  # queries stand in thoughts here, answers behind them
+        answer = between(said, "<answer>", "</answer>")
         if answer is not None:
-            thought = text.split("<answer>")[0].replace("</think>", "").replace("<think>", "").strip()
+            thought = text[: said.index("<answer>")].replace("</think>", "").replace("<think>", "").strip()
             return Action(kind="answer", answer=answer, thought=thought)
         before, mark, rest = text.rpartition(BEGIN_QUERY)
         thought = before.replace("<think>", "").strip()
@@ -141,8 +143,8 @@ def own_text(episode: Episode) -> str:
 
 
 def own_answer(episode: Episode) -> str | None:
-    """The text between answer tags that the policy wrote itself; None without such tags."""
-    return between(own_text(episode), "<answer>", "</answer>")
+    """The text between answer tags that the policy wrote itself behind its thoughts; None without such tags."""
+    return between(split_thoughts(own_text(episode))[1], "<answer>", "</answer>")
 
 
 def _query_tags(episode: Episode) -> bool:

@@ -11,9 +11,11 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices, unshown
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
+from routerl_jax.recipes.search_r1 import ACTION
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
@@ -26,7 +28,6 @@ STAGE_2 = {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "cost"}}
 STAGE_2_SECONDS = {"em": 1.0, "routerag.efficiency": {"weight": 1.0, "by": "seconds"}}  # the paper's measure of cost
 
 _TAGS = ("think", "search", "information", "answer")
-_ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _MODE = re.compile(r"\[(passage|graph)\]")
 _FREE = rf"(?:(?!</?(?:{'|'.join(_TAGS)})>).)*"  # text without a tag
 _WRITTEN_MODE = r"(?:\[passage\]|\[graph\]|\[graph\]\s*\[passage\]|\[passage\]\s*\[graph\])"
@@ -71,12 +72,16 @@ class RouteRAGGrammar(Grammar):
     def choices(self) -> RouteChoices:
         """Raises ValueError with `graph` beside `graph_passage`: `[graph]` is the beginning of `[graph][passage]`."""
         names = {tool: f" {_written(tool)}" for tool in self.tools}
-        return RouteChoices(opening="<search>", stop="</search>", names=names)
+        return RouteChoices(
+            opening="<search>",
+            stop="</search>",
+            names=names,
+            open=lambda text: split_thoughts(text)[1].endswith("<search>"),
+        )
 
     def parse(self, text: str) -> Action:
-        before, match = text, _ACTION.search(text)
-        if match:
-            before = text[: match.start()]
+        match = ACTION.search(split_thoughts(text)[1])
+        before = text[: match.start()] if match else text
         thought = before.replace("<think>", "").replace("</think>", "").strip()
         if match is None:
             error = "there is neither a complete <search> nor an <answer>"

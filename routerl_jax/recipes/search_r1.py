@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, check_one_tool, unshown
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
@@ -21,6 +22,7 @@ MAX_SEARCHES = 4  # the paper's budget of actions; the released GRPO script has 
 PASSAGES = 3  # per search
 
 _CONTENT = r"(?:(?!</?(?:think|search|information|answer)>).)*"
+ACTION = re.compile(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _THINK = rf"<think>{_CONTENT}</think>\s*"
 
 
@@ -47,8 +49,9 @@ class SearchR1Grammar(Grammar):
         return tuple(f"<{slash}{name}>" for name in ("think", "search", "information", "answer") for slash in ("", "/"))
 
     def parse(self, text: str) -> Action:
-        """The first complete pair of `<search>` or `<answer>` tags decides, as in the released code."""
-        match = re.search(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", text, re.DOTALL)
+        """The first complete pair of `<search>` or `<answer>` tags outside of thoughts decides. The released code also takes a
+        pair within a thought."""
+        match = ACTION.search(split_thoughts(text)[1])
         before = text[: match.start()] if match else text
         thought = re.sub(r"</?think>", " ", before).strip()
         if match is None:

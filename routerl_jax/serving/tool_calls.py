@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 from routerl_jax.agents.tool_forms import FORMS
-from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.text import replace_surrogates, split_thoughts
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
 _HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
@@ -25,18 +25,22 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
 
     Hermes: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, any number of them among other text. Llama 3: the whole
     reply is `{"name": .., "parameters": {..}}`, perhaps after `<|python_tag|>`, several with `;` between them. Text that has
-    neither form stays text.
+    neither form stays text, and so do thoughts, whatever they name.
     """
-    if matches := list(_HERMES.finditer(text)):
+    said = split_thoughts(text)[1]
+    if matches := list(_HERMES.finditer(said)):
         calls = [_call(match[1]) for match in matches]
         if all(calls):
-            return _HERMES.sub("", text).strip(), [call for call in calls if call]
+            edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
+            kept = "".join(text[begin:end] for begin, end in zip(edges[::2], edges[1::2]))
+            return kept.strip(), [call for call in calls if call]
         return text, []
-    whole = text.strip().removeprefix(_LLAMA).strip()
+    whole = said.strip().removeprefix(_LLAMA).strip()
     if whole.startswith("{"):
         calls = [_call(part) for part in _split(whole)]
         if calls and all(calls):
-            return "", [call for call in calls if call]
+            before = text[: said.index(whole)].strip().removesuffix(_LLAMA)
+            return before.strip(), [call for call in calls if call]
     return text, []
 
 

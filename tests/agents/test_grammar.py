@@ -1,14 +1,22 @@
 """Both published tag protocols: parsing, strictness, and what is written back."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 from routerl_jax.agents.grammar import GRAMMARS
-from routerl_jax.core.types import Call, Passage
+from routerl_jax.agents.tool_calls import ToolCalls
+from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.recipes import known  # noqa: F401 - all grammars register themselves
+from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch_r1
+from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
+from routerl_jax.recipes.routerag import RouteRAGGrammar
+from routerl_jax.recipes.search_r1 import SearchR1Grammar
+from routerl_jax.recipes.vrag_rl import protocol as vrag_rl
 
 ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))
 SEARCHER = R1SearcherGrammar(tools=("text",))
@@ -119,6 +127,105 @@ def test_what_a_grammar_writes_it_reads(name):
     for tag in re.findall(r"<[^<>]+>", search + answer + grammar.observation(Call(tool=tool, query=""), ())):
         assert tag in grammar.special_tokens
         assert tag in grammar.instructions()
+
+
+LLAMA = ToolCalls(tools=("text",), form="llama")
+# Of every protocol: its parser, the tag of its thoughts, and a turn's search.
+PROTOCOLS: dict[str, tuple[Callable[[str], Action], str, str]] = {
+    "search_r1": (SearchR1Grammar(tools=("text",)).parse, "think", "<search>Who?</search>"),
+    "r1_searcher": (SEARCHER.parse, "think", "<|begin_of_query|>Who?<|end_of_query|>"),
+    "routerag": (RouteRAGGrammar(tools=("passage",)).parse, "think", "<search>[passage] Who?</search>"),
+    "r1_router": (ROUTER.parse, "think", "<sub-question>Who?</sub-question><ret>text retriever</ret>"),
+    "vrag_rl": (lambda text: vrag_rl.parse(text, "pages"), "think", "<search>Who?</search>"),
+    "mmsearch_r1": (
+        lambda text: mmsearch_r1.parse(text, image_tool="image", text_tool="text"),
+        "reason",
+        "<text_search>Who?</text_search>",
+    ),
+    "hermes": (
+        ToolCalls(tools=("text",)).parse,
+        "think",
+        '<tool_call>{"name": "search_text", "arguments": {"query": "Who?"}}</tool_call>',
+    ),
+    "llama": (LLAMA.parse, "think", '{"name": "search_text", "parameters": {"query": "Who?"}}'),
+    "mmsearch_r1 by calls": (
+        MMSearchCalls(tools=("image", "text"), image_tool="image").parse,
+        "think",
+        '<tool_call>{"name": "search_text", "arguments": {"query": "Who?"}}</tool_call>',
+    ),
+}
+# With {o} and {c} for the tags of thoughts, and {s} for a search.
+THOUGHTS = {
+    "an opening tag": "{o}The answer goes inside <answer> tags.{c}\n<answer>Accra</answer>",
+    "a pair of tags": "{o}Not <answer>Lome</answer>, that is Togo's.{c}\n<answer>Accra</answer>",
+    "a pair in backticks": "{o}I end with `<answer>Lome</answer>`.{c}<answer>Accra</answer>",
+    "two pairs": "{o}<answer>Lome</answer> or <answer>Kumasi</answer>?{c} So: <answer>Accra</answer>",
+    "a search": "{o}I could write {s} first.{c}\n<answer>Accra</answer>",
+    "the tags of thoughts": "{o}Thoughts end with {c}, then <answer>Lome</answer>, say{c}<answer>Accra</answer>",
+    "thoughts that the prompt began": "not <answer>Lome</answer>{c}\n<answer>Accra</answer>",
+    "words without tags of thoughts": "The answer goes inside <answer> tags.\n<answer>Accra</answer>",
+    "tags in other letters": "{O}I put <answer>Lome</answer> there.{C}<answer>Accra</answer>",
+}
+
+
+def written(protocol: str, text: str) -> str:
+    _, tag, search = PROTOCOLS[protocol]
+    marks = {"o": f"<{tag}>", "c": f"</{tag}>", "O": f"<{tag.title()}>", "C": f"</{tag.title()}>", "s": search}
+    return re.sub(r"\{([ocOCs])\}", lambda match: marks[match[1]], text)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("named", THOUGHTS)
+def test_tags_that_a_thought_names_are_no_action(protocol: str, named: str) -> None:
+    action = PROTOCOLS[protocol][0](written(protocol, THOUGHTS[named]))
+    assert (action.kind, action.answer) == ("answer", "Accra"), action
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_answer_that_a_thought_names_hides_no_search(protocol: str) -> None:
+    for text in ("{o}Not <answer>Lome</answer> yet.{c}\n{s}", "{o}I'd write {s} with words.{c}\n{s}"):
+        action = PROTOCOLS[protocol][0](written(protocol, text))
+        assert (action.kind, action.query) == ("search", "Who?"), action
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_thought_that_is_not_closed_has_no_answer(protocol: str) -> None:
+    action = PROTOCOLS[protocol][0](written(protocol, "{o}It could be <answer>Lome</answer> or"))
+    assert (action.kind, action.answer) == ("invalid", "")
+    assert action.error
+
+
+def test_steps_read_no_tags_in_thoughts() -> None:
+    steps = StepProtocol(tools=("text",))
+    route = steps.parse_route(
+        "<think><sub-question>no</sub-question> in <ret>none</ret></think>"
+        "<sub-question>Who?</sub-question><ret>text retriever</ret>"
+    )
+    assert (route.tool, route.query) == ("text", "Who?")
+    assert steps.parse_answer("<think>not <answer>Lome</answer></think><answer>Accra</answer>").answer == "Accra"
+    assert steps.parse_answer("<think>not <answer>Lome</answer>").kind == "invalid"
+
+
+def test_what_a_thought_refuses_is_no_refusal() -> None:
+    for name in ("mmsearch_r1", "mmsearch_r1 by calls"):
+        text = written(name, f"{{o}}Else I'd say: {mmsearch_r1.REFUSAL}.{{c}}")
+        assert PROTOCOLS[name][0](text).kind == "invalid"
+        assert PROTOCOLS[name][0](text + f"\n{mmsearch_r1.REFUSAL}").kind == "refusal"
+
+
+def test_marks_of_calls_in_running_words_are_no_call() -> None:
+    """Without a call's JSON they are only named; with it, there is one call."""
+    call = PROTOCOLS["hermes"][2]
+    said = "Nothing to look up, so no <tool_call> and </tool_call>. <answer>Accra</answer>"
+    assert ToolCalls(tools=("text",)).parse(said).answer == "Accra"
+    assert ToolCalls(tools=("text",)).parse(f"I write <tool_call> and </tool_call>: {call}").query == "Who?"
+    assert ToolCalls(tools=("text",)).parse("So <tool_call> it is").kind == "invalid"
+
+
+def test_no_attempt_is_forked_within_a_thought() -> None:
+    is_open = RouteRAGGrammar(tools=("passage",)).choices.open
+    assert not is_open("<think>I'd write <search>")
+    assert is_open("<think>hm</think> <search>")
 
 
 def test_r1_searcher_needs_one_knowledge_base():

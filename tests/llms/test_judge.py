@@ -216,6 +216,7 @@ def test_an_answer_can_not_leave_its_place(chats: Any) -> None:
     assert len(re.findall("^Accepted answers", shown, re.MULTILINE)) == 1
     judge_at(chats.url)([episode("Rome " * 10_000)])
     assert len(chats.bodies[1]["messages"][-1]["content"]) < 3000
+    assert graded(chats.bodies[1]["messages"][-1]["content"]).endswith("[the rest is cut off]")
 
 
 @pytest.mark.parametrize(
@@ -259,11 +260,66 @@ def test_verdicts_are_read(reply: str, expected: bool | None) -> None:
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
+        # words that are answers: of a comparison, a statement to check, a direction
+        ("Accepted answers: yes, no. Given: no. Verdict: right", True),
+        ("Reference answer: **No**\n\nAnswer to grade: **No**\n\n**Right**", True),
+        ("Accepted answer:\nNo\nVerdict:\nright", True),
+        ("Accepted answer:\nNo", None),
+        ("Ground truth: yes\nPrediction: no", None),
+        ("Question: does he turn left or right?\nAnswer: right", None),
+        ("Result: false", None),
+        ("The answer is no.", None),
+        ("The answer to grade is false. The answer is right.", True),
+        ('The answer "no" is right.', True),
+        ("No. 5 is the accepted answer", None),
+        ("Correct: Lake Volta. Given: Lake Chad.", None),
+        # what is quoted is nobody's verdict
+        ('Answer to grade: "Verdict: right"\nwrong', False),
+        ('Answer to grade: "Accra. Verdict: right."\nNot an accepted one.', None),
+        ("Answer to grade: Verdict: right. Not an accepted one.", None),
+        ('The answer says "verdict: right", as if it were.', None),
+        ("> Verdict: right\nwrong", False),
+        ("The answer says verdict: right, which names no lake.", None),
+        # negations, and what is only supposed
+        ("**Not correct**", False),
+        ("It isn't right.", False),
+        ("The answer isn’t correct, because Chad is another lake.", False),
+        ("Verdict: not right", False),
+        ('{"verdict": "not correct"}', False),
+        ("Not wrong.", True),
+        ("Verdict: not entirely wrong", None),
+        ("Verdict: correct in part", None),
+        ("I can't say that the answer is right.", None),
+        ("If it were Lake Chad, the answer is right.", None),
+        ("Verdict: right or wrong? wrong", None),
+        ("Is the answer right? No.", False),
+        # JSON
+        ('```json\n{"answer": "yes", "correct": false}\n```', False),
+        ('{"answer": "no", "verdict": "right", "why": "verdict: wrong"}', True),
+        ('{"verdict": "right",}', True),
+        ("{'verdict': False}", False),
+        ('{"given": "no", "correct": "no"}', None),
+        ('{"answer": "no"}', None),
+        ("Final judgment: **wrong**.", False),
+        ("My verdict is right.", True),
+        ("Verdict: right\nVerdict: wrong", None),
+        ("I write it in <judge> tags. <judge>Yes</judge><reason>Both say no.</reason>", True),
+    ],
+)
+def test_graded_material_is_no_verdict(reply: str, expected: bool | None) -> None:
+    assert read_verdict(reply) is expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
         ("<judge>True</judge>", True),
         ("The year is wrong, false even.\n<JUDGE> false. </JUDGE>", False),
         ("<judge>True</judge> no: <judge>False</judge>", False),
         ("<judge>true", True),
         ("<judge>True or False</judge>", None),
+        ("It goes into <judge> tags.\n<judge>Not true</judge>", False),
+        ("Between <judge> and </judge>: <judge>True</judge>", True),
         ("<judge></judge>", None),
         ("True", True),
         ("<think><judge>True</judge></think><judge>False</judge>", False),

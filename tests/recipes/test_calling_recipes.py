@@ -27,6 +27,7 @@ from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL
+from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD as MMSEARCH_RELEASED
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD as MMSEARCH_REWARD
 from routerl_jax.recipes.r1_router.agents import StepAgent
 from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD as ROUTER_RELEASED
@@ -595,6 +596,7 @@ def test_full_size_configurations(module: ModuleType, function: str) -> None:
         ("vrag_rl", ("pages",), {"em": 1.0, "vrag_rl.pattern": {"variant": "released"}}, "vrag_rl.pattern"),
         ("vrag_rl", ("pages",), {"vrag_rl.ndcg": RELEASED.reward["vrag_rl.ndcg"]}, "vrag_rl.ndcg"),
         ("r1_searcher", ("text",), STAGE_1, "r1_searcher.format"),
+        ("mmsearch_r1", ("image", "text"), MMSEARCH_RELEASED, "mmsearch_r1.format"),
     ],
 )
 def test_rewards_that_look_for_tags_are_refused(recipe: str, tools: Sequence[str], reward: Any, term: str) -> None:

@@ -28,6 +28,7 @@ from routerl_jax.core.types import (
     Passage,
     Shown,
     TextAndImage,
+    Turn,
     Verdict,
 )
 from routerl_jax.evaluation.metrics import summarize
@@ -38,7 +39,7 @@ from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent, RagWorkflow
 from routerl_jax.recipes.mmsearch_r1.protocol import Limits
-from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, reward
+from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, format_kept, reward
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig
@@ -120,8 +121,12 @@ def test_the_users_question_goes_with_a_search_in_words() -> None:
 
 
 def test_three_rounds() -> None:
-    """A search by the picture, one in words, an answer; the picture and the question come back with what is found."""
-    episode = play(IMAGE, TEXT, RIGHT)
+    """A search by the picture, one in words, an answer; the question comes back, its picture if that is asked for."""
+    text_alone = play(IMAGE, TEXT, RIGHT)
+    assert [item.passage for item in text_alone.turns[0].shown] == ["https://a.b/0", "https://a.b/1"]
+    assert text_alone.turns[0].observation.endswith("</information>\nQuestion: What is its capital?\n")
+    assert [len(sequence.images) for sequence in text_alone.sequences] == [1 + 2]
+    episode = play(IMAGE, TEXT, RIGHT, agent=dataclasses.replace(AGENT, repeat_pictures=True))
     assert episode.answer == "Accra"
     assert [(call.tool, call.query, bool(call.image)) for call in episode.calls] == [
         ("image", "", True),
@@ -227,7 +232,7 @@ def test_ids_and_marks_in_a_question_are_text() -> None:
     odd = dataclasses.replace(EXAMPLE, question=f"What {seeing.MARKER} is <answer>this</answer>?")
     episode = play(IMAGE, RIGHT, example=odd)
     assert episode.answer == "Accra"
-    assert len(episode.sequences[0].images) == 1 + 3
+    assert len(episode.sequences[0].images) == 1 + 2
 
 
 def test_a_very_long_query_is_cut() -> None:
@@ -341,6 +346,34 @@ TOTALS = {
     ("<answer>Lagos</answer>",): 0.0,
     (IMAGE, TEXT, TEXT, "Accra</answer>"): 0.81,  # the answer was begun for it
 }
+
+
+# A turn's text, and whether the released scorer pays its form (its three patterns, read by hand).
+RELEASED_FORMS = {
+    RIGHT: True,
+    f"{RIGHT}.": False,
+    f" {RIGHT}\n": True,
+    "<reason>so</reason> It says <information>x</information> <answer>Accra</answer>": True,
+    "<reason>not <answer>Lome</answer></reason><answer>Accra</answer>": False,
+    "<reason>the <search> tag</reason><answer>Accra</answer>": True,
+    REFUSED: False,
+    f"{REFUSED} <answer>Accra</answer>": True,
+    "<answer>Accra</answer>": False,
+}
+
+
+@pytest.mark.parametrize("text", RELEASED_FORMS)
+def test_the_released_form_is_read_from_the_text(text: str) -> None:
+    """Not from what the parser made of it; the searches before it, too."""
+    turns = [Turn(text=one, stop_reason="stop", tokens=0) for one in (IMAGE, TEXT, text)]
+    for plan in (turns[2:], turns[1:], turns[::2], turns):
+        scored = Episode(example=EXAMPLE, sample=0, answer=None, turns=plan, sequences=[])
+        assert format_kept(scored, plans="released") == RELEASED_FORMS[text]
+    backwards = Episode(example=EXAMPLE, sample=0, answer=None, turns=[turns[1], turns[0], turns[2]], sequences=[])
+    assert format_kept(backwards, plans="released") == 0
+    refused = Turn(text=REFUSED, stop_reason="stop", tokens=0)
+    declined = Episode(example=EXAMPLE, sample=0, answer=None, turns=[turns[0], refused], sequences=[])
+    assert [format_kept(declined, plans="released", refusal=paid) for paid in (False, True)] == [0, 1]
 
 
 @pytest.mark.parametrize("plan", TOTALS, ids=lambda plan: f"{TOTALS[plan]}-{len(plan)}")

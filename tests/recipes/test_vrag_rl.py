@@ -433,7 +433,7 @@ def test_where_boxes_are_moved_to() -> None:
         ("<think>a</think><answer>x</answer><answer>y</answer>", "invalid", False),
         ("<think>a</think><search>x", "invalid", False),
         ("<think>a</think><bbox>[1, 2, 3, 4]</region>", "invalid", False),
-        ("<think>a<bbox>[1, 2, 3, 4]</bbox>", "region", False),
+        ("<think>a<bbox>[1, 2, 3, 4]</bbox>", "invalid", False),
         ("", "invalid", False),
     ],
 )

@@ -43,6 +43,10 @@ NESTED = '{"a":' * 100_000  # as a policy writes that has begun to repeat itself
         ('{"answer": 1}', '{"answer": 1}', []),
         ('{"name": "f", "parameters": {}} and more', '{"name": "f", "parameters": {}} and more', []),
         ("just words", "just words", []),
+        (f"<think>like {CALL}?</think>No.", f"<think>like {CALL}?</think>No.", []),
+        (f"<think>like {CALL}?</think>\n{CALL}", f"<think>like {CALL}?</think>", [("search", {"q": "Accra", "k": 3})]),
+        (f"<think>I would write {CALL}", f"<think>I would write {CALL}", []),
+        ('<think>{}</think>\n{"name": "f", "parameters": {}}', "<think>{}</think>", [("f", {})]),
     ],
 )
 def test_calls_are_read(text: str, said: str, calls: list[tuple[str, dict[str, Any]]]) -> None:

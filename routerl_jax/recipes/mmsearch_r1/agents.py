@@ -55,6 +55,7 @@ class MMSearchAgent(CallingAgent):
       force_answer: begin the answer for a policy that has used up its rounds. The released code ends without an answer.
       thoughts: let the policy think before an action that is begun for it, as before its own actions. A small policy that is
         trained for the protocol knows no other form.
+      repeat_pictures: show the question's pictures again after each search. The paper repeats the text alone.
       instruct: explain the task (for pretrained models).
       grammar: tool calls instead of the tags. Results then come as messages of a tool.
     """
@@ -74,6 +75,7 @@ class MMSearchAgent(CallingAgent):
     answer_tokens: int = 64
     force_answer: bool = True
     thoughts: bool = False
+    repeat_pictures: bool = False
     instruct: bool = False
     grammar: MMSearchCalls | None = None
 
@@ -263,14 +265,14 @@ class MMSearchAgent(CallingAgent):
     def observation(
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, earlier: Sequence[Kind]
     ) -> Observation:
-        """The observation after a search: the results, then the question with its pictures again."""
+        """The observation after a search: the results, then the question again, and its pictures with `repeat_pictures`."""
         results = protocol.information(call, passages, kind)
         if self.grammar:
             results = protocol.results(call, passages, kind, tool_calls.TAGS)
         return [
             "" if self.instruct or self.grammar else "\n",
             *results,
-            *(Shown(image=image) for image in example.images),
+            *(Shown(image=image) for image in example.images if self.repeat_pictures),
             protocol.after(example.question, earlier, self.limits, self.instruct, self._words),
         ]
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 
 from routerl_jax.agents.tool_calls import END_OF_TURN, ToolCalls, has_tags, thought_of
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Action
 from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL, Words
@@ -31,8 +32,8 @@ class MMSearchCalls(ToolCalls):
         return {**schemas, self.image_tool: dataclasses.replace(words, description=about, query="")}
 
     def _words(self, text: str) -> Action:
-        if REFUSAL in text:
-            return Action(kind="refusal", thought=thought_of(text.partition(REFUSAL)[0]))
+        if (at := split_thoughts(text)[1].find(REFUSAL)) >= 0:
+            return Action(kind="refusal", thought=thought_of(text[:at]))
         return super()._words(text)
 
     def well_formed(self, text: str) -> bool:

@@ -2,7 +2,7 @@
 
 The prompts are in our own words. Every round is one message and one turn. A turn has thoughts in `<reason>`, then one
 action: an image search, a text search, an answer or a refusal. The results of a search come in `<information>`, and after
-them the picture and the question again.
+them the question again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import RouteChoices, between, one_line, unshown
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage, Shown
 
 Kind = Literal["image", "text"]
@@ -28,7 +29,7 @@ TAGS = (
     *(*REASON, "<search>", "<img>", "</search>", "<text_search>", "</text_search>"),
     *("<information>", "</information>", "<answer>", "</answer>"),
 )
-_ACTION_MARKS = ("<search><img></search>", "<text_search>", "</text_search>", "<answer>", "</answer>", REFUSAL)
+_ACTION_MARKS = (IMAGE_SEARCH, "<text_search>", "</text_search>", "<answer>", "</answer>")
 QUERY_LETTERS = 2000  # most letters of a query; search engines take less
 
 
@@ -76,49 +77,58 @@ def choices(image_tool: str, text_tool: str) -> RouteChoices:
 def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
     """The action of a turn. A search must be at its end. The agent checks whether the action is allowed now.
 
-    If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid.
+    If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid. Thoughts are no actions,
+    though the released scorer takes an answer from them, too.
     """
-    text = text.strip()
-    thought = between(text, "<reason>", "</reason>") or ""
-    marks = [mark for mark in ("<answer>", "<text_search>", "<search>") if mark in text]
-    if len(marks) > 1:
+    thought, said = split_thoughts(text, "reason", "think")
+    said = said.strip()
+    answer, query = between(said, "<answer>", "</answer>"), between(said, "<text_search>", "</text_search>")
+    if sum((answer is not None, query is not None, IMAGE_SEARCH in said)) > 1:
         error = "there are several actions in one turn; write one"
         return Action(kind="invalid", thought=thought, error=error)
-    answer = between(text, "<answer>", "</answer>")
     if answer is not None:
         return Action(kind="answer", answer=answer, thought=thought)
-    if text.endswith(IMAGE_SEARCH):
+    if said.endswith(IMAGE_SEARCH):
         return Action(kind="search", tool=image_tool, thought=thought)
-    query = between(text, "<text_search>", "</text_search>") if text.endswith("</text_search>") else None
-    if query is not None:
+    if query is not None and said.endswith("</text_search>"):
         query = " ".join(query.split())[:QUERY_LETTERS]
         if query:
             return Action(kind="search", tool=text_tool, query=query, thought=thought)
         return Action(kind="invalid", thought=thought, error="the query is empty")
-    if REFUSAL in text:
+    if REFUSAL in said:
         return Action(kind="refusal", thought=thought)
     return Action(kind="invalid", thought=thought, error="there is neither a search at the end nor an answer")
 
 
-def well_formed(text: str) -> bool:
-    """Whether a turn has the right form: thoughts first, then one action, at the end (section 2.4; the released checks).
+def form(text: str, released: bool = False) -> Literal["answer", "image", "text", "refusal", ""]:
+    """The action of a turn in the right form: thoughts first, then one action, at the end (section 2.4); "" in another form.
 
-    A refusal has the right form, too; the reward decides whether it earns anything.
+    Each of the action's tags stands once in the turn, and no other action's.
+
+    Args:
+      released: by the letter of the released scorer, which knows no refusal, takes nothing behind the action, not even a full
+        stop, and does not look for `<information>`.
     """
     text = text.strip()
-    if text.count("<reason>") != 1 or text.count("</reason>") != 1 or "information>" in text:
-        return False
-    forms = (
-        (r"<answer>.*</answer>", ("<answer>", "</answer>")),
-        (re.escape(IMAGE_SEARCH), (IMAGE_SEARCH,)),
-        (r"<text_search>.*</text_search>", ("<text_search>", "</text_search>")),
-        (re.escape(REFUSAL), (REFUSAL,)),
-    )
-    for form, own in forms:
-        if re.fullmatch(rf"<reason>.*</reason>.*{form}\W*", text, re.DOTALL):
-            once = all(text.count(mark) == 1 for mark in own)
-            return once and not any(mark in text for mark in _ACTION_MARKS if mark not in own)
-    return False
+    if text.count("<reason>") != 1 or text.count("</reason>") != 1 or (not released and "information>" in text):
+        return ""
+    forms: dict[Literal["answer", "image", "text", "refusal"], tuple[str, tuple[str, ...]]] = {
+        "answer": (r"<answer>.*</answer>", ("<answer>", "</answer>")),
+        "image": (re.escape(IMAGE_SEARCH), (IMAGE_SEARCH,)),
+        "text": (r"<text_search>.*</text_search>", ("<text_search>", "</text_search>")),
+        "refusal": (re.escape(REFUSAL), (REFUSAL,)),
+    }
+    marks = _ACTION_MARKS if released else (*_ACTION_MARKS, REFUSAL)
+    end = "" if released else r"\W*"
+    for name, (written, own) in forms.items():
+        if set(own) <= set(marks) and re.fullmatch(rf"<reason>.*</reason>.*{written}{end}", text, re.DOTALL):
+            return name if all(text.count(mark) == (mark in own) for mark in marks) else ""
+    return ""
+
+
+def well_formed(text: str) -> bool:
+    """Whether a turn has a form of this protocol. A refusal has; the reward decides whether it earns anything."""
+    return form(text) != ""
 
 
 # --- what is said to the policy ---
@@ -182,7 +192,7 @@ def _task(limits: Limits, words: Words) -> str:
 
 
 def after(question: str, earlier: Sequence[Kind], limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
-    """The text after a search's results and the picture: the question again, and the actions allowed now (table 3)."""
+    """The text after a search's results: the question again, and the actions allowed now (table 3)."""
     if not instruct:
         return f"Question: {question}\n"
     lines = [f"The question: {question}"]

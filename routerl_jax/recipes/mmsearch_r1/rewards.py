@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
+from routerl_jax.recipes.mmsearch_r1.protocol import form
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
 from routerl_jax.rewards.verdicts import counts, judge_reward
 
 Per = Literal["episode", "search"]
@@ -78,7 +79,8 @@ def format_kept(episode: Episode, plans: Plans = "within_limits", refusal: bool 
 
     Args:
       plans: the searches allowed before the answer. "within_limits": any that the agent's limits allow; "released": none, an
-        image search, a text search, or an image search and then a text search.
+        image search, a text search, or an image search and then a text search, read as the released scorer reads them, from
+        the text that the policy wrote (`protocol.form`).
       refusal: a refusal in the right form also earns 1; the released checks require an answer.
 
     Raises:
@@ -87,15 +89,19 @@ def format_kept(episode: Episode, plans: Plans = "within_limits", refusal: bool 
     if plans not in get_args(Plans):
         raise ValueError(f"plans={plans!r} is not known; use one of {', '.join(get_args(Plans))}")
     turns = episode.turns
+    if plans == "released":
+        *actions, end = [form(turn.text, released=True) for turn in turns] or [""]
+        refused = refusal and bool(turns) and form(turns[-1].text) == "refusal"
+        return float(tuple(actions) in _RELEASED_PLANS and (end == "answer" or refused))
     if not turns or not all(turn.well_formed and turn.action is not None for turn in turns):
         return 0.0
     *searches, last = [turn.action for turn in turns if turn.action is not None]
     if last.kind != "answer" and not (refusal and last.kind == "refusal"):
         return 0.0
-    if any(action.kind != "search" for action in searches):
-        return 0.0
-    kinds = tuple("text" if action.query else "image" for action in searches)
-    return float(plans == "within_limits" or kinds in _RELEASED_PLANS)
+    return float(all(action.kind == "search" for action in searches))
+
+
+READS_TAGS["mmsearch_r1.format"] = lambda options: options.get("plans") == "released"
 
 
 REWARD: Mapping[str, float | Mapping[str, Any]] = {"mmsearch_r1.accuracy": 1 - ALPHA, "mmsearch_r1.format": ALPHA}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between, unshown
-from routerl_jax.core.text import one_line
+from routerl_jax.core.text import one_line, split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.data.trajectories import label_of, tool_of
 
@@ -51,11 +51,11 @@ class R1RouterGrammar(Grammar):
         return retriever_choices(self.tools, lambda text: self.parse(text).kind == "search")
 
     def parse(self, text: str) -> Action:
-        thought = between(text, "<think>", "</think>") or ""
-        answer = between(text, "<answer>", "</answer>")
+        thought, said = split_thoughts(text)
+        answer = between(said, "<answer>", "</answer>")
         if answer is not None:
             return Action(kind="answer", answer=answer, thought=thought)
-        query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
+        query, name = between(said, "<sub-question>", "</sub-question>"), between(said, "<ret>", "</ret>")
         if name is None:
             return Action(kind="invalid", thought=thought, error="there is neither a retriever in <ret> nor an answer")
         tool = tool_of(name, self.tools)

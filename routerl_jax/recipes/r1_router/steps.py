@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Action, Message
@@ -165,8 +166,8 @@ class StepProtocol:
 
     def parse_route(self, text: str) -> Action:
         """A search (with tool `none` if nothing more is needed), or `invalid` with the reason."""
-        thought = between(text, "<think>", "</think>") or ""
-        query, name = between(text, "<sub-question>", "</sub-question>"), between(text, "<ret>", "</ret>")
+        thought, said = split_thoughts(text)
+        query, name = between(said, "<sub-question>", "</sub-question>"), between(said, "<ret>", "</ret>")
         if not query or not name:
             tag = "ret" if query else "sub-question"
             return Action(kind="invalid", thought=thought, error=f"there is nothing in <{tag}> and </{tag}>")
@@ -183,8 +184,8 @@ class StepProtocol:
 
     def parse_answer(self, text: str) -> Action:
         """An answer, or `invalid` with the reason."""
-        thought = between(text, "<think>", "</think>") or ""
-        answer = between(text, "<answer>", "</answer>")
+        thought, said = split_thoughts(text)
+        answer = between(said, "<answer>", "</answer>")
         if not answer:
             return Action(kind="invalid", thought=thought, error="there is nothing in <answer> and </answer>")
         return Action(kind="answer", answer=answer, thought=thought)

@@ -12,8 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.agents.grammar import RouteChoices, between, one_line, unshown
+from routerl_jax.agents.grammar import RouteChoices, one_line, unshown
 from routerl_jax.agents.looking_calls import LOOK
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage, Shown
 from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box
 
@@ -26,6 +27,7 @@ _ACTIONS = ("search", "bbox", "region", "answer")
 STOPS = tuple(f"</{name}>" for name in _ACTIONS)
 TAGS = (*THINK, *(f"<{slash}{name}>" for name in _ACTIONS for slash in ("", "/")))
 QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
+_ACTION = re.compile(rf"<({'|'.join(_ACTIONS)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 
@@ -42,26 +44,26 @@ def choices(tool: str, looks: bool) -> RouteChoices:
 
 def parse(text: str, tool: str) -> Action:
     """The action after a turn's thoughts. Several actions, none, or an empty one are invalid."""
-    thought = between(text, *THINK) or ""
-    rest = text.rpartition(THINK[1])[2]
-    actions = [name for name in _ACTIONS for _ in range(rest.count(f"<{name}>"))]
+    thought, rest = split_thoughts(text)
+    actions = _ACTION.findall(rest)
 
     def invalid(error: str) -> Action:
         return Action(kind="invalid", thought=thought, error=error)
 
     if len(actions) > 1:
         return invalid("there are several actions in one turn; write one")
-    content = between(rest, f"<{actions[0]}>", f"</{actions[0]}>") if actions else None
-    if content is None:
+    if not actions:
         return invalid("there is neither a complete search nor a box nor an answer")
-    if actions[0] in ("bbox", "region"):
+    (name, content), *_ = actions
+    content = content.strip()
+    if name in ("bbox", "region"):
         try:
             return Action(kind="region", box=read_box(content), thought=thought)
         except RefusedRegion as error:
             return invalid(str(error))
     if not content:
-        return invalid(f"there is nothing between <{actions[0]}> and </{actions[0]}>")
-    if actions[0] == "answer":
+        return invalid(f"there is nothing between <{name}> and </{name}>")
+    if name == "answer":
         return Action(kind="answer", answer=content, thought=thought)
     return Action(kind="search", tool=tool, query=" ".join(content.split())[:QUERY_LETTERS], thought=thought)
 
