@@ -155,7 +155,7 @@ class SearchAgent(CallingAgent):
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n{self.prompt_suffix}")
-        if not tokenizer.has_chat_template:
+        if not tokenizer.instructs_in_chats:
             text = f"{self.grammar.instructions()}\n\nUser: {question}\nAssistant: {self.prompt_suffix}"
             return tokenizer.encode_prompt(text)
         messages = [Message(role="system", content=self.grammar.instructions()), Message(role="user", content=question)]

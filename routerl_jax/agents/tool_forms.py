@@ -204,7 +204,7 @@ def _check_stable(tokenizer: Tokenizer, form: ToolForm, start: list[dict[str, st
     """Checks that earlier turns, thoughts included, stay the same as a chat goes on."""
     tools, call = [_PROBE.json], form.write("", _PROBE.name, _ARGUMENTS)
     turns = [call, f"{_THINKING}{call}", f"routerl-words\n{call}"]
-    ids, messages = tokenizer.encode(prompt), list(start)
+    ids, messages = tokenizer.begin(prompt), list(start)
     for number, turn in enumerate(turns):
         reply = tokenizer.reply(f"found\n{number}", role="tool")
         if reply[0] not in tokenizer.eos_ids:
@@ -214,7 +214,7 @@ def _check_stable(tokenizer: Tokenizer, form: ToolForm, start: list[dict[str, st
             )
         ids += [*tokenizer.encode(turn), *reply]
         messages += [{"role": "assistant", "content": turn}, {"role": "tool", "content": f"found\n{number}"}]
-    if ids != tokenizer.encode(tokenizer.render(messages, tools)):
+    if ids != tokenizer.begin(tokenizer.render(messages, tools)):
         raise ValueError(
             "this model's chat template writes earlier turns anew as a chat goes on (it strips thoughts from them, say): what "
             "the policy reads would not be what it wrote. Take a model whose template leaves turns as they are, or "

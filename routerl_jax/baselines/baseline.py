@@ -75,7 +75,7 @@ class Baseline(Agent):
 
     def chats(self, llm: LLM) -> bool:
         """Whether prompts are chats."""
-        return self.instruct and llm.tokenizer.has_chat_template
+        return self.instruct and llm.tokenizer.instructs_in_chats
 
     def prompt(self, llm: LLM, request: ChatPrompt) -> Prompt:
         """The prompt as messages or plain text, without `begun`."""

@@ -48,7 +48,7 @@ class FewShot(SearchAgent):
         worked_pairs = [
             (worked_question.question, self.worked(worked_question)) for worked_question in WORKED[: self.shots]
         ]
-        if self.instruct and tokenizer.has_chat_template:
+        if self.instruct and tokenizer.instructs_in_chats:
             chat = [Message(role="system", content=self.grammar.instructions())]
             for worked_text, written in worked_pairs:
                 chat += [Message(role="user", content=worked_text), Message(role="assistant", content=written)]
@@ -85,7 +85,7 @@ class FewShotProtocol(StepProtocol):
             for number, shot in enumerate(WORKED[: self.shots])
             for request, written in [self.worked(shot, prompt.asked, number)]
         ]
-        if instruct and tokenizer.has_chat_template:
+        if instruct and tokenizer.instructs_in_chats:
             chat = [Message(role="system", content=prompt.system)]
             for request, written in worked:
                 chat += [
@@ -131,7 +131,7 @@ class FewShotMMSearch(MMSearchAgent):
         chat = [message for shot in WORKED[: self.shots] for message in self.worked(shot)]
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
         chat.append(Message(role="user", content=protocol.first(question, self.limits, self.instruct)))
-        if self.instruct and tokenizer.has_chat_template:
+        if self.instruct and tokenizer.instructs_in_chats:
             return tokenizer.chat(chat)
         if self.instruct:
             return tokenizer.encode_prompt(f"{_script(chat)}Assistant: ")
@@ -173,7 +173,7 @@ class FewShotVRAG(VRAGAgent):
         if not self.instruct:
             return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, request]))
         task = vrag.task(self.max_turns, self.looks, self.regions, self.shows)
-        if tokenizer.has_chat_template:
+        if tokenizer.instructs_in_chats:
             return tokenizer.chat([Message(role="system", content=task), *chat, request])
         return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, request])}Assistant: ")
 

@@ -10,6 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+from absl import logging
+from jaxtyping import Bool
+
+from routerl_jax.core.files import read_json
 from routerl_jax.core.types import Message
 
 ReplyRole = Literal["user", "tool"]
@@ -18,6 +23,24 @@ ReplyRole = Literal["user", "tool"]
 _REMEMBERED = 1024
 # The date for chat templates that write one (Llama 3's): Llama 3.1's own default. A prompt must not change overnight.
 _DATE = "26 Jul 2024"
+# Files of which transformers makes a tokenizer.
+VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "*.model", "tokenizer_config.json")
+_MAKE = (
+    "copy tokenizer.json from the base model, or make it: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY) "
+    "of transformers, with sentencepiece installed for a *.model, and with the right tokenizer_class in tokenizer_config.json"
+)
+# Parts of tokenizer.json that put a space before every text that is encoded, or take one from every text that is decoded.
+_SPACES: Mapping[str, Mapping[str, Mapping[str, Any] | None]] = {
+    "normalizer": {"Prepend": None},
+    "pre_tokenizer": {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}},
+    "decoder": {"Metaspace": {"prepend_scheme": "never"}, "Strip": {"start": 0}},
+}
+# Text as it is fed and written; a tokenizer that doesn't give it back is no good for a policy.
+_PIECES = (
+    "The  answer is 27.5 m",
+    " </search>\n\n<information>Doc 1 (Title: A\u2013B)",
+    " Gr\u00f6\u00dfe \u6771\u4eac \U0001f642\t",
+)
 _NO_TURNS = "this tokenizer's chat template does not write one turn after the other; continue with text"
 
 
@@ -25,7 +48,8 @@ class Tokenizer:
     """Wraps a Hugging Face fast tokenizer.
 
     `encode` never adds special tokens, and `decode` never drops or cleans anything. So text -> ids -> text is lossless for
-    byte-level vocabularies, and exactly what the policy sampled is parsed.
+    byte-level vocabularies and SentencePiece's, and exactly what the policy sampled is parsed. SentencePiece's tokenizers put a
+    space before a text; here only `begin`, `encode_prompt` and `chat` do, because other texts go on after earlier ones.
     """
 
     def __init__(self, hf) -> None:
@@ -35,34 +59,101 @@ class Tokenizer:
         self._backend = hf.backend_tokenizer
         self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
+        self._inner = _without_spaces(self._backend)  # for texts that go on after others
         self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
         self._prepared: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Tokenizer:
-        """Loads from a directory or hub id. Raises ValueError if there is no fast tokenizer."""
+        """Loads from a directory or hub id, with the chat template that transformers' processor or tokenizer has.
+
+        Raises:
+          ValueError: there is no fast tokenizer, its files lack the vocabulary or make another tokenizer than it is of, or two
+            files of templates exclude each other.
+        """
         from transformers import AutoTokenizer
 
         try:
-            return cls(AutoTokenizer.from_pretrained(str(path)))
+            tokenizer = cls(AutoTokenizer.from_pretrained(str(path)))
         except Exception as error:  # transformers and tokenizers raise many classes, bare Exception included
             raise ValueError(
-                f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json"
+                f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json: {_MAKE}"
             ) from error
+        directory = pathlib.Path(path)
+        if directory.is_dir():
+            tokenizer._check_parts(directory)
+            _take_processors_template(tokenizer.hf, directory)
+        return tokenizer
+
+    def _check_parts(self, directory: pathlib.Path) -> None:
+        """transformers makes an empty tokenizer, or another one, of parts that are not its class's, and says nothing."""
+        if (directory / "tokenizer.json").is_file():
+            return
+        parts = sorted(file.name for name in VOCABULARIES for file in directory.glob(name))
+        bytes_of_bpe = (directory / "vocab.json").is_file()
+        if self.hf.get_vocab().keys() <= set(self.hf.all_special_tokens) or (bytes_of_bpe and not self.lossless):
+            raise ValueError(
+                f"{directory}: no usable tokenizer can be made of {', '.join(parts)} as a {type(self.hf).__name__}; {_MAKE}"
+            )
+
+    @functools.cached_property
+    def lossless(self) -> bool:
+        """True if a few texts, encoded one after the other, are decoded to the same texts."""
+        return self.decode(i for piece in _PIECES for i in self.encode(piece)) == "".join(_PIECES)
+
+    def check(self, rows: int, source: str, *, policy: bool = False) -> None:
+        """Checks that every id has one of a model's rows.
+
+        Args:
+          rows: of the embedding.
+          source: what the error names.
+          policy: the model writes and is fed text; a line says if that changes the text.
+
+        Raises:
+          ValueError: there are ids beyond the rows.
+        """
+        if len(self) > rows:
+            last = self.hf.convert_ids_to_tokens(len(self) - 1)
+            raise ValueError(
+                f"{source}: the tokenizer has ids up to {len(self) - 1} ({last!r}), the model {rows} rows: resize the "
+                f"embedding (resize_token_embeddings of transformers), or take the tokenizer that belongs to the weights"
+            )
+        if policy and not self.lossless:
+            logging.warning(
+                "%s: this tokenizer does not give back the text that it encodes: what a policy reads differs from what is "
+                "recorded. Take a byte-level tokenizer, or SentencePiece's with byte_fallback",
+                source,
+            )
 
     def save(self, directory: str | pathlib.Path) -> None:
-        """Writes tokenizer files that `AutoTokenizer.from_pretrained` loads."""
+        """Writes tokenizer files that `AutoTokenizer.from_pretrained` of transformers 4 and 5 loads."""
         self.hf.save_pretrained(str(directory))
+        path = pathlib.Path(directory) / "tokenizer_config.json"
+        config = read_json(path)
+        # transformers 4 does not know the names that 5 writes, and 5 knows those of 4.
+        if config.get("tokenizer_class") == "TokenizersBackend":
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(config.get("extra_special_tokens"), list):
+            config["additional_special_tokens"] = config.pop("extra_special_tokens")
+        if named := config.pop("model_specific_special_tokens", None):
+            config["extra_special_tokens"] = named
+        path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`. Special tokens in the text are recognised, and none are added."""
+        """Ids of `text` after an earlier one. Special tokens in the text are recognised, and none are added."""
         return list(self._ids(text))
+
+    def begin(self, text: str) -> list[int]:
+        """Ids of a text that is the beginning, without special tokens: SentencePiece's tokenizers put a space before it."""
+        if self._inner is self._backend:
+            return self.encode(text)
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Encodes texts together, on all cores, so that `encode` has them at once. What it was not asked for until the next
         call of `prepare` is forgotten."""
         distinct = list(dict.fromkeys(texts))
-        encodings = self._backend.encode_batch_fast(distinct, add_special_tokens=False)
+        encodings = self._inner.encode_batch_fast(distinct, add_special_tokens=False)
         self._prepared = {text: tuple(encoding.ids) for text, encoding in zip(distinct, encodings, strict=True)}
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -71,13 +162,13 @@ class Tokenizer:
         Llama 3 and Mistral have such a token (`<|begin_of_text|>`, `<s>`); Qwen has none. A text that already begins with it
         gets no second one, because chat templates write it themselves.
         """
-        ids = self.encode(text)
+        ids = self.begin(text)
         return ids if ids[: len(self._beginning)] == self._beginning else [*self._beginning, *ids]
 
     @functools.cached_property
     def _beginning(self) -> list[int]:
         """The begin-of-text token, if the tokenizer's own post-processor puts it before a text."""
-        bare, with_special = self.encode("x"), self._backend.encode("x", add_special_tokens=True).ids
+        bare, with_special = self.begin("x"), self._backend.encode("x", add_special_tokens=True).ids
         bos = self.hf.bos_token_id
         return [bos] if with_special != bare and with_special[:1] == [bos] else []
 
@@ -124,11 +215,11 @@ class Tokenizer:
         if (ids := self._prepared.pop(text, None)) is not None:
             return ids
         # "fast" records no offsets of tokens; recording them takes three quarters of the time of `encode`
-        return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of `ids`, special tokens included."""
-        return self._backend.decode(list(map(int, ids)), skip_special_tokens=False)
+        """Text of `ids`, special tokens and a space at the beginning included."""
+        return self._inner.decode(list(map(int, ids)), skip_special_tokens=False)
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
         """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""
@@ -169,7 +260,7 @@ class Tokenizer:
             )
         else:
             text = self.render(mappings, tools, settings=settings)
-        return self.encode(text)
+        return self.begin(text)
 
     def render(
         self,
@@ -218,7 +309,11 @@ class Tokenizer:
         Raises:
           ValueError: as `reply_text`.
         """
-        ids = self.encode(self.reply_text(text, role))
+        written = self.reply_text(text, role)
+        ids = self.encode(written)
+        if self._inner is not self._backend:  # within a chat, whose template may put spaces after special tokens
+            before, whole = self.begin("x"), self.begin(f"x{written}")
+            ids = whole[len(before) :] if whole[: len(before)] == before else ids
         return ids[1:] if last is not None and last in self.eos_ids and ids[0] in self.eos_ids else ids
 
     def reply_text(self, text: str, role: ReplyRole = "user") -> str:
@@ -281,6 +376,16 @@ class Tokenizer:
         return self.hf.chat_template is not None
 
     @functools.cached_property
+    def instructs_in_chats(self) -> bool:
+        """True if prompts with instructions are chats. Without a chat template they are plain text, which is said once."""
+        if not self.has_chat_template:
+            logging.warning(
+                "the tokenizer has no chat template: instructions are given as plain text (User: .. Assistant: ..). For a "
+                "model that was trained on chats, put its chat_template.jinja beside tokenizer.json"
+            )
+        return self.has_chat_template
+
+    @functools.cached_property
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a turn: the tokenizer's eos and, where the vocabulary has them, the usual end-of-turn tokens."""
         ids = {self.hf.eos_token_id} if self.hf.eos_token_id is not None else set()
@@ -300,21 +405,81 @@ class Tokenizer:
                 return int(candidate)
         return 0
 
+    @functools.cached_property
+    def _used(self) -> np.ndarray:
+        return np.unique([*self.hf.get_vocab().values(), *self.hf.added_tokens_decoder])
+
     def __len__(self) -> int:
-        return len(self.hf)
+        """All ids are below this. Some ids may have no token."""
+        return int(self._used[-1]) + 1
+
+    def used_rows(self, rows: int) -> Bool[np.ndarray, " rows"]:
+        """For every row of a model's embedding, whether a token has it."""
+        used = np.zeros(rows, bool)
+        used[self._used] = True
+        return used
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes that each id contributes to decoded text, [V]. Special tokens give their literal text."""
-        added = {int(i): token.content for i, token in self.hf.added_tokens_decoder.items()}
-        size = len(self)
         spec = json.loads(self._backend.to_str())
-        lift = _byte_level if _is_byte_level(spec) else _metaspace
-        pieces = self.hf.convert_ids_to_tokens(list(range(size)))
+        pieces = self.hf.convert_ids_to_tokens(list(range(len(self))))
+        if not _is_byte_level(spec):  # its decoder treats added tokens as others
+            return [b"" if piece is None else _metaspace(piece) for piece in pieces]
+        added = self.hf.added_tokens_decoder
         return [
-            added[i].encode() if i in added else (lift(piece) if piece is not None else b"")
+            added[i].content.encode() if i in added else (_byte_level(piece) if piece is not None else b"")
             for i, piece in enumerate(pieces)
         ]
+
+
+def _without_spaces(backend: Any) -> Any:
+    """The tokenizer without `_SPACES`: a copy, or the same one if it has none."""
+    parts = {name: getattr(backend, name) for name in _SPACES}
+    states = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
+    edited = {name: _edited(state, _SPACES[name]) for name, state in states.items()}
+    if edited == states:
+        return backend
+    return type(backend).from_str(json.dumps(json.loads(backend.to_str()) | edited))
+
+
+def _edited(part: Any, changes: Mapping[str, Mapping[str, Any] | None]) -> Any:
+    """A part of tokenizer.json with other settings of some types, or without them (None)."""
+    if isinstance(part, list):
+        return [left for item in part if (left := _edited(item, changes)) is not None]
+    if not isinstance(part, dict):
+        return part
+    change = changes.get(part.get("type", ""), {})
+    return None if change is None else {key: _edited(value, changes) for key, value in part.items()} | change
+
+
+def _take_processors_template(hf: Any, directory: pathlib.Path) -> None:
+    """Gives a tokenizer the chat template that transformers' AutoProcessor reads and its AutoTokenizer does not.
+
+    Of a model with a processor, the processor's counts; of another one, the tokenizer's own if it has one.
+    """
+    for path in (directory / "processor_config.json", directory / "chat_template.json"):
+        content = read_json(path) if path.is_file() else {}
+        template = content.get("chat_template") if isinstance(content, dict) else content
+        if template is not None:
+            break
+    else:
+        return
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if not isinstance(template, (str, dict)):
+        raise ValueError(f"{path}: chat_template is no text; write the Jinja template as a string")
+    if path.name == "chat_template.json" and any((directory / "additional_chat_templates").glob("*.jinja")):
+        raise ValueError(
+            f"{path} and additional_chat_templates exclude each other; write it as chat_template.jinja instead"
+        )
+    processed = any((directory / f"{name}_config.json").is_file() for name in ("processor", "preprocessor"))
+    if hf.chat_template not in (None, template):
+        taken, other = ("the tokenizer's", path.name) if not processed else (path.name, "the tokenizer's")
+        logging.warning("%s: two chat templates differ; %s is used, not %s", directory, taken, other)
+        if not processed:
+            return
+    hf.chat_template = template
 
 
 def _is_byte_level(spec: dict) -> bool:

@@ -28,6 +28,7 @@ from routerl_jax.generation.streams import DoesNotFit, EngineStats, Generated, P
 from routerl_jax.generation.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
+from routerl_jax.models.layers import check_ids
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.device_memory import with_less
 from routerl_jax.parallel.mesh import batch_shards, replicated
@@ -46,7 +47,7 @@ class Engine:
       rows: number of conversations in the KV cache at once, rounded up to a multiple of the mesh's shards.
       max_length: most tokens of one conversation.
       mesh: the devices; default: those of the model's weights.
-      tokenizer: default `model.tokenizer`.
+      tokenizer: default `model.tokenizer`. A learner leaves out ids without a token by `model.tokenizer` alone.
       segment: decode steps per program call.
       leave_fraction: a decode call returns when at most this share of its rows is still running, so that finished rows can
         call their tools and others can take their place.
@@ -62,8 +63,8 @@ class Engine:
 
     Raises:
       ValueError: nothing could be generated with these sizes, `drafts` are too many, max_length exceeds the model's context,
-        there is no tokenizer, the layout, cache or type is unknown or they do not go together, or `routes` of a model without
-        experts.
+        there is no tokenizer or it has ids beyond the model's rows, the layout, cache or type is unknown or they do not go
+        together, or `routes` of a model without experts.
     """
 
     def __init__(
@@ -91,7 +92,14 @@ class Engine:
             )
         tokenizer = tokenizer or model.tokenizer
         if tokenizer is None:
-            raise ValueError("the engine needs a tokenizer: load the model with load_pretrained or pass tokenizer=")
+            raise ValueError(
+                "the engine needs a tokenizer, and the model has none: put tokenizer.json beside the config.json that "
+                "load_pretrained reads, or pass tokenizer="
+            )
+        tokenizer.check(model.config.vocab_size, "the engine", policy=tokenizer is not model.tokenizer)
+        if tokenizer is not model.tokenizer:  # programs take the ids that have a token from it
+            model = nnx.merge(*nnx.split(model))
+            model.tokenizer = tokenizer
         self.tokenizer = tokenizer
         self.config = model.config
         self.images = model.image_tokens if isinstance(model, VisionLanguageModel) else None
@@ -138,7 +146,7 @@ class Engine:
 
         Raises:
           PromptTooLong: the prompt leaves no room to generate.
-          ValueError: the prompt is empty, an image can't be used, or the model sees no images.
+          ValueError: the prompt is empty or has an id without a row, an image can't be used, or the model sees no images.
         """
         if not prompt:
             raise ValueError(f"the prompt of example {example_id!r} is empty")
@@ -168,7 +176,7 @@ class Engine:
 
         Raises:
           DoesNotFit: there is no room for them; nothing is ever cut here.
-          ValueError: an image can't be used, or the model sees no images.
+          ValueError: an id has no row, an image can't be used, or the model sees no images.
         """
         fed = self._with_images(stream.ledger, tokens, images)
         if len(fed["tokens"]) > self.room(stream):
@@ -177,6 +185,7 @@ class Engine:
 
     def _with_images(self, ledger: Ledger, tokens: Sequence[int], images: Sequence[ImageSource]) -> dict[str, Any]:
         """The arguments of `Ledger.feed`: each image's token repeated, and rotary positions on three axes."""
+        check_ids(tokens, self.config.vocab_size)
         if not images:
             return {"tokens": tokens}
         if self.images is None:
@@ -205,7 +214,7 @@ class Engine:
         Raises:
           DoesNotFit: the conversation is full.
           ValueError: a turn is already requested, `max_tokens` is below 1, `top` is above MOST_TOP, or the stop strings
-            can't be used.
+            can't be used, or a given id has no row.
         """
         if stream.request is not None:
             raise ValueError(f"{stream.name} has a turn under way already")
@@ -216,6 +225,7 @@ class Engine:
             raise ValueError(f"max_tokens={max_tokens} must be at least 1")
         if not 0 <= top <= MOST_TOP:
             raise ValueError(f"top={top} must be in [0, {MOST_TOP}]")
+        check_ids(given, self.config.vocab_size, "given")
         self._stops.add(stops)
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:

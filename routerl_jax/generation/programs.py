@@ -253,7 +253,7 @@ def decode(
             shared=segment.shared,
             mesh=mesh,
         )
-        logits = model.unembed(hidden).reshape(batch * width, -1)
+        logits = model.policy_logits(hidden).reshape(batch * width, -1)
         positions = (starts[:, None] + indices + 1).reshape(-1)
         drawn, logprob = sample_tokens(logits, keys, positions, temperature, top_p, top_k)
         if fixed is not None:

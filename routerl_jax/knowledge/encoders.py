@@ -134,4 +134,4 @@ def token_counter(encoder: TextEncoder) -> tuple[Callable[[str], int], int] | No
         return None
     tokenizer = encoder.tokenizer
     special = len(encoder.encode(""))
-    return lambda text: len(tokenizer.encode(text)) + special, encoder.longest_text
+    return lambda text: len(tokenizer.begin(text)) + special, encoder.longest_text

@@ -53,7 +53,8 @@ def target_scores(
     """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
     A chunk is a range of time steps of all rows, so that every device works on its own rows in each chunk. The vocabulary is
-    split over `tensor`. `attention` chooses the implementation of attention, and has the mesh.
+    split over `tensor`. Ids without a token have no part in any of it (`Decoder.policy_logits`). `attention` chooses the
+    implementation of attention, and has the mesh.
 
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
@@ -97,7 +98,7 @@ def target_scores(
         return jnp.moveaxis(x.reshape(batch, chunks, size, *x.shape[2:]), 1, 0)
 
     def score_chunk(chunk: tuple[Array, Array, Array | None]) -> Scores:
-        logits = _split(model.unembed(chunk[0]) / temperature, mesh)
+        logits = _split(model.policy_logits(chunk[0]) / temperature, mesh)
         log_total = jax.nn.logsumexp(logits, axis=-1)
         # A masked sum works on a sharded vocabulary; indexing would gather all of it.
         at = jnp.arange(logits.shape[-1]) == chunk[1][..., None]
@@ -106,7 +107,7 @@ def target_scores(
         if entropy:
             entropies = log_total - (jax.nn.softmax(logits, axis=-1) * logits).sum(axis=-1)
         if reference is not None and chunk[2] is not None:
-            theirs = jax.lax.stop_gradient(_split(reference.unembed(chunk[2]) / temperature, mesh))
+            theirs = jax.lax.stop_gradient(_split(reference.policy_logits(chunk[2]) / temperature, mesh))
             ours, theirs = logits - log_total[..., None], jax.nn.log_softmax(theirs, axis=-1)
             sign, weight = (1.0, theirs) if direction == "forward" else (-1.0, ours)
             divergences = sign * (jnp.exp(weight) * (theirs - ours)).sum(axis=-1)

@@ -22,7 +22,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.experts import Experts, Routing
-from routerl_jax.models.layers import Initializer, logits_of, matmul_precision, rms_norm
+from routerl_jax.models.layers import Initializer, check_ids, logits_of, matmul_precision, rms_norm
 from routerl_jax.models.projection import cast_matrices, project
 from routerl_jax.models.rope import rope_angles, rotate
 
@@ -31,6 +31,7 @@ from routerl_jax.models.rope import rope_angles, rotate
 Attend = Callable[[Array, Array, Array, Any, int | None], tuple[Array, Any]]
 LayerAttend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]  # the same, with the window of one layer bound
 Remat = Literal["none", "full", "dots"]
+_NEVER = -1e30  # a logit that is finite at any temperature, so that 0 times it is 0
 
 
 @jax.tree_util.register_dataclass
@@ -336,6 +337,7 @@ class Decoder(nnx.Module):
         routing: dict[str, Any],
     ) -> DecoderOutput:
         dtype = self.compute_dtype
+        check_ids(tokens, self.config.vocab_size)
         x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
         if features is not None:
             x = features.instead_of(x)
@@ -425,6 +427,15 @@ class Decoder(nnx.Module):
         layered = (stacked, None if shared else caches, jnp.arange(len(windows)), flags, replayed)
         (x, cache_state), (new, routed) = jax.lax.scan(step, (x, caches if shared else None), layered)
         return x, cache_state if shared else new, routed
+
+    def policy_logits(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
+        """`unembed` for sampling and its log-probabilities: ids that no token of `tokenizer` has can't be chosen (-1e30).
+
+        Published models have such rows, which pad the vocabulary to a round number.
+        """
+        logits = self.unembed(hidden)
+        used = None if self.tokenizer is None else self.tokenizer.used_rows(self.config.vocab_size)
+        return logits if used is None or used.all() else jnp.where(used, logits, _NEVER)
 
     def unembed(self, hidden: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
         """Float32 logits of normed hidden states."""

@@ -19,6 +19,7 @@ from routerl_jax.core.types import TextAndImage
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import TextKind
 from routerl_jax.models.images import ImageSource
+from routerl_jax.models.layers import check_ids
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
 
@@ -106,7 +107,9 @@ class Embedder(nnx.Module):
 
     def _ids(self, texts: Sequence[str | list[int]], prefix: str) -> list[list[int]]:
         ids = [text if isinstance(text, list) else self.encode(text, prefix) for text in texts]
+        rows = text_rows(self.architecture)
         for i, input_ids in enumerate(ids):
+            check_ids(input_ids, rows, f"input {i}")
             if not 0 < len(input_ids) <= self.longest_text:
                 raise ValueError(f"input {i} has {len(input_ids)} ids; this encoder reads 1 to {self.longest_text}")
         return ids
@@ -202,6 +205,13 @@ def mean_over(hidden: Float[Array, "B T D"], keep: Bool[Array, "B T"]) -> Float[
 def unit(vectors: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
     """Vectors at unit length; zero stays zero."""
     return vectors / jnp.maximum(jnp.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def text_rows(architecture: Any) -> int:
+    """Rows of the embedding of text of any architecture here."""
+    while not hasattr(architecture, "vocab_size"):
+        architecture = getattr(architecture, "backbone", None) or architecture.text
+    return architecture.vocab_size
 
 
 def refuse_compute_dtype(param_dtype: Any, compute_dtype: Any) -> None:

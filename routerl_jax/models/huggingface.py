@@ -21,12 +21,13 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import VOCABULARIES, Tokenizer
 from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.embedding import Embedder
+from routerl_jax.models.embedding import Embedder, text_rows
 from routerl_jax.models.family import FAMILIES, family_of
+from routerl_jax.models.layers import check_ids
 from routerl_jax.models.lora import merged
 from routerl_jax.models.mapping import Rule
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
@@ -77,12 +78,14 @@ def load_pretrained(
       The model, with `model.tokenizer` set if the directory has one.
 
     Raises:
-      ValueError: the directory has no usable model, the architecture is unsupported, tensors do not fit the config, or
-        compute_dtype is given for an encoder.
+      ValueError: the directory has no usable model or two sets of weights, the architecture is unsupported, tensors do not fit
+        the config, ids of the tokenizer or of config.json have no row, or compute_dtype is given for an encoder.
     """
     directory = pretrained.resolve(path_or_id)
     if (directory / ADAPTER_CONFIG).is_file():
-        whole = [path.name for ending in ("model*.safetensors", "pytorch_model*.bin") for path in directory.glob(ending)]
+        whole = [
+            path.name for ending in ("model*.safetensors", "pytorch_model*.bin") for path in directory.glob(ending)
+        ]
         if whole:  # transformers would take the base and the adapter, other programs the whole weights
             raise ValueError(
                 f"{directory} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({sorted(whole)[0]}); keep each in a "
@@ -92,11 +95,12 @@ def load_pretrained(
     family, architecture = _read_settings(directory)
     dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
+    model = _with_host_side(model, family, directory)  # before the weights, so that errors come early
     mesh = mesh or single_device_mesh()
     fill(model, family.rules(architecture), Checkpoint(as_safetensors(directory), family.spellings), mesh, layout)
     if isinstance(model, Embedder):
         model.mesh = mesh
-    return _with_host_side(model, family, directory)
+    return model
 
 
 def load_without_weights(path_or_id: str) -> Decoder | Embedder:
@@ -123,15 +127,29 @@ def _read_settings(directory: pathlib.Path) -> tuple[Any, Any]:
         ends = read_json(generation_path).get("eos_token_id")
         config |= {} if ends is None else {"eos_token_id": ends}
     architecture = family.complete(family.architecture(config, str(config_path)), directory, config)
+    rows = text_rows(architecture)
+    for part in (architecture, getattr(architecture, "text", None), getattr(architecture, "backbone", None)):
+        for name, ids in vars(part).items() if dataclasses.is_dataclass(part) else ():
+            if name.endswith(("_id", "_ids")) and ids is not None:
+                key = f"{name.removesuffix('s').removesuffix('_id')}_token_id"
+                check_ids(ids, rows, f"{config_path} (or generation_config.json): {key}")
     return family, architecture
 
 
 def _with_host_side(model: Any, family: Any, directory: pathlib.Path) -> Any:
     """The model with its tokenizer and its processing of pictures."""
-    has_tokenizer = (directory / "tokenizer.json").is_file()
-    model.tokenizer = Tokenizer.load(directory) if has_tokenizer else None
+    model.tokenizer = _tokenizer(directory, model)
     family.finish(model, directory)
     return model
+
+
+def _tokenizer(directory: pathlib.Path, model: Decoder | Embedder) -> Tokenizer | None:
+    """The directory's tokenizer, if it has files of one. Raises ValueError if they are no use, or not the model's."""
+    if not any(file for name in VOCABULARIES for file in directory.glob(name)):
+        return None
+    tokenizer = Tokenizer.load(directory)
+    tokenizer.check(text_rows(model.architecture), str(directory), policy=isinstance(model, Decoder))
+    return tokenizer
 
 
 def _floating(dtype: str) -> np.dtype:
@@ -154,8 +172,7 @@ def _load_with_adapter(
     if not isinstance(model, Decoder):
         raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
     load_adapter(model, directory, mesh, layout)
-    if (directory / "tokenizer.json").is_file():
-        model.tokenizer = Tokenizer.load(directory)
+    model.tokenizer = _tokenizer(directory, model) or model.tokenizer
     return model
 
 

@@ -6,9 +6,11 @@ import contextlib
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -48,6 +50,16 @@ class Initializer:
     def zeros(self, shape: Sequence[int], axes: Axes) -> nnx.Param:
         """All zeros (biases)."""
         return nnx.Param(jnp.zeros(tuple(shape), self.dtype), axes=axes)
+
+
+def check_ids(tokens: Any, rows: int, where: str = "tokens") -> None:
+    """Raises ValueError for ids without a row in the embedding. JAX would take the last row; traced ids can't be checked."""
+    if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
+        return
+    ids = np.asarray(tokens)
+    if ids.size and not 0 <= ids.min() <= ids.max() < rows:
+        wrong = int(ids.max() if ids.max() >= rows else ids.min())
+        raise ValueError(f"{where}: id {wrong} has no row in the embedding, whose ids are 0 to {rows - 1}")
 
 
 def matmul_precision(dtype: jnp.dtype) -> contextlib.AbstractContextManager:

@@ -166,7 +166,7 @@ class NVEmbed(Embedder):
         self, inputs: Sequence[str | list[int]], prefix: str, batch_size: int, bar: Bar
     ) -> Float32[np.ndarray, "N D"]:
         ids = self._ids(inputs, prefix)
-        skip = len(self._tokenizer().encode(prefix)) if prefix and self.config.mask_instruction else 0
+        skip = len(self._tokenizer().begin(prefix)) if prefix and self.config.mask_instruction else 0
 
         def fill(rows: list[int], shape: tuple[int, int]) -> tuple[np.ndarray, ...]:
             skips = np.zeros(shape[0], np.int32)

@@ -62,7 +62,7 @@ PYPI_MODELS = {
 }
 
 
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # files that are fetched from the hub
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files that are fetched from the hub
 _PICKLED = "pytorch_model*.bin"  # and, where there are no safetensors, this
 
 # Models that ship inside this package.

@@ -210,7 +210,9 @@ def _equal(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two stored tensors have equal values, read a window at a time."""
     if one.shape != other.shape or other.dtype not in DTYPES:
         return False
-    step = max(1, _WINDOW_BYTES // (max(DTYPES[one.dtype].itemsize, DTYPES[other.dtype].itemsize) * math.prod(one.shape[1:])))
+    step = max(
+        1, _WINDOW_BYTES // (max(DTYPES[one.dtype].itemsize, DTYPES[other.dtype].itemsize) * math.prod(one.shape[1:]))
+    )
     ranges = ((start, min(start + step, one.shape[0])) for start in range(0, one.shape[0], step))
     return all(np.array_equal(one.rows(*rows), other.rows(*rows)) for rows in ranges)
 

@@ -49,7 +49,9 @@ def as_safetensors(directory: pathlib.Path) -> pathlib.Path:
     if any(directory.glob("model*.safetensors")) or (directory / "model.safetensors.index.json").exists():
         return directory
     if (directory / _INDEX).is_file() and (directory / _WHOLE).is_file():
-        raise ValueError(f"{directory} holds two sets of weights: {_WHOLE}, and the files of {_INDEX}; delete one of them")
+        raise ValueError(
+            f"{directory} holds two sets of weights: {_WHOLE}, and the files of {_INDEX}; delete one of them"
+        )
     if (directory / _INDEX).is_file():
         files = sorted({directory / name for name in weight_map(directory / _INDEX).values()})
     elif (directory / _WHOLE).is_file():

@@ -1,12 +1,16 @@
 """The tokenizer: lossless both ways, and the bytes behind every id, against the tokenizers library's own decoder."""
 
 import functools
+import json
+import os
 import pathlib
 import random
+import subprocess
 from collections.abc import Callable
 
 import pytest
 import tokenizers
+from absl import logging
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -217,7 +221,7 @@ def test_prepared_texts_have_the_ids_of_others() -> None:
     texts = ["the cat", "", "the dog sat", "the cat", " the cat"]
     tokenizer, other = trained(), trained()
     tokenizer.prepare(texts)
-    tokenizer._backend = None  # nothing is encoded any more
+    tokenizer._inner = None  # nothing is encoded any more
     assert [tokenizer.encode(text) for text in texts] == [other.encode(text) for text in texts]
 
 
@@ -298,3 +302,249 @@ def test_what_the_template_writes_is_a_mark_too(monkeypatch: pytest.MonkeyPatch)
     assert named.plain("a <two words> <thoughts>") == "a < two words> <thoughts>"
     monkeypatch.setattr(tokenizer.hf, "chat_template", "{{ raise_exception('only one message') }}")
     assert Tokenizer(tokenizer.hf).marks == {"<|begin|>", "<|eot_id|>"}
+
+
+def sentencepiece(kind: str) -> Tokenizer:
+    """Tokenizers that put a space before a text: as old Llama files have it, as newer ones, and as GPT-2's can be told to."""
+    backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=kind != "bytes", fuse_unk=True))
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
+    spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if kind == "bytes":
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
+    elif kind == "prepend":
+        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        backend.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 0)])
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=kind, split=kind == "first")
+        backend.decoder = decoders.Sequence(
+            [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=kind), decoders.Fuse()]
+        )
+    alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "bytes" else []
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, special_tokens=pieces, initial_alphabet=alphabet, show_progress=False, max_token_length=6
+    )
+    backend.train_from_iterator(["the river Volta", "</search>", "<page>", "Doc 1"] * 9, trainer)
+    backend.add_tokens([AddedToken("<page>", normalized=False)])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return Tokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    )
+
+
+LLAMA_2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}"
+    " {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("kind", ["prepend", "always", "first", "bytes"])
+def test_a_text_that_goes_on_gets_no_space_before_it(kind: str) -> None:
+    """A turn, its observation and the next turn, each encoded alone. What begins a conversation has transformers' ids."""
+    tokenizer = sentencepiece(kind)
+    parts = ["the Volta</search>", "\n\n<page>Doc 1 水 </page>", " the river", "  ", "</s>", "Volta"]
+    ids = [i for part in parts for i in tokenizer.encode(part)]
+    assert tokenizer.decode(ids) == "".join(parts)
+    assert [tokenizer.decode(tokenizer.encode(part)) for part in parts] == parts
+    assert b"".join(tokenizer.token_bytes[i] for i in ids) == "".join(parts).encode()
+    tokenizer.prepare(parts)
+    assert [i for part in parts for i in tokenizer.encode(part)] == ids
+    assert tokenizer.lossless
+    for text in ("the river", "</s>Doc 1", "Doc <page>1"):
+        own = tokenizer.hf(text).input_ids
+        assert tokenizer.encode_prompt(text) == own == tokenizer.encode_for_model(text, 100)
+        assert tokenizer.begin(text) == own[1:]
+    assert tokenizer.begin("the river") != tokenizer.encode("the river")
+
+
+@pytest.mark.parametrize("kind", ["prepend", "always", "first"])
+def test_a_chat_with_spaces_goes_on_as_its_template_has_it(kind: str) -> None:
+    tokenizer = sentencepiece(kind)
+    tokenizer.hf.chat_template = LLAMA_2
+    messages = [
+        Message(role="user", content="the river?"),
+        Message(role="assistant", content="Volta"),
+        Message(role="user", content="Doc 1"),
+    ]
+    whole = tokenizer.chat(messages)
+    assert (
+        whole
+        == tokenizer.hf(
+            tokenizer.hf.apply_chat_template([vars(m) for m in messages], tokenize=False), add_special_tokens=False
+        ).input_ids
+    )
+    assert [*tokenizer.chat(messages[:1]), *tokenizer.encode(" Volta"), *tokenizer.reply("Doc 1")] == whole
+
+
+def test_a_tokenizer_that_changes_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    backend = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "river": 2}, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    lossy = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    lossy.check(3, "here")
+    assert not lines
+    lossy.check(3, "here", policy=True)
+    assert len(lines) == 1
+    assert lines[0].startswith("here: ")
+    trained().check(320, "here", policy=True)
+    assert len(lines) == 1
+
+
+def parts_of(directory: pathlib.Path, tokenizer: Tokenizer, **config: str) -> None:
+    """What `tokenizer.model.save` and old exports write: vocabulary and merges, without tokenizer.json."""
+    spec = json.loads(tokenizer.hf.backend_tokenizer.to_str())
+    merges = [" ".join(pair) for pair in spec["model"]["merges"]]
+    (directory / "vocab.json").write_text(json.dumps(spec["model"]["vocab"]))
+    (directory / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    added = [token["content"] for token in spec["added_tokens"] if token["content"] not in spec["model"]["vocab"]]
+    (directory / "added_tokens.json").write_text(json.dumps({name: tokenizer.encode(name)[0] for name in added}))
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    (directory / "config.json").write_text('{"model_type": "llama"}')
+
+
+def test_vocabulary_and_merges_alone(tmp_path: pathlib.Path) -> None:
+    original = trained()
+    parts_of(tmp_path, original, tokenizer_class="GPT2Tokenizer", eos_token="<|endoftext|>")
+    loaded = Tokenizer.load(tmp_path)
+    texts = [text for text in TEXTS if not any(map(str.isdigit, text))]  # GPT-2 does not part digits
+    assert [loaded.decode(loaded.encode(text)) for text in TEXTS] == TEXTS
+    assert loaded.encode("the cat<search>") == original.encode("the cat<search>")
+    assert texts
+    for file in ("merges.txt", "vocab.json"):
+        content = (tmp_path / file).read_text()
+        (tmp_path / file).unlink()
+        with pytest.raises(
+            ValueError, match=rf"(?s)^{tmp_path}: no usable tokenizer .*copy tokenizer\.json.*save_pretrained"
+        ):
+            Tokenizer.load(tmp_path)
+        (tmp_path / file).write_text(content)
+
+
+@pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_parts_that_are_not_of_their_class_are_refused(tmp_path: pathlib.Path, kind: str) -> None:
+    """transformers makes a Llama tokenizer of them that knows three tokens."""
+    parts_of(tmp_path, trained(), tokenizer_class=kind)
+    with pytest.raises(ValueError, match=rf"(?s)^{tmp_path}: no usable tokenizer .*tokenizer_class"):
+        Tokenizer.load(tmp_path)
+    for name in ("vocab.json", "merges.txt", "added_tokens.json"):
+        (tmp_path / name).unlink()
+    with pytest.raises(ValueError, match=rf"(?s)^{tmp_path}: no usable tokenizer .*copy tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+ONE, OTHER = "1{{ messages[0].content }}", "2{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("processor", [False, True])
+def test_a_template_in_a_file_of_the_processor(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, processor: bool
+) -> None:
+    """Alone it counts. Beside another, a model with a processor takes the processor's as AutoProcessor does, with a line."""
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    trained().save(tmp_path)
+    if processor:
+        (tmp_path / "preprocessor_config.json").write_text("{}")
+
+    def shown() -> str:
+        return Tokenizer.load(tmp_path).render([{"role": "user", "content": "x"}])
+
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": ONE}))
+    assert shown() == "1x"
+    (tmp_path / "chat_template.jinja").write_text(ONE)
+    assert shown() == "1x"
+    assert not lines
+    (tmp_path / "chat_template.jinja").write_text(OTHER)
+    assert shown() == ("1x" if processor else "2x")
+    assert len(lines) == 1
+    assert "chat_template.json" in lines[0]
+    named = [{"name": "default", "template": OTHER}, {"name": "tool_use", "template": ONE}]
+    (tmp_path / "processor_config.json").write_text(json.dumps({"chat_template": named}))
+    (tmp_path / "chat_template.jinja").unlink()
+    assert shown() == "2x"
+    (tmp_path / "processor_config.json").write_text('{"chat_template": 3}')
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/processor_config\.json: chat_template is no text"):
+        shown()
+    (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(OTHER)
+    with pytest.raises(ValueError, match=r"chat_template\.json and additional_chat_templates exclude each other"):
+        shown()
+
+
+def test_named_templates(tmp_path: pathlib.Path) -> None:
+    """The one named for tools where there are tools, as transformers has it; all of them are saved again."""
+    trained().save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    named = [{"name": "default", "template": ONE}, {"name": "tool_use", "template": OTHER}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": named}))
+    messages, tool = [{"role": "user", "content": "x"}], {"type": "function", "function": {"name": "f"}}
+    for directory in (tmp_path, tmp_path / "saved"):
+        loaded = Tokenizer.load(directory)
+        assert (loaded.render(messages), loaded.render(messages, [tool])) == ("1x", "2x")
+        (tmp_path / "saved").mkdir(exist_ok=True)
+        loaded.save(tmp_path / "saved")
+
+
+def test_instructions_without_a_template_are_text_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(logging, "warning", lambda text, *values: lines.append(text % values))
+    tokenizer = trained()
+    assert [tokenizer.instructs_in_chats for _ in range(3)] == [False] * 3
+    assert len(lines) == 1
+    assert "chat_template.jinja" in lines[0]
+    tokenizer = sentencepiece("first")
+    tokenizer.hf.chat_template = LLAMA_2
+    assert tokenizer.instructs_in_chats
+    assert len(lines) == 1
+
+
+def qwen(directory: pathlib.Path) -> Tokenizer:
+    """As Qwen's directories are on the hub: a class of their own, and lists and names of further special tokens."""
+    trained().save(directory)
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "additional_special_tokens": ["<search>"],
+        "extra_special_tokens": {"image_token": "</search>"},
+        "eos_token": "<|endoftext|>",
+        "chat_template": ONE,
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(directory)
+
+
+@pytest.mark.parametrize("kind", ["qwen", "llama 3", "trained", "smollm2", "sentencepiece"])
+def test_what_is_saved_loads_in_transformers_4(tmp_path: pathlib.Path, kind: str) -> None:
+    """By the keys that 4 reads; and by 4 itself, if ROUTERL_TRANSFORMERS_4 is a Python that has it."""
+    (tmp_path / "hub").mkdir()
+    makers: dict[str, Callable[[], Tokenizer]] = {
+        "qwen": lambda: qwen(tmp_path / "hub"),
+        "llama 3": llama3_style,
+        "trained": trained,
+        "smollm2": smollm2,
+        "sentencepiece": lambda: sentencepiece("prepend"),
+    }
+    tokenizer = makers[kind]()
+    tokenizer.save(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] == ("Qwen2Tokenizer" if kind == "qwen" else "PreTrainedTokenizerFast")
+    assert isinstance(config.get("additional_special_tokens", []), list)
+    assert isinstance(config.get("extra_special_tokens", {}), dict)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    probes = [*TEXTS, "the cat<search>x</search><|eot_id|>"]
+    expected = [tokenizer.hf(text).input_ids for text in probes]
+    assert [again(text).input_ids for text in probes] == expected
+    assert set(again.all_special_tokens) == set(tokenizer.hf.all_special_tokens)
+    assert again.chat_template == tokenizer.hf.chat_template
+    if python := os.environ.get("ROUTERL_TRANSFORMERS_4"):
+        program = (
+            "import json, sys, transformers; assert transformers.__version__ < '5'\n"
+            "t = transformers.AutoTokenizer.from_pretrained(sys.argv[1])\n"
+            "print(json.dumps([[t(x).input_ids for x in json.load(sys.stdin)], sorted(t.all_special_tokens), t.chat_template]))"
+        )
+        command = [python, "-c", program, str(tmp_path)]
+        done = subprocess.run(command, input=json.dumps(probes), capture_output=True, text=True, check=True)
+        special = sorted(tokenizer.hf.all_special_tokens)
+        assert json.loads(done.stdout) == [expected, special, tokenizer.hf.chat_template]

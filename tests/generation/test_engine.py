@@ -582,8 +582,36 @@ def test_bad_requests_are_refused():
     with pytest.raises(ValueError, match="example 'q9', sample 2, has a turn under way already"):
         engine.request(stream)
     model.tokenizer = None
-    with pytest.raises(ValueError, match="needs a tokenizer"):
+    with pytest.raises(ValueError, match=r"needs a tokenizer.*tokenizer\.json.*tokenizer="):
         Engine(model, max_length=32)
+
+
+@pytest.mark.parametrize("wrong", [-1, tiny.VOCABULARY, 2**40])
+def test_an_id_without_a_row_is_refused_wherever_it_is_given(wrong):
+    """JAX would take the last row, or count from the end."""
+    model = tiny.model()
+    engine = Engine(model, rows=2, max_length=64)
+    stream = engine.open([1, 2])
+    for give in (
+        lambda: engine.open([1, wrong]),
+        lambda: engine.feed(stream, [wrong]),
+        lambda: engine.request(stream, given=[1, wrong]),
+        lambda: engine.generate([[wrong]]),
+        lambda: model(np.asarray([[1, wrong]])),
+        lambda: model.hidden(np.asarray([[1, wrong]])),
+    ):
+        with pytest.raises(ValueError, match=rf"id {wrong} has no row .* 0 to {tiny.VOCABULARY - 1}"):
+            give()
+    assert engine.generate([[1, tiny.VOCABULARY - 1]], max_tokens=1)[0].tokens
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused():
+    model = tiny.model(vocab_size=tiny.VOCABULARY - 1)
+    with pytest.raises(ValueError, match=r"ids up to 319 \('.*'\), the model 319 rows: resize"):
+        Engine(model, max_length=32)
+    model.tokenizer = None
+    with pytest.raises(ValueError, match="the model 319 rows: resize"):
+        Engine(model, max_length=32, tokenizer=tiny.tokenizer())
 
 
 def test_generate_keeps_order_and_frees_rows():

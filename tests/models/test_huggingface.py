@@ -17,12 +17,13 @@ import torch
 import transformers
 from absl import logging
 from flax import nnx
+from transformers import AutoTokenizer
 
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.huggingface import load_pretrained, save_pretrained
+from routerl_jax.models.huggingface import load_pretrained, load_without_weights, save_pretrained
 from routerl_jax.models.reading import Checkpoint, fill
 from routerl_jax.models.stored import TensorWriter
 from routerl_jax.parallel import multihost
@@ -492,3 +493,45 @@ def test_dtypes_that_hold_no_weights(saved: Models, tmp_path: pathlib.Path, dtyp
         load(directory, dtype=dtype)
     with pytest.raises(ValueError, match=f"dtype='{dtype}' can't hold weights"):
         save_pretrained(load(directory), tmp_path / "ours", dtype=dtype)
+
+
+def test_ids_without_a_row_are_refused_at_load(saved: Models, tmp_path: pathlib.Path) -> None:
+    """Of the tokenizer, of config.json and of generation_config.json: before any weight is read."""
+    directory = copy(saved, tmp_path)
+    rows = json.loads((directory / "config.json").read_text())["vocab_size"]
+    train_tokenizer(["abc"], rows + 200, [], context=64).save(directory)
+    assert len(AutoTokenizer.from_pretrained(directory)) > rows
+    (directory / "model.safetensors").unlink()
+    for read in (load_pretrained, load_without_weights):
+        with pytest.raises(
+            ValueError, match=rf"^{directory}: the tokenizer has ids up to \d+ \(.*\), the model {rows} rows"
+        ):
+            read(str(directory))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+    for file, changes in {
+        "config.json": {"eos_token_id": rows, "bos_token_id": 1},
+        "generation_config.json": {"eos_token_id": [1, rows + 5]},
+    }.items():
+        copy(saved, tmp_path, **({"eos_token_id": 2} | changes if file == "config.json" else {"eos_token_id": 2}))
+        if file == "generation_config.json":
+            (directory / file).write_text(json.dumps(changes))
+        with pytest.raises(
+            ValueError, match=rf"{directory}/config\.json \(or generation_config\.json\): eos_token_id: id {rows}"
+        ):
+            load_without_weights(str(directory))
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    for wrong in (-1, rows):
+        copy(saved, tmp_path, eos_token_id=2, bos_token_id=wrong)
+        with pytest.raises(ValueError, match=rf"bos_token_id: id {wrong} has no row"):
+            load_without_weights(str(directory))
+
+
+def test_a_directory_with_parts_of_a_tokenizer_says_what_is_missing(saved: Models, tmp_path: pathlib.Path) -> None:
+    directory = copy(saved, tmp_path)
+    for name, content in {"vocab.json": '{"a": 0}', "tokenizer_config.json": "{}", "vocab.txt": "a"}.items():
+        (directory / name).write_text(content)
+        with pytest.raises(ValueError, match=rf"(?s)^{directory}: no usable tokenizer.*copy tokenizer\.json"):
+            load_without_weights(str(directory))
+        (directory / name).unlink()
+    assert load_without_weights(str(directory)).tokenizer is None

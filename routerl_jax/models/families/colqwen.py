@@ -49,7 +49,9 @@ def late_interaction_rules(config: LateInteractionConfig) -> Rules:
         return "vlm." + rule.name.replace("model.", "language_model.", 1)
 
     backbone = vision_language_rules(config.backbone).items()
-    rules: Rules = {("backbone", *path): dataclasses.replace(rule, name=name(rule), copies=()) for path, rule in backbone}
+    rules: Rules = {
+        ("backbone", *path): dataclasses.replace(rule, name=name(rule), copies=()) for path, rule in backbone
+    }
     rules[("projection",)] = Rule("embedding_proj_layer.weight", TRANSPOSED)
     rules[("projection_bias",)] = Rule("embedding_proj_layer.bias", VECTOR)
     return rules

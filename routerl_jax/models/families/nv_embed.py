@@ -81,7 +81,9 @@ def nv_embed_to_hf(config: NVEmbedConfig, dtype: str) -> dict[str, Any]:
 def nv_embed_rules(config: NVEmbedConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
     rules: Rules = {
-        ("backbone", *path): dataclasses.replace(rule, name=rule.name.replace("model.", "embedding_model.", 1), copies=())
+        ("backbone", *path): dataclasses.replace(
+            rule, name=rule.name.replace("model.", "embedding_model.", 1), copies=()
+        )
         for path, rule in decoder_rules(config.text).items()
     }
     pooler = "latent_attention_model."

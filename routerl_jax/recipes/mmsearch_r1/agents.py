@@ -211,7 +211,7 @@ class MMSearchAgent(CallingAgent):
         content = image_marker * len(example.images) + tokenizer.plain(text, keep=self.special_tokens)
         if self.grammar:
             return tokenizer.chat([Message(role="user", content=content)], tools=functions)
-        if self.instruct and tokenizer.has_chat_template:
+        if self.instruct and tokenizer.instructs_in_chats:
             return tokenizer.chat([Message(role="user", content=content)])
         return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
 

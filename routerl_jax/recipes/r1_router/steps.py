@@ -203,7 +203,7 @@ class StepProtocol:
         user = marks + tokenizer.plain(prompt.user, keep=self.special_tokens)
         if not instruct:
             return tokenizer.encode_prompt(user)
-        if not tokenizer.has_chat_template:
+        if not tokenizer.instructs_in_chats:
             return tokenizer.encode_prompt(f"{prompt.system}\n\nUser: {user}Assistant: ")
         return tokenizer.chat(
             [Message(role="system", content=prompt.system), Message(role="user", content=user.rstrip("\n"))]

@@ -205,7 +205,7 @@ class VRAGAgent(CallingAgent):
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
         task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
-        if not tokenizer.has_chat_template:
+        if not tokenizer.instructs_in_chats:
             return tokenizer.encode_prompt(f"{task}\n\nUser: Question: {question}\nAssistant: ")
         return tokenizer.chat(
             [Message(role="system", content=task), Message(role="user", content=f"Question: {question}")]
