@@ -225,9 +225,9 @@ def _from_rows(path: pathlib.Path) -> _Read:
         if not text.strip():
             key = "text" if "text" in row else "contents"
             raise location.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
-        if location.unit == "item":  # HippoRAG's lists number their passages explicitly or by their order
-            row = {"id": row.get("idx", location.number - 1), **row}
         ids = {key: string_field(row, key, location) for key in IDS if row.get(key) is not None}
+        if location.unit == "item" and not ids:  # HippoRAG's lists number their passages explicitly or by their order
+            row = {**row, "id": row.get("idx", location.number - 1)}
         if len(set(ids.values())) > 1:
             raise location.error(
                 f"keys {' and '.join(ids)} hold different ids: {', '.join(ids.values())}. Keep one of them"
