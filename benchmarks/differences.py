@@ -53,6 +53,7 @@ BASE = "the base setting"
 _NORMALIZER = "search_r1"
 _HEADLINE = ("em", "f1", "cover_em")
 _TRACES = "r1searcher_traces/traces_dev.jsonl.gz"
+LATIN = {"words": {"split": "latin"}}  # the words of BM25 in the kept results
 _INVENTED = 300  # countries whose passages enlarge Atlas's corpora
 
 
@@ -138,7 +139,9 @@ def atlas(workdir: pathlib.Path, questions: int) -> tuple[ComparisonConfig, list
         *corpora,
         *(Setting(group="k", name=f"k={k}", changes={"k": k}) for k in (1, 5)),
         Setting(group="rounds", name="at most 1 search", changes={"searches": 1}),
-        Setting(group="retriever", name="BM25 for passages", changes={"retriever": "bm25"}),
+        Setting(
+            group="retriever", name="BM25 for passages", changes={"retriever": "bm25", "retriever_settings": LATIN}
+        ),
         Setting(group="prompt", name="`Q:` for `Question:`", changes=prompted("Q: {question}\n")),
         Setting(group="prompt", name="the question alone", changes=prompted("{question}\n")),
         *(
@@ -157,6 +160,7 @@ def hotpotqa(workdir: pathlib.Path, data: str, questions: int) -> tuple[Comparis
         questions=questions,
         data=data,
         retriever="bm25",
+        retriever_settings=LATIN,
         k=3,
         searches=1,
         settings={agent: {"answer_tokens": 24}},
@@ -306,7 +310,9 @@ def retrieval(workdir: pathlib.Path, data: str) -> dict[str, Any]:
     }
     numbers: dict[str, Any] = {}
     for name, source in corpora.items():
-        kb = open_knowledge_bases({"text": KnowledgeConfig(source=source, kind="bm25")}, progress=False)["text"]
+        kb = open_knowledge_bases(
+            {"text": KnowledgeConfig(source=source, kind="bm25", settings=LATIN)}, progress=False
+        )["text"]
         rankings = kb.search([example.question for example in examples], 10)  # type: ignore[union-attr]
         numbers[name] = {}
         for k in (1, 3, 5, 10):

@@ -14,7 +14,7 @@ import numpy as np
 
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
+from routerl_jax.knowledge.bm25 import Bm25Config, Words, build_bm25
 from routerl_jax.knowledge.build import BuildConfig, build_kb
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
@@ -63,7 +63,7 @@ def dense_kb(name: str) -> pathlib.Path:
 def _measure_corpus(data: pathlib.Path, cache: pathlib.Path, dense: bool) -> dict[str, float]:
     corpus = str(data / "corpus.jsonl.gz")
     rows = [row for _, row in read_rows(data / "questions_dev.jsonl.gz") if row["supporting"]]
-    build_bm25(Bm25Config(corpus=corpus), cache / f"bm25_{data.name}", progress=False)
+    build_bm25(Bm25Config(corpus=corpus, words=Words(split="latin")), cache / f"bm25_{data.name}", progress=False)
     kbs: dict[str, KnowledgeBase] = {"bm25": load_kb(cache / f"bm25_{data.name}")}
     if dense or (cache / f"kb_{data.name}" / "kb.json").is_file():
         kbs["dense"] = load_kb(dense_kb(data.name))

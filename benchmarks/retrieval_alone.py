@@ -55,7 +55,8 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
         raise ValueError("its knowledge bases are pictures")
     results: dict[str, Any] = {}
     for kb, spec in specs.items():
-        words = KnowledgeConfig(source=spec.source, kind="bm25") if spec.kind != "ocr" else spec
+        latin = {"words": {"split": "latin"}}  # those of its kept results
+        words = KnowledgeConfig(source=spec.source, kind="bm25", settings=latin) if spec.kind != "ocr" else spec
         tool: Any = open_knowledge_bases({kb: words}, progress=False)[kb]
         names = Names()
         names.add(kb_directory(kb, words))

@@ -29,7 +29,7 @@ KNOWLEDGE = {
         index="exact",
         settings={"picture_format": "png"},
     ),
-    "text": schema.KnowledgeConfig(source="atlas/facts", kind="bm25"),
+    "text": schema.KnowledgeConfig(source="atlas/facts", kind="bm25", settings={"words": {"split": "latin"}}),
 }
 K, IMAGE_K = 2, 5
 QUESTIONS = 1600  # of training; those of demonstrations have other pictures

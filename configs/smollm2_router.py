@@ -52,8 +52,8 @@ def _on_one_gpu() -> schema.TrainConfig:
         engine=schema.EngineConfig(rows=256, max_length=768),
         agent=schema.AgentConfig(max_searches=3, k=3, max_turn_tokens=96, answer_tokens=32, max_observation_tokens=512),
         knowledge={
-            "text": schema.KnowledgeConfig(source="corpus.jsonl", kind="bm25"),
-            "table": schema.KnowledgeConfig(source="tables.jsonl", kind="bm25"),
+            "text": schema.KnowledgeConfig(source="corpus.jsonl", kind="bm25", settings={"words": {"split": "latin"}}),
+            "table": schema.KnowledgeConfig(source="tables.jsonl", kind="bm25", settings={"words": {"split": "latin"}}),
         },
         data=schema.DataConfig(train=GOLDEN, validation="trajectories:golden/validation.jsonl", test="questions.jsonl"),
         rollout=schema.RolloutConfig(examples=64, samples=8),

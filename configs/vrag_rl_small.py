@@ -153,7 +153,11 @@ def _run() -> schema.TrainConfig:
             # one digit a coordinate, and cells are image tokens; a thought before an answer that is begun, as before others
             settings={"regions": {"box_scale": ACROSS}, "thoughts": True},
         ),
-        knowledge={TOOL: schema.KnowledgeConfig(source="atlas/register", kind="ocr", settings={"retriever": "bm25"})},
+        knowledge={
+            TOOL: schema.KnowledgeConfig(
+                source="atlas/register", kind="ocr", settings={"retriever": "bm25", "words": {"split": "latin"}}
+            )
+        },
         data=schema.DataConfig(
             train="configs.vrag_rl_small:train_questions",
             validation="configs.vrag_rl_small:validation_questions",

@@ -36,6 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
             metrics=("f1", "cover_em", "em"),
             reference="vanilla_rag",
             retriever="bm25",
+            retriever_settings={"words": {"split": "latin"}},
             settings={
                 "iter_retgen": shots,
                 "ircot": {**shots, "sentence_tokens": 48},

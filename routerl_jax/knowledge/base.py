@@ -18,6 +18,8 @@ from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 
+MOST_PASSAGES = 1000  # for one query, here and over HTTP
+
 
 class KnowledgeBase(abc.ABC):
     """Passages that many queries can search at once. Safe to use from several threads.
@@ -73,13 +75,15 @@ class KnowledgeBase(abc.ABC):
         of the result are the times of the single queries.
 
         Raises:
-          ValueError: k is not a whole number of at least 1, `queries` is not a list of strings (or of TextAndImage, for
-            kinds that read pictures), or the kind's own search does not give one result per query.
+          ValueError: k is not a whole number from 1 to MOST_PASSAGES, `queries` is not a list of strings (or of TextAndImage,
+            for kinds that read pictures), or the kind's own search does not give one result per query.
         """
         if isinstance(queries, str):
             raise ValueError(f"search takes a list of queries, got one string; write search([{queries!r}])")
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise ValueError(f"k={k!r} must be a whole number of at least 1")
+        if k > MOST_PASSAGES:
+            raise ValueError(f"k={k} is more than a search gives ({MOST_PASSAGES})")
         read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
         filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import logging
 import pathlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
 from routerl_jax.core.extras import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
+from routerl_jax.core.words import words as text_words
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import (
     BuildReport,
@@ -36,7 +38,11 @@ from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passag
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
 _BLOCK = 8192  # passages read at a time
-_WORD = r"(?u)\b\w\w+\b"  # words of two letters or more, as in bm25s's default
+# How texts are split: in any script (core.words), or words of two letters or more, as in bm25s's default.
+_SPLITS: dict[str, Callable[[str], list[str]]] = {
+    "any": functools.partial(text_words, pairs=True),
+    "latin": re.compile(r"(?u)\b\w\w+\b").findall,
+}
 _COST = 0.1  # in units of a dense search; there is no encoder
 
 
@@ -45,6 +51,9 @@ _COST = 0.1  # in units of a dense search; there is no encoder
 class Words:
     """How a text is split into words, and how they are weighted."""
 
+    split: str = (
+        "any"  # any: words of any script, one-letter words too; latin: words of two letters or more between spaces
+    )
     stemmer: str = "english"  # a language of PyStemmer (Snowball); "": no stemming
     stopwords: str = "english"  # bm25s's list of words that are left out; "": none
     method: str = "lucene"  # variant of BM25: lucene or atire
@@ -54,6 +63,13 @@ class Words:
     def __post_init__(self) -> None:
         if self.method not in ("lucene", "atire"):  # other variants give scores to passages without any of the words
             raise ValueError(f"method={self.method!r} is not one of lucene, atire")
+        if self.split not in _SPLITS:
+            raise ValueError(f"split={self.split!r} is not one of {', '.join(_SPLITS)}")
+
+    @classmethod
+    def of(cls, index: Mapping[str, Any]) -> Words:
+        """The words of a built index, by the manifest's settings. Those from before `split` was among them are latin."""
+        return cls(**{"split": "latin", **{key: value for key, value in index.items() if key != "backend"}})
 
     def tokenizer(self) -> Any:
         """bm25s's tokenizer. Raises ValueError for an unknown language."""
@@ -61,7 +77,7 @@ class Words:
         if self.stemmer and self.stemmer not in stemmers.algorithms():
             raise ValueError(f"stemmer={self.stemmer!r} is not one of {', '.join(stemmers.algorithms())}")
         return bm25s.tokenization.Tokenizer(
-            splitter=_WORD,
+            splitter=_SPLITS[self.split],
             stopwords=self.stopwords or None,
             stemmer=stemmers.Stemmer(self.stemmer) if self.stemmer else None,
         )
@@ -113,8 +129,7 @@ class Bm25KB(KnowledgeBase):
                 f"{store.index_directory} holds {sizes[1]} passages, but kb.json speaks of {store.manifest.count}: they are "
                 f"of different builds. {store.hint}"
             )
-        settings = {key: value for key, value in store.manifest.index.items() if key != "backend"}
-        return cls(store, retriever, Words(**settings))
+        return cls(store, retriever, Words.of(store.manifest.index))
 
     def __len__(self) -> int:
         return len(self.store)
@@ -166,9 +181,10 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     )
     config.words.tokenizer()  # raises if a package is missing, before anything is written
     clock = Clock()
-    fingerprint = digest_of([FORMAT, source.digest, changes(config)])
+    fingerprint = digest_of([FORMAT, source.digest, changes(config), config.words.split])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest):
+        as_split = writer.existing is None or writer.existing.index.get("split", "latin") == config.words.split
+        if not (as_split and is_built(writer, config, source.digest)):
             reading = Bar(source.read(), desc="reading", unit="passage", disable=not progress)
             count = writer.passages(reading, source.left_out)
             clock.lap("read")

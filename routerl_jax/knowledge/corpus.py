@@ -12,8 +12,10 @@
                  documents (corpora.documents), by headings and then by words
     a directory  all such files in it and below, by name; of a built knowledge base, its passages
 
-Each, but .docx and .pdf, may be compressed (.gz, .bz2, .xz, .zst). Other keys of rows are ignored. No row is skipped: one that
-cannot become a passage is an error. In a directory with documents, what can't be read is left out and named (`read_corpus`).
+Each, but .docx and .pdf, may be compressed (.gz, .bz2, .xz, .zst). In .jsonl and .json, an id may be called `_id` or `docid`,
+and a title may stand in `metadata`. A row's `title` is not looked for in its `contents`, and its `text` and `contents` must
+agree. Other keys are ignored. No row is skipped: one that cannot become a passage is an error. In a directory with documents,
+what can't be read is left out and named (`read_corpus`).
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from routerl_jax.knowledge.corpora.tsv import read_tsv
 from routerl_jax.knowledge.corpora.wikipedia import read_dump
 from routerl_jax.knowledge.store import MANIFEST, Store
 
+IDS = ("id", "_id", "docid")  # keys of a row's id
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
@@ -291,9 +294,15 @@ def _from_rows(path: pathlib.Path) -> _Read:
         if not text.strip():
             key = "text" if "text" in row else "contents"
             raise location.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
-        if location.unit == "item":  # HippoRAG's lists number their passages explicitly or by their order
-            row = {"id": row.get("idx", location.number - 1), **row}
-        yield location, Passage(id=string_field(row, "id", location), title=title, text=text), False
+        ids = {key: string_field(row, key, location) for key in IDS if row.get(key) is not None}
+        if location.unit == "item" and not ids:  # HippoRAG's lists number their passages explicitly or by their order
+            row = {**row, "id": row.get("idx", location.number - 1)}
+        if len(set(ids.values())) > 1:
+            raise location.error(
+                f"keys {' and '.join(ids)} hold different ids: {', '.join(ids.values())}. Keep one of them"
+            )
+        id = next(iter(ids.values())) if ids else string_field(row, "id", location)
+        yield location, Passage(id=id, title=title, text=text), False
 
 
 def _kilt_page(row: dict[str, Any], location: RowLocation) -> Passage:
@@ -343,9 +352,39 @@ def _hidden(path: pathlib.Path) -> bool:
 
 
 def _title_and_text(row: dict[str, Any], location: RowLocation) -> tuple[str, str]:
-    if "text" in row or "contents" not in row:
-        return string_field(row, "title", location, default=""), string_field(row, "text", location)
-    return split_contents(string_field(row, "contents", location))
+    title = string_field(row, "title", location, default="")
+    if not title.strip() and isinstance(row.get("metadata"), dict):
+        title = string_field(row["metadata"], "title", location, default="")
+    text, contents = (
+        None if row.get(key) is None else string_field(row, key, location) for key in ("text", "contents")
+    )
+    if text is None and contents is None:
+        text = string_field(row, "text", location)  # which raises
+    try:
+        return title_and_text(title, text, contents)
+    except ValueError as error:
+        raise location.error(str(error)) from error
+
+
+def title_and_text(title: str, text: str | None, contents: str | None) -> tuple[str, str]:
+    """Title and text of a row by its keys, of which `text` or `contents` is not None. A blank title counts as none.
+
+    A title of its own is only taken off `contents` that begin with it as a line. Without one, it is the first line
+    (`split_contents`).
+
+    Raises:
+      ValueError: `contents` do not end with `text`.
+    """
+    if contents is None:
+        return title, text or ""
+    first, rest = split_contents(contents)
+    if text is None:
+        if not title.strip():
+            return first, rest
+        return title, rest if rest.strip() and first.split() == title.split() else contents
+    if not " ".join(contents.split()).endswith(" ".join(text.split())):
+        raise ValueError("keys 'text' and 'contents' hold different texts. Keep one of them")
+    return title if title.strip() or rest.split() != text.split() else first, text
 
 
 def split_contents(contents: str) -> tuple[str, str]:

@@ -6,10 +6,11 @@ import collections
 import threading
 from collections.abc import Mapping
 
-# Stage -> number of requests ("asked"), of answers from a cache ("hits", only for stages with a cache), and of failures.
+# Stage -> number of requests ("asked"), of answers from a cache ("hits", only for stages with a cache), of failures, and of
+# documents that were no passages ("left_out", if there were any).
 Counts = Mapping[str, Mapping[str, int]]
 
-ASKED, HITS, FAILURES = "asked", "hits", "failures"
+ASKED, HITS, FAILURES, LEFT_OUT = "asked", "hits", "failures", "left_out"
 
 
 class StageCounts:
@@ -27,7 +28,7 @@ class StageCounts:
             **{stage: {ASKED: 0, FAILURES: 0} for stage in uncached},
         }
 
-    def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0) -> None:
+    def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0, left_out: int = 0) -> None:
         """Adds to the counts of a stage."""
         with self._lock:
             counts = self._counts[stage]
@@ -35,6 +36,8 @@ class StageCounts:
             counts[FAILURES] += failures
             if hits:
                 counts[HITS] += hits
+            if left_out:
+                counts[LEFT_OUT] = counts.get(LEFT_OUT, 0) + left_out
 
     def __call__(self) -> dict[str, dict[str, int]]:
         """All counts so far."""

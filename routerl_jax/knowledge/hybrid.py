@@ -14,7 +14,7 @@ from typing import Any
 from routerl_jax.core.buckets import in_bucket
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder, KnowledgeBase
+from routerl_jax.knowledge.base import KB_BUILDERS, MOST_PASSAGES, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
 from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.query import checked_query, is_blank
@@ -54,7 +54,7 @@ class HybridKB(KnowledgeBase):
       members: the knowledge bases; at least one.
       weights: weights of their rankings, not negative; default: 1 each.
       constant: k of reciprocal rank fusion. The larger it is, the less the first ranks count.
-      depth: every member finds `depth * k` passages.
+      depth: every member finds `depth * k` passages, but at most MOST_PASSAGES.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HybridKB(KnowledgeBase):
     def _search(self, queries: list[Any], k: int) -> TimedResults:
         with ThreadPoolExecutor(len(self.members)) as pool:
             futures = [
-                pool.submit(contextvars.copy_context().run, _ask, member, queries, self.depth * k)
+                pool.submit(contextvars.copy_context().run, _ask, member, queries, min(self.depth * k, MOST_PASSAGES))
                 for member in self.members
             ]
             rankings = [of_member.result() for of_member in futures]

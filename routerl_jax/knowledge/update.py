@@ -251,7 +251,7 @@ def _rebuild_words(
     writer: StoreWriter, store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool
 ) -> None:
     count = writer.passages(_remaining(store, deleted_rows, new, progress), left_out(store.directory))
-    words = Words(**{key: value for key, value in store.manifest.index.items() if key != "backend"})
+    words = Words.of(store.manifest.index)
     index_words(writer.scratch, words, progress)
     writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))
 

@@ -17,10 +17,13 @@ class Retrieval:
     Attributes:
       searches: for each turn with a search, the passages that the policy was shown, in order.
       gold: the gold passages, each once; at least one.
+      tools: the tool that found each of them; (): the same one. Equal ids of two tools are one passage if title and text are
+        equal, too.
     """
 
     searches: tuple[tuple[Passage, ...], ...]
     gold: tuple[GoldHop, ...]
+    tools: tuple[tuple[str, ...], ...] = ()
 
     def recall(self) -> float:
         """Share of the gold passages that were shown, in [0, 1]."""
@@ -42,7 +45,17 @@ class Retrieval:
             result may exceed 1). Otherwise each passage only has the rank at which it was shown first.
         """
         shown = [passage for search in self.searches for passage in search]
-        shown = shown if repeats else list({passage.id: passage for passage in shown}.values())
+        tools = [tool for search in self.tools for tool in search] or [""] * len(shown)
+        if not repeats:
+            first: dict[tuple[str, ...], None] = {}  # the names of every passage
+            distinct = []
+            for tool, passage in zip(tools, shown, strict=True):
+                names = [("text", passage.id, passage.title, passage.text)]
+                names += [("tool", tool, passage.id)] if passage.id else []
+                if first.keys().isdisjoint(names):
+                    distinct.append(passage)
+                first |= dict.fromkeys(names)
+            shown = distinct
         gain, missing = 0.0, list(self.gold)
         for rank, passage in enumerate(shown, 1):
             hits = [hop for hop in (self.gold if repeats else missing) if hop.found_in((passage,))]
@@ -63,30 +76,49 @@ def retrieval(episode: Episode) -> Retrieval | None:
     gold = gold_passages_of(episode.example)
     if not gold:
         return None
-    passages = {passage.id: passage for call in episode.calls for passage in call.passages}
+    everywhere = {passage.id: (call.tool, passage) for call in episode.calls for passage in call.passages}
     observed = any(turn.observation for turn in episode.turns)
-    searches = []
+    searches: list[list[tuple[str, Passage]]] = []
     for turn, after in itertools.zip_longest(episode.turns, episode.turns[1:]):
         if not turn.calls or (turn.action is not None and turn.action.kind == "region"):
             continue
         before = turn.action is not None and turn.action.kind != "search"
         elsewhere = after is not None and after.sequence != turn.sequence
-        retrieved = tuple(passage for call in turn.calls for passage in call.passages)
-        shown = [item for item in turn.shown if item.passage and not (item.parent or item.box or item.error)]
+        retrieved = [(call.tool, passage) for call in turn.calls for passage in call.passages]
         if before or elsewhere or not observed:
             searches.append(retrieved)
         elif turn.shown:
+            shown = [
+                item.passage for item in turn.shown if item.passage and not (item.parent or item.box or item.error)
+            ]
+            own: dict[
+                str, list[tuple[str, Passage]]
+            ] = {}  # two tools of a turn may show the same id, one after the other
+            for tool, passage in retrieved:
+                own.setdefault(passage.id, []).append((tool, passage))
+            unknown = {id: ("", Passage(id=id, title="", text="")) for id in shown}
             searches.append(
-                tuple(passages.get(item.passage, Passage(id=item.passage, title="", text="")) for item in shown)
+                [
+                    of_turn.pop(0)
+                    if len(of_turn := own.get(id, [])) > 1
+                    else (of_turn or [(unknown | everywhere)[id]])[0]
+                    for id in shown
+                ]
             )
         else:  # agents that don't name what their observations show
             text = " ".join(turn.observation.split())
             searches.append(
-                tuple(
-                    passage for passage in retrieved if passage.text.strip() and " ".join(passage.text.split()) in text
-                )
+                [
+                    (tool, passage)
+                    for tool, passage in retrieved
+                    if passage.text.strip() and " ".join(passage.text.split()) in text
+                ]
             )
-    return Retrieval(searches=tuple(searches), gold=gold)
+    return Retrieval(
+        searches=tuple(tuple(passage for _, passage in search) for search in searches),
+        gold=gold,
+        tools=tuple(tuple(tool for tool, _ in search) for search in searches),
+    )
 
 
 def gold_passages_of(example: Example) -> tuple[GoldHop, ...]:

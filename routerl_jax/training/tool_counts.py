@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.knowledge.counts import ASKED, FAILURES, HITS, Counts, added, difference
+from routerl_jax.knowledge.counts import ASKED, FAILURES, HITS, LEFT_OUT, Counts, added, difference
 from routerl_jax.parallel import multihost
 
 ToolCounts = Mapping[str, Counts]
@@ -34,7 +34,8 @@ def together(first: ToolCounts, second: ToolCounts) -> dict[str, Counts]:
 def tool_metrics(tools: Mapping[str, SearchTool], before: ToolCounts) -> dict[str, float]:
     """Metrics of the requests since `before`, of all processes (a collective call).
 
-    They are `tools/NAME/STAGE/asked`, `../failures` and, for a stage with a cache that was asked at all, `../hit_rate`.
+    They are `tools/NAME/STAGE/asked`, `../failures`, for a stage with a cache that was asked at all `../hit_rate`, and, once
+    there was one, `../left_out`: documents that were no passages.
     """
     now = tool_counts(tools)
     counted = of_all_processes({name: difference(counts, before.get(name, {})) for name, counts in now.items()})
@@ -45,6 +46,8 @@ def tool_metrics(tools: Mapping[str, SearchTool], before: ToolCounts) -> dict[st
             metrics |= {f"{prefix}/{ASKED}": counts[ASKED], f"{prefix}/{FAILURES}": counts[FAILURES]}
             if HITS in counts and counts[ASKED]:
                 metrics[f"{prefix}/hit_rate"] = counts[HITS] / counts[ASKED]
+            if LEFT_OUT in counts:
+                metrics[f"{prefix}/{LEFT_OUT}"] = counts[LEFT_OUT]
     return metrics
 
 

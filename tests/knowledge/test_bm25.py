@@ -1,5 +1,6 @@
 """BM25 against the formula by hand, and against independent figures on real corpora."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -13,9 +14,10 @@ from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Bm25KB, Words, build_bm25
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.knowledge.update import update
 from tests.knowledge.helpers import build_words, make_passages, write_jsonl
 
-PLAIN = Words(stemmer="", stopwords="", k1=0.9, b=0.4)
+PLAIN = Words(split="latin", stemmer="", stopwords="", k1=0.9, b=0.4)
 TEXTS = ["the cat sat", "the cat and the other cat", "dogs bark", "a dog barks at the cat", "nothing here to see"]
 
 
@@ -87,6 +89,57 @@ def test_build_again_and_damage(tmp_path: pathlib.Path) -> None:
         load_kb(tmp_path / "kb")
 
 
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("上海", ["shanghai"]),
+        ("大阪の市長", ["osaka"]),
+        ("กรุงเทพ", ["bangkok"]),
+        ("தமிழ்", ["tamil"]),
+        ("हिन्दी", ["hindi"]),
+        ("서울", ["seoul"]),
+        ("Group B", ["b", "a"]),
+        ("C#", ["csharp"]),
+        ("7", ["seven"]),
+        ("Ｇｒｏｕｐ Ｂ", ["b", "a"]),
+        ("Cafe\u0301 Noir", ["cafe"]),
+    ],
+)
+def test_words_of_any_script_and_length_are_found(tmp_path: pathlib.Path, query: str, best: list[str]) -> None:
+    texts = {
+        "shanghai": "上海是中国的直辖市。",
+        "osaka": "大阪の市長は誰ですか。",
+        "bangkok": "กรุงเทพมหานครเป็นเมืองหลวง",
+        "tamil": "தமிழ் ஒரு மொழி",
+        "hindi": "हिन्दी एक भाषा है",
+        "seoul": "서울 대한민국의 수도",
+        "a": "Team Group A plays first.",
+        "b": "Team Group B plays next.",
+        "csharp": "C# is a language.",
+        "seven": "7 is prime.",
+        "cafe": "The Café Noir opened late.",
+    }
+    build_words([Passage(id=id, title="", text=text) for id, text in texts.items()], tmp_path / "kb")
+    assert [p.id for p in load_kb(tmp_path / "kb").search([query], len(best))[0]] == best
+
+
+def test_an_index_from_before_keeps_its_words_and_is_not_taken_for_a_new_one(tmp_path: pathlib.Path) -> None:
+    """It knows no one-letter words: its manifest does not say how its texts were split."""
+    rows = [{"id": name, "text": f"Group {name} plays."} for name in "ABC"]
+    config = Bm25Config(corpus=str(write_jsonl(tmp_path / "c.jsonl", rows)))
+    old = tmp_path / "old"
+    build_bm25(dataclasses.replace(config, words=Words(split="latin")), old, progress=False)
+    manifest = json.loads((old / "kb.json").read_text())
+    del manifest["index"]["split"], manifest["config"]["words.split"]
+    (old / "kb.json").write_text(json.dumps(manifest))
+    assert [p.id for p in load_kb(old).search(["group C"], 1)[0]] == ["A"]
+    update(old, add=[Passage(id="D", title="", text="Group C")])
+    with pytest.raises(ValueError, match=r"already holds a knowledge base"):
+        build_bm25(config, old, progress=False)
+    build_bm25(dataclasses.replace(config, overwrite=True), old, progress=False)
+    assert [p.id for p in load_kb(old).search(["group C"], 1)[0]] == ["C"]
+
+
 def test_rows_of_tables(tmp_path: pathlib.Path) -> None:
     table = {
         "id": "r",
@@ -107,6 +160,8 @@ def test_bad_settings() -> None:
         Words(b=1.5)
     with pytest.raises(ValueError, match="not one of lucene"):
         Words(method="tfidf")
+    with pytest.raises(ValueError, match="split='spaces' is not one of any, latin"):
+        Words(split="spaces")
     with pytest.raises(ValueError, match="stemmer='klingon' is not one of"):
         Words(stemmer="klingon").tokenizer()
 
@@ -117,7 +172,8 @@ REFERENCE = {"hotpotqa": 0.75, "2wikimultihopqa": 0.6639, "musique": 0.4848}
 
 @pytest.mark.parametrize("name", ["musique"])
 def test_real_questions(shared_data, tmp_path: pathlib.Path, name: str) -> None:
-    build_bm25(Bm25Config(corpus=str(shared_data(f"{name}/corpus.jsonl.gz"))), tmp_path / "kb", progress=False)
+    corpus = str(shared_data(f"{name}/corpus.jsonl.gz"))
+    build_bm25(Bm25Config(corpus=corpus, words=Words(split="latin")), tmp_path / "kb", progress=False)
     kb = load_kb(tmp_path / "kb")
     rows = [row for _, row in read_rows(shared_data(f"{name}/questions_dev.jsonl.gz")) if row["supporting"]]
     found = kb.search([row["question"] for row in rows], 5)

@@ -19,7 +19,7 @@ EIFFEL = {"id": "a", "title": "Eiffel Tower", "text": "A tower in Paris.\nIt is 
 FLASHRAG = {"id": "a", "contents": '"Eiffel Tower"\nA tower in Paris.\nIt is tall.'}
 
 
-@pytest.mark.parametrize("row", [EIFFEL, FLASHRAG, {**EIFFEL, "url": "x", "contents": "not this"}])
+@pytest.mark.parametrize("row", [EIFFEL, FLASHRAG, {**EIFFEL, "url": "x", "contents": None}])
 def test_json_lines(tmp_path: pathlib.Path, row: dict) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps(row) + "\n")
     expected = [Passage(id="a", title="Eiffel Tower", text="A tower in Paris.\nIt is tall.")]
@@ -112,6 +112,39 @@ def test_bad_files(tmp_path: pathlib.Path, case: str) -> None:
         list(read_corpus(path))
     for part in [str(path), *expected]:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "title", "text"),
+    [
+        (
+            {"title": "Accra", "contents": "It is a capital.\nIt lies at the sea."},
+            "Accra",
+            "It is a capital.\nIt lies at the sea.",
+        ),
+        ({"title": "Accra", "contents": '"Accra"\nIt lies at the sea.'}, "Accra", "It lies at the sea."),
+        ({"title": None, "contents": "Accra\nIt lies at the sea."}, "Accra", "It lies at the sea."),
+        ({"title": "Accra", "text": "At the sea.", "contents": "Accra\nAt  the sea."}, "Accra", "At the sea."),
+        ({"text": "At the sea.", "contents": '"Accra"\nAt the sea.'}, "Accra", "At the sea."),
+        ({"text": None, "contents": "At the sea.", "metadata": {"title": "Accra"}}, "Accra", "At the sea."),
+    ],
+)
+def test_a_title_of_its_own_is_the_title(tmp_path: pathlib.Path, row: dict, title: str, text: str) -> None:
+    path = write_jsonl(tmp_path / "c.jsonl", [{"_id": "a", **row}])
+    assert list(read_corpus(path)) == [Passage(id="a", title=title, text=text)]
+
+
+@pytest.mark.parametrize(
+    ("row", "keys"),
+    [
+        ({"id": "a", "text": "At the sea.", "contents": "Accra\nIn the hills."}, "'text' and 'contents'"),
+        ({"id": "a", "docid": "b", "text": "At the sea."}, "id and docid"),
+    ],
+)
+def test_two_keys_that_disagree_are_refused(tmp_path: pathlib.Path, row: dict, keys: str) -> None:
+    path = write_jsonl(tmp_path / "c.jsonl", [{"id": "x", "text": "first"}, row])
+    with pytest.raises(ValueError, match=rf"c\.jsonl.*line 2.*{keys}.*Keep one"):
+        list(read_corpus(path))
 
 
 def test_missing_files_are_noticed_before_reading(tmp_path: pathlib.Path) -> None:

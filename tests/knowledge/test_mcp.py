@@ -4,12 +4,17 @@ import asyncio
 import concurrent.futures
 import re
 import sys
+import time
 import types
 from typing import Any
 
 import httpx
 import pytest
 from mcp import Client, StdioServerParameters
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
@@ -19,7 +24,7 @@ from routerl_jax.knowledge.serving.app import ServerSettings
 from routerl_jax.knowledge.serving.mcp import http_app
 from routerl_jax.knowledge.serving.schema import Limits
 from tests.knowledge.mcp_servers import PNG
-from tests.knowledge.serving.servers import EchoKB, search, serving
+from tests.knowledge.serving.servers import EchoKB, running, search, serving
 from tests.programs import ROOT
 
 URI = f"data:image/png;base64,{PNG}"
@@ -210,7 +215,121 @@ def test_both_doors_lead_to_the_same_queue() -> None:
         assert len(httpx.get(f"{url}/search?queries=x").json()[0]) == 2
 
 
-def test_null_is_no_text() -> None:
-    rows = [{"id": "a", "title": "t", "text": None, "score": 1.0}, {"snippet": None, "text": "b"}]
+def test_a_row_without_a_text_is_left_out() -> None:
+    """Null is no text, and one odd row does not turn the others into one long text. Ids don't depend on the rank."""
+    rows = [{"id": "a", "title": "t", "text": None, "score": 1.0}, {"snippet": None, "text": "b"}, "?", None]
+    rows.append({"document": {"docid": 7, "contents": '"T"\nc'}, "similarity": 0.5})
     result = types.SimpleNamespace(content=[], is_error=False, structured_content={"rows": rows})
-    assert [(one.id, one.text) for one in _passages(result, "tool")] == [("a", ""), ("1", "b")]
+    first, second = _passages(result, "tool")
+    assert (first.title, first.text) == ("", "b")
+    assert (second.id, second.title, second.text, second.score) == ("7", "T", "c", 0.5)
+    result.structured_content = {"rows": [rows[1]]}
+    assert _passages(result, "tool")[0].id == first.id not in ("", "1")
+
+
+ABOUT = {
+    "protocolVersion": "2025-06-18",
+    "capabilities": {"tools": {}},
+    "serverInfo": {"name": "s", "version": "1"},
+}
+TOOL = {"name": "find", "inputSchema": {"type": "object", "properties": {"query": {"type": "string"}}}}
+FOUND = {"content": [{"type": "text", "text": "hello"}]}
+
+
+class Sessions:
+    """A server with sessions, over streamable HTTP. `known`: those that it knows; `lost`: its reply to others; `storm`: replies
+    to searches that come first. Replies: (status, content type, body); {id} in a body is that of the request."""
+
+    def __init__(self, lost: tuple[int, str, str] = (404, "text/plain", "")) -> None:
+        self.known: set[str] = set()
+        self.lost, self.calls = lost, 0
+        self.storm: list[tuple[int, str, str]] = []
+
+    async def __call__(self, request: Request) -> Response:
+        if request.method != "POST":
+            return Response(status_code=405)
+        message = await request.json()
+        if message["method"] == "initialize":
+            name = f"session{time.monotonic_ns()}"
+            self.known.add(name)
+            reply = {"jsonrpc": "2.0", "id": message["id"], "result": ABOUT}
+            return JSONResponse(reply, headers={"mcp-session-id": name})
+        if request.headers.get("mcp-session-id") not in self.known:
+            return self.reply(self.lost, message)
+        if "id" not in message:
+            return Response(status_code=202)
+        if message["method"] == "tools/call":
+            self.calls += 1
+            if self.storm:
+                return self.reply(self.storm.pop(0), message)
+        result = {"tools": [TOOL]} if message["method"] == "tools/list" else FOUND
+        return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "result": result})
+
+    def reply(self, reply: tuple[int, str, str], message: dict) -> Response:
+        status, kind, body = reply
+        return Response(body.replace("{id}", str(message.get("id"))), status, media_type=kind)
+
+    @property
+    def app(self) -> Starlette:
+        return Starlette(routes=[Route("/mcp", self, methods=["GET", "POST", "DELETE"])])
+
+
+UNKNOWN = '{"jsonrpc": "2.0", "id": {id}, "error": {"code": -32001, "message": "Session not found"}}'
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        (404, "text/plain", ""),
+        (404, "application/json", UNKNOWN),
+        (400, "text/plain", "Bad Request: No valid session ID provided"),
+        (400, "application/json", UNKNOWN.replace("{id}", "null")),
+        (200, "application/json", UNKNOWN),
+        (200, "text/event-stream", f"event: message\ndata: {UNKNOWN}\n\n"),
+        (400, "text/event-stream", f"event: message\ndata: {UNKNOWN.replace('not found', 'expired')}\n\n"),
+    ],
+)
+def test_a_session_that_a_server_forgot_is_begun_anew(lost: tuple[int, str, str]) -> None:
+    server = Sessions(lost)
+    with running(server.app) as url:
+        tool = McpTool(f"{url}/mcp", timeout=30)
+        for _ in range(2):
+            assert [found[0].text for found in tool.search(["a", "b"])] == ["hello", "hello"]
+            server.known.clear()  # it restarts
+        assert [found[0].text for found in tool.search(["a"])] == ["hello"]
+        tool.close()
+
+
+def test_a_busy_server_is_asked_again_and_named_with_its_status() -> None:
+    server = Sessions()
+    with running(server.app) as url:
+        tool = McpTool(f"{url}/mcp", timeout=30)
+        server.storm = [(429, "text/plain", "slow down"), (503, "application/json", '{"error": {"message": "busy"}}')]
+        assert tool.search(["a"])[0][0].text == "hello"
+        assert server.calls == 3
+        server.storm = [(503, "text/plain", "still starting")] * 20
+        with pytest.raises(Unavailable, match="HTTP 503: still starting"):
+            tool.search(["a"])
+        assert server.calls < 20
+        server.storm = [(401, "text/plain", "who are you")]
+        with pytest.raises(Unavailable, match="HTTP 401: who are you"):
+            tool.search(["a"])
+        server.storm = [
+            (200, "application/json", '{"jsonrpc": "2.0", "id": {id}, "error": {"code": -32602, "message": "no"}}')
+        ]
+        with pytest.raises(RuntimeError, match=r"mcp: no$"):
+            tool.search(["a"])
+        server.storm.clear()
+        assert tool.search(["a"])[0][0].text == "hello"
+        tool.close()
+
+
+def test_a_server_that_forgets_each_session_is_an_error() -> None:
+    server = Sessions((404, "text/plain", "Session not found"))
+    with running(server.app) as url:
+        tool = McpTool(f"{url}/mcp", timeout=30)
+        server.storm = [server.lost] * 20
+        with pytest.raises(Unavailable, match="Session not found"):
+            tool.search(["a"])
+        assert server.calls == 2
+        tool.close()

@@ -90,6 +90,28 @@ def test_several_passages_a_search_and_text_alone() -> None:
     assert of(dataclasses.replace(seen, example=titled)).recall() == 1.0
 
 
+def test_an_id_means_something_only_with_its_knowledge_base() -> None:
+    """Number 1 of the tables is another passage than number 1 of the texts; the same text by another way is not."""
+    gold = {"supporting": ["2"]}
+    one, two = Passage(id="1", title="", text="a"), Passage(id="2", title="", text="gold")
+    other = Passage(id="1", title="", text="b")
+    for second, expected in ((other, 0.5), (dataclasses.replace(one, score=3.0), 0.6309298)):
+        seen = episode(call("text", "1"), call("table", "1"), call("text", "2"))
+        for turn, passage in zip(seen.turns, (one, second, two)):
+            turn.calls[:] = [dataclasses.replace(turn.calls[0], passages=(passage,))]
+            turn.observation, turn.shown = "..", [Shown(passage=passage.id)]
+        seen = dataclasses.replace(seen, example=dataclasses.replace(seen.example, metadata=gold))
+        assert of(seen).searches == ((one,), (second,), (two,))
+        assert of(seen).ndcg() == pytest.approx(expected, abs=1e-6)
+    both = [
+        dataclasses.replace(one, tool=tool, passages=(passage,))
+        for one, tool, passage in zip(seen.turns[0].calls * 2, ("text", "table"), (one, other))
+    ]
+    seen.turns[0].calls[:], seen.turns[0].shown = both, [Shown(passage="1"), Shown(passage="1")]
+    assert of(seen).searches[0] == (one, other)
+    assert of(seen).ndcg() == pytest.approx(0.5, abs=1e-6)  # a, b, (a again,) gold
+
+
 def test_what_stands_in_the_prompt_is_what_was_found() -> None:
     seen = episode(call("text", "z1", "t1"))
     assert of(seen).searches == (tuple(seen.calls[0].passages),)

@@ -15,6 +15,7 @@ from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.documents import Documents
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.counts import Counts, StageCounts
@@ -85,6 +86,7 @@ class HttpKB(KnowledgeBase):
             "connections": max(concurrency * 4, 16),
             "breaker": breaker,
         }
+        self._documents = Documents(self._bases[0], self._counts, lambda fields, rank: passage_of(fields))
         self._pictured = True  # whether searches fetch pictures
         self._connection = Connection(self._bases, settings)
         self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
@@ -214,7 +216,7 @@ class HttpKB(KnowledgeBase):
         return [
             result
             for chunk, (reply, seconds) in zip(chunks, replies)
-            for result in self._results(reply, len(chunk), seconds / len(chunk))
+            for result in self._results(reply, len(chunk), k, seconds / len(chunk))
         ]
 
     def _permit(self, n: int) -> None:
@@ -236,10 +238,10 @@ class HttpKB(KnowledgeBase):
         reply = await self._connection.request("POST", *request)
         return reply, time.perf_counter() - started
 
-    def _results(self, reply: Any, count: int, part: float) -> list[_QueryResult]:
+    def _results(self, reply: Any, count: int, k: int, part: float) -> list[_QueryResult]:
         """Passages, seconds and walk of each query. `part`: seconds per query if the server gives none."""
         try:
-            results = [[passage_of(fields) for fields in passages] for passages in reply["results"]]
+            results = self._documents(reply["results"], k)
             walks = [Walk.from_json(fields) for fields in reply.get("walks", ())]
             timed = TimedResults(results, reply.get("query_seconds") or [part] * len(results), walks)
         except (KeyError, TypeError, ValueError) as error:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import json
 import math
+import random
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+import httpx2
 
 from routerl_jax.core.extras import needs
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Passage, Query
-from routerl_jax.knowledge.client.policy import Unavailable
+from routerl_jax.knowledge.client.documents import TEXT_KEYS, Documents, document_passage
+from routerl_jax.knowledge.client.policy import Retries, Unavailable
+from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
 from routerl_jax.knowledge.serving.schema import passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.remote.background import gather_bounded, shared_loop
+from routerl_jax.remote.retries import ReplyError, bounded, error_of, may_pass, retry_after
 
 
 class McpTool:
@@ -27,7 +35,8 @@ class McpTool:
     Its answer becomes passages. Structured content may have the form of our own servers (`{"passages": [..]}`), or be a list of
     objects with a text (under `text`, `content`, `contents`, `snippet` or `description`). Otherwise each block of text, picture
     or resource becomes a passage. Safe to use from several threads. After a crash, the next call starts the server or connects
-    to it again.
+    to it again; if the server no longer knows the session, this call does. A reply whose status may pass (remote.retries) is
+    asked for again.
 
     Args:
       server: a URL (streamable HTTP), or a command (stdio) as a list, or as a string that is split like in a shell.
@@ -70,6 +79,9 @@ class McpTool:
         self._query_key, self._k_key, self._image_key = query_key, k_key, image_key
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
         self._timeout, self._concurrency = timeout, concurrency
+        self._counts = StageCounts(uncached=("server",))
+        self._documents = Documents(self._where, self._counts, _row_passage)
+        self._refusals: collections.deque[str] = collections.deque(maxlen=1)
         self._session: _Session | None = None  # belongs to the shared event loop, and is only used there
         tools = {entry.name: entry for entry in shared_loop().run(self._list())}
         if not tool and len(tools) == 1:
@@ -96,12 +108,21 @@ class McpTool:
             if is_blank(query):
                 return [], 0.0
             result = await self._call(self._call_arguments(query, k))
-            return _passages(result, self.name)[:k], _seconds(result)
+            return _passages(result, self.name, self._documents)[:k], _seconds(result)
 
-        answers = shared_loop().run(gather_bounded(search_one, queries, self._concurrency))
+        self._counts.add("server", asked=len(queries))
+        try:
+            answers = shared_loop().run(gather_bounded(search_one, queries, self._concurrency))
+        except Exception:
+            self._counts.add("server", failures=len(queries))
+            raise
         results = [passages for passages, _ in answers]
         seconds = [elapsed for _, elapsed in answers if elapsed is not None]
         return TimedResults(results, seconds) if len(seconds) == len(results) else results
+
+    def stage_counts(self) -> Counts:
+        """Counts of queries to the server."""
+        return self._counts()
 
     @property
     def schema(self) -> ToolSchema:
@@ -140,29 +161,42 @@ class McpTool:
         """`ask(client)` within the time limit.
 
         After any error of the connection, no later call uses it; calls that already wait for it continue to wait. If a call
-        times out but the server has answered other calls meanwhile, only this call has failed.
+        times out but the server has answered other calls meanwhile, only this call has failed. A session that the server no
+        longer knows is not used again either, and the call is repeated once in a new one.
         """
+        seconds = seconds_left(self._timeout)
+        session, answered = self._current(), -1
+        try:
+            async with asyncio.timeout(seconds):
+                for _ in range(2):
+                    answered = session.answered
+                    try:
+                        return await self._ask(session, ask)
+                    except _SessionLost as error:
+                        lost, session = error, self._current()
+        except TimeoutError as error:
+            if session.answered == answered:
+                self._retire(session)
+            busy = f"; its last reply: {self._refusals[-1]}" if self._refusals else ""
+            raise Unavailable(f"the MCP server {self._where} gave no answer within {seconds:.3g} s{busy}") from error
+        raise Unavailable(f"the MCP server {self._where} forgets each session at once: {lost}") from lost
+
+    async def _ask(self, session: _Session, ask: Any) -> Any:
         from mcp import MCPError
         from mcp.types import CONNECTION_CLOSED
 
-        seconds = seconds_left(self._timeout)
         try:
-            session = self._current()
-        except Exception as error:
-            raise Unavailable(f"the MCP server {self._where} failed: {type(error).__name__}: {error}") from error
-        answered = session.answered
-        try:
-            async with asyncio.timeout(seconds):
-                return await session.race(ask)
+            return await session.race(ask)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 self._retire(session)
                 raise Unavailable(f"the MCP server {self._where} went away ({error})") from error
-            raise RuntimeError(f"the MCP server {self._where}: {error}") from error
-        except TimeoutError as error:
-            if session.answered == answered:
+            if _LOST.search(str(error)):
                 self._retire(session)
-            raise Unavailable(f"the MCP server {self._where} gave no answer within {seconds:.3g} s") from error
+                raise _SessionLost(str(error)) from error
+            if _REFUSED.match(str(error)):
+                raise Unavailable(f"the MCP server {self._where}: {error}") from error
+            raise RuntimeError(f"the MCP server {self._where}: {error}") from error
         except Exception as error:
             self._retire(session)
             if isinstance(error, Unavailable):
@@ -171,7 +205,10 @@ class McpTool:
 
     def _current(self) -> _Session:
         if self._session is None or self._session.ended:
-            self._session = _Session(self._transport(), self._where)
+            try:
+                self._session = _Session(self._transport(), self._where)
+            except Exception as error:
+                raise Unavailable(f"the MCP server {self._where} failed: {type(error).__name__}: {error}") from error
         return self._session
 
     def _retire(self, session: _Session) -> None:
@@ -190,11 +227,10 @@ class McpTool:
         from mcp.client.streamable_http import streamable_http_client
 
         if isinstance(self._server, str) and self._server.startswith(("http://", "https://")):
-            import httpx2
-
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-            client = httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(self._timeout))
-            return streamable_http_client(self._server, http_client=client)
+            client = _PatientClient(headers=headers, timeout=httpx2.Timeout(self._timeout))
+            client.refusals = self._refusals
+            return streamable_http_client(self._server, http_client=client, max_sse_event_size=_MOST_BYTES)
         words = shlex.split(self._server) if isinstance(self._server, str) else list(self._server)
         if not words:
             raise ValueError("McpTool needs a URL or a command")
@@ -202,6 +238,82 @@ class McpTool:
 
 
 _GRACE = 10  # seconds that a connection may take to close
+_MOST_BYTES = 64 << 20  # most bytes of a reply
+# What servers say of a session that they do not know. The specification has 404; some give 400, or an error in a whole reply.
+_LOST = re.compile(
+    r"(?i)^HTTP 4(04|10)\b|(not|n't) find( \w+)? session"
+    r"|session[^.]*(not found|unknown|expired|invalid|terminated|no longer|not exist|closed)"
+    r"|(unknown|invalid|expired|no( valid)?|missing|stale|terminated) (mcp[- ])?session|not initialized"
+)
+_REFUSED = re.compile(r"HTTP (4(01|03|08|25|29)|5\d\d)\b")
+
+
+class _SessionLost(Exception):
+    """The server does not know the session."""
+
+
+class _PatientClient(httpx2.AsyncClient):
+    """Sends requests again whose status may pass. Of an error that the protocol does not know, the status becomes the message,
+    and no reply has more than _MOST_BYTES. `refusals`: the last passing error, for messages."""
+
+    refusals: collections.deque[str]
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        retries, rng = Retries(), random.Random()
+        for attempt in range(retries.attempts):
+            reply = await super().send(request, **options)
+            whole = reply.headers.get("content-type", "").lower().startswith("application/json")
+            if request.method != "POST" or 300 <= reply.status_code < 400 or (reply.is_success and not whole):
+                return reply
+            try:
+                body = await bounded(reply.aiter_bytes(), _MOST_BYTES)
+                said = _said(reply.status_code, body)
+            except ValueError as error:
+                body, said = b"", ReplyError(400, str(error))
+            finally:
+                await reply.aclose()
+            if said is None:
+                self.refusals.clear()
+                return _whole(reply, body)
+            if not may_pass(said.status, said.message) or attempt + 1 == retries.attempts:
+                break
+            self.refusals.append(f"HTTP {said.status}: {said.message}")
+            wait = retry_after(reply.headers.get("retry-after", "")) or 0.0
+            await asyncio.sleep(wait + retries.pause(attempt, rng))
+        tried = f" (tried {attempt + 1} times)" if attempt else ""
+        return _whole(reply, _with_status(request, body, f"HTTP {said.status}: ", f"{said.message}{tried}"))
+
+
+def _said(status: int, body: bytes) -> ReplyError | None:
+    """The error of a reply, if its status or its body says that there is one, other than the protocol's own under 200."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        value = None
+    carried = None if status < 300 and isinstance(value, dict) and "jsonrpc" in value else error_of(value)
+    if status < 300:
+        return carried
+    return ReplyError(
+        status, carried.message if carried else body[:200].decode(errors="replace").strip() or "no reason"
+    )
+
+
+def _with_status(request: httpx2.Request, body: bytes, status: str, message: str) -> bytes:
+    """A JSON-RPC error, in which the status stands before the message: the server's, or one that has its words."""
+    error: dict[str, Any] = {"code": -32603, "message": message}
+    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
+        own = json.loads(body)["error"]
+        error = {**own, "message": message} if isinstance(own["code"], int) and own["code"] < 0 else error
+    error["message"] = status + message
+    id = json.loads(request.content or b"{}").get("id")
+    return json.dumps({"jsonrpc": "2.0", "id": id, "error": error}).encode()
+
+
+def _whole(reply: httpx2.Response, body: bytes) -> httpx2.Response:
+    dropped = ("content-encoding", "content-length", "transfer-encoding", "content-type")
+    headers = [(name, value) for name, value in reply.headers.multi_items() if name.lower() not in dropped]
+    headers.append(("content-type", "application/json"))
+    return httpx2.Response(reply.status_code, headers=headers, content=body, request=reply.request)
 
 
 class _Session:
@@ -288,11 +400,9 @@ def _cause(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}" if error else "it was stopped"
 
 
-_TEXT_KEYS = ("text", "content", "contents", "snippet", "description")
-
-
-def _passages(result: Any, tool: str) -> list[Passage]:
+def _passages(result: Any, tool: str, documents: Documents | None = None) -> list[Passage]:
     """A tool's result as passages. Raises RuntimeError if the result is a failure."""
+    documents = documents or Documents(tool, StageCounts(uncached=("server",)), _row_passage)
     blocks = list(result.content)
     if result.is_error:
         message = " ".join(block.text for block in blocks if block.type == "text")
@@ -302,7 +412,8 @@ def _passages(result: Any, tool: str) -> list[Passage]:
         with contextlib.suppress(ValueError):
             rows = _rows(json.loads(blocks[0].text))
     if rows is not None:
-        return [_row_passage(row, rank) for rank, row in enumerate(rows)]
+        (passages,) = documents([rows], len(rows))
+        return passages
     passages = [_block_passage(block, rank) for rank, block in enumerate(blocks)]
     return [passage for passage in passages if passage is not None]
 
@@ -317,14 +428,15 @@ def _seconds(result: Any) -> float | None:
 
 
 def _rows(value: Any) -> list[dict[str, Any]] | None:
-    """The list of objects with texts in a value: the value itself, or the value of one of its keys. A list with objects is
-    preferred to an empty one."""
+    """The list of objects in a value, some of which have texts: the value itself, or the value of one of its keys. A list with
+    objects is preferred to an empty one."""
     candidates = [value, *value.values()] if isinstance(value, dict) else [value]
+    known = ("document", *TEXT_KEYS)
     lists = [
         rows
         for rows in candidates
         if isinstance(rows, list)
-        and all(isinstance(row, dict) and any(key in row for key in _TEXT_KEYS) for row in rows)
+        and (not rows or any(isinstance(row, dict) and any(key in row for key in known) for row in rows))
     ]
     return max(lists, key=bool, default=None)
 
@@ -332,33 +444,24 @@ def _rows(value: Any) -> list[dict[str, Any]] | None:
 def _row_passage(row: Mapping[str, Any], rank: int) -> Passage:
     with contextlib.suppress(ValueError):
         return passage_of(row)
-    text = next((str(row[key]) for key in _TEXT_KEYS if row.get(key) is not None), "")
-    score = row.get("score")
-    return Passage(
-        id=str(row.get("id") or row.get("url") or row.get("link") or rank),
-        title=str(row.get("title") or ""),
-        text=text,
-        score=float(score) if isinstance(score, int | float) else 1.0 / (rank + 1),
-        image=str(row["image"]) if str(row.get("image", "")).startswith("data:") else "",
-    )
+    return document_passage(row, 1.0 / (rank + 1))
 
 
 def _block_passage(block: Any, rank: int) -> Passage | None:
-    fields: dict[str, Any] = {"id": str(rank), "title": "", "text": "", "score": 1.0 / (rank + 1)}
-    if block.type == "text":
-        return Passage(**{**fields, "text": block.text}) if block.text.strip() else None
-    if block.type == "image":
-        return Passage(**fields, image=f"data:{block.mime_type};base64,{block.data}")
-    if block.type == "resource_link":
-        text = block.description or block.uri
-        return Passage(**{**fields, "id": str(block.uri), "title": block.title or block.name, "text": str(text)})
-    if block.type == "resource":
-        resource = block.resource
-        text = getattr(resource, "text", None)
+    fields: dict[str, Any] | None = None
+    if block.type == "text" and block.text.strip():
+        fields = {"text": block.text}
+    elif block.type == "image":
+        fields = {"image": f"data:{block.mime_type};base64,{block.data}"}
+    elif block.type == "resource_link":
+        text = block.description or str(block.uri)
+        fields = {"id": str(block.uri), "title": block.title or block.name, "text": text}
+    elif block.type == "resource":
+        resource, text = block.resource, getattr(block.resource, "text", None)
         if text is not None:
-            return Passage(**{**fields, "id": str(resource.uri), "text": text})
-        if str(resource.mime_type or "").startswith("image/"):
-            return Passage(
-                **{**fields, "id": str(resource.uri)}, image=f"data:{resource.mime_type};base64,{resource.blob}"
-            )
-    return None  # sound, or unknown kinds of blocks
+            fields = {"id": str(resource.uri), "text": text}
+        elif str(resource.mime_type or "").startswith("image/"):
+            fields = {"id": str(resource.uri), "image": f"data:{resource.mime_type};base64,{resource.blob}"}
+    if fields is None:  # sound, or unknown kinds of blocks
+        return None
+    return document_passage({"text": "", **fields}, 1.0 / (rank + 1))

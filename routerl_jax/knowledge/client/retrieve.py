@@ -13,9 +13,9 @@ from typing import Any
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
+from routerl_jax.knowledge.client.documents import Documents, document_passage
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
-from routerl_jax.knowledge.corpus import split_contents
 from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.remote.background import gather_bounded, shared_loop
 
@@ -64,6 +64,7 @@ class RetrieveKB(KnowledgeBase):
         }
         self._connection = Connection(addresses, settings)
         self._counts = StageCounts(uncached=("server",))
+        self._documents = Documents(self.name, self._counts, _passage)
 
     def __len__(self) -> int:
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
@@ -81,7 +82,7 @@ class RetrieveKB(KnowledgeBase):
 
         async def ask(queries: list[str]) -> list[list[Passage]]:
             body = {"queries": queries, "topk": k, "return_scores": True}
-            return self._read(await self._connection.request("POST", "", body), len(queries))
+            return self._read(await self._connection.request("POST", "", body), len(queries), k)
 
         self._counts.add("server", asked=len(queries))
         try:
@@ -91,24 +92,15 @@ class RetrieveKB(KnowledgeBase):
             raise
         return [passages for reply in replies for passages in reply]
 
-    def _read(self, reply: Any, count: int) -> list[list[Passage]]:
+    def _read(self, reply: Any, count: int, k: int) -> list[list[Passage]]:
         try:
-            results = [[_passage(item) for item in items] for items in reply["result"]]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            results = self._documents(reply["result"], k)
+        except (KeyError, TypeError, ValueError) as error:
             raise Unavailable(f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})") from error
         if len(results) != count:
             raise Unavailable(f"{self.name}: {len(results)} results for {count} queries")
         return results
 
 
-def _passage(item: Any) -> Passage:
-    """`{document: {id?, contents} or {title, text}, score}`, or the document alone."""
-    document = item.get("document", item)
-    if isinstance(document, str):
-        title, text = split_contents(document)
-        return Passage(id="", title=title, text=text, score=float(item.get("score", 0.0)))
-    if "text" in document:
-        title, text = str(document.get("title") or ""), str(document["text"])
-    else:
-        title, text = split_contents(document["contents"])
-    return Passage(id=str(document.get("id", "")), title=title, text=text, score=float(item.get("score", 0.0)))
+def _passage(item: Any, rank: int = 0) -> Passage:
+    return document_passage(item)

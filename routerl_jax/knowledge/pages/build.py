@@ -20,6 +20,7 @@ from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
+from routerl_jax.knowledge.bm25 import Words
 from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
@@ -87,6 +88,7 @@ class OcrConfig:
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
     encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
     index: str = ""  # index of that knowledge base; default: that of its kind
+    words: Words = dataclasses.field(default_factory=Words)  # of bm25
     overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
@@ -98,6 +100,7 @@ class OcrConfig:
         """Configuration of the knowledge base of texts."""
         kind = KB_BUILDERS.get(self.retriever).config
         chosen = {key: getattr(self, key) for key in ("encoder", "index") if getattr(self, key)}
+        chosen |= {} if self.words == Words() else {"words": self.words}
         for key in {"corpus", *chosen} - {field.name for field in dataclasses.fields(kind)}:
             raise ValueError(f"retriever={self.retriever!r} has no {key}")
         return kind(kind=self.retriever, corpus=corpus, **chosen)
@@ -156,7 +159,7 @@ def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: boo
     """
     clock, source = Clock(), _source(config)
     parts = [FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)]
-    fingerprint = digest_of([*parts, config.retriever, config.encoder, config.index])
+    fingerprint = digest_of([*parts, config.retriever, config.encoder, config.index, dataclasses.asdict(config.words)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source.digest):
             pages = PageWriter(config.corpus, config.pages, writer, keep_blank=False, progress=progress)

@@ -11,13 +11,16 @@ POST /v1/pictures {"ids": ["slides.pdf#3"], "mode": "default"}      if GET /v1/k
 from __future__ import annotations
 
 import dataclasses
+import math
 import mimetypes
 from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.checked import Positive, Size, checked
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Passage, Query, TextAndImage
+from routerl_jax.knowledge.base import MOST_PASSAGES
 from routerl_jax.knowledge.query import with_question
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_bytes, is_url
@@ -33,15 +36,19 @@ class Limits:
       body_bytes: most bytes of the body, which includes pictures in base64.
       queries: most queries.
       query_chars: most characters of a query's text.
-      k: most passages per query.
+      k: most passages per query; no more than any search gives (`knowledge.base.MOST_PASSAGES`).
       seconds: most seconds, with the wait; a client may set a shorter time by `X-Timeout-Seconds`.
     """
 
     body_bytes: Size = 32 << 20
     queries: Size = 1024
     query_chars: Size = 32_768
-    k: Size = 1000
+    k: Size = MOST_PASSAGES
     seconds: Positive = 60.0
+
+    def __post_init__(self) -> None:
+        if self.k > MOST_PASSAGES:
+            raise ValueError(f"k={self.k} is more than a search gives ({MOST_PASSAGES})")
 
     def default(self, k: int) -> int:
         """The default number of passages: `k`, or the limit if that is smaller."""
@@ -199,22 +206,27 @@ def data_uri(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{b64encode(data).decode()}"
 
 
+class NoValue(ValueError):
+    """A passage of a known form, in which a value is missing: null in the place of a text, or a score that is no number."""
+
+
 def passage_of(fields: Any) -> Passage:
     """The passage that `passage_json` wrote. Raises ValueError if it is no passage, or its picture is no data URI: a path from
-    another machine would be read on this one."""
+    another machine would be read on this one; NoValue if a value is missing."""
     try:
         image = str(fields.get("image") or "")
         if image and not image.startswith("data:"):
             raise ValueError("its image is not a data URI")
-        if any(fields[key] is None for key in ("id", "title", "text")):
-            raise ValueError("null in the place of a text")
-        return Passage(
-            id=str(fields["id"]),
-            title=str(fields["title"]),
-            text=str(fields["text"]),
-            score=float(fields["score"]),
-            image=image,
-        )
+        texts = [fields[key] for key in ("id", "title", "text")]
+        if any(text is None or isinstance(text, bool | list | dict) for text in texts):
+            raise NoValue(f"a passage with a value that is no text: {str(fields)[:200]!r}")
+        score = fields["score"]
+        if score is None or isinstance(score, bool | list | dict) or not math.isfinite(float(score)):
+            raise NoValue(f"a passage with a score that is no finite number: {str(fields)[:200]!r}")
+        id, title, text = (replace_surrogates(str(text)) for text in texts)
+        return Passage(id=id, title=title, text=text, score=float(score), image=image)
+    except NoValue:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"not a passage: {str(fields)[:200]!r} ({error!r})") from error
 

@@ -125,7 +125,9 @@ class JinaReader:
         data = reply_json.get("data") if isinstance(reply_json, dict) else None
         if not isinstance(data, dict):
             raise WebError(f"{url}: {self._url}: the reply has no object `data`")
-        return self._page(url, *(str(data.get(key) or "") for key in ("title", "content", "warning")))
+        return self._page(
+            url, *(text if isinstance(text := data.get(key), str) else "" for key in ("title", "content", "warning"))
+        )
 
     def _page(self, url: str, title: str, text: str, warning: str) -> Page:
         if warning.startswith(_ERROR_PAGE):  # Jina reads the error page, and returns status 200

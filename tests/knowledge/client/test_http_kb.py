@@ -28,6 +28,7 @@ from routerl_jax.knowledge.client.retrieve import RetrieveKB
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
+from routerl_jax.knowledge.serving.schema import Limits
 from routerl_jax.remote import background, limits
 from routerl_jax.remote.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter
@@ -59,6 +60,18 @@ def test_it_is_the_knowledge_base() -> None:
         assert load_kb(url).name == "echo"  # the server's first
         with pytest.raises(ValueError, match="k=0"):
             kb.search(["x"], k=0)
+
+
+def test_more_than_a_search_gives_is_refused_here_and_there() -> None:
+    here = EchoKB()
+    with serving(here) as url:
+        for kb in (here, load_kb(url), load_kb(f"{url}/retrieve"), HybridKB([here])):
+            with pytest.raises(ValueError, match=r"k=1001 is more than .* gives \(1000\)"):
+                kb.search(["x"], k=1001)
+            assert len(kb.search(["x"], k=1000)[0]) == 10
+        assert httpx2.post(f"{url}/v1/search", json={"queries": ["x"], "k": 1001}, timeout=60).status_code == 400
+    with pytest.raises(ValueError, match="k=1001"):
+        Limits(k=1001)
 
 
 def test_pictures_arrive_as_they_are(tmp_path: pathlib.Path) -> None:
@@ -230,6 +243,76 @@ def test_a_reply_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None
     endless = (200, {}, {"results": [[{**PASSAGE, "text": "x" * 20_000}]]})
     with scripted(HELLO, endless) as (url, _), pytest.raises(RequestRefused, match="larger than 10000 bytes"):
         HttpKB(url, retries=FAST).search(["x"], k=1)
+
+
+GOOD = {"id": "1", "contents": '"Accra"\nThe capital'}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"document": {"id": "2", "title": "B", "text": None}},
+        {"document": {"id": "2", "contents": None}},
+        {"document": {"id": "2", "text": ["a"]}},
+        {"document": {"id": "2", "text": "a", "contents": "b"}},
+        {"document": {"text": "a"}, "score": "high"},
+        {"document": {"text": "a"}, "score": [1]},
+        {"document": {"title": " ", "text": ""}},
+        {"document": None},
+        {"hello": "world"},
+        None,
+        5,
+    ],
+)
+def test_an_odd_document_is_left_out_and_harms_nobody(odd: Any, caplog: pytest.LogCaptureFixture) -> None:
+    reply = {"result": [[odd, GOOD], [odd, GOOD], [{"document": GOOD, "score": None}, GOOD]]}
+    with scripted((200, {}, reply)) as (url, _):
+        kb = RetrieveKB(f"{url}/retrieve")
+        found = kb.search(["a", "b", "c"], k=3)
+    assert [[(p.id, p.title, p.text, p.score) for p in passages] for passages in found] == [
+        [("1", "Accra", "The capital", 0.0)]
+    ] * 3
+    assert kb.stage_counts()["server"]["left_out"] == 2
+    assert sum("left out" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize("change", [{"text": None}, {"score": None}, {"score": "nan"}, {"id": None}, {"title": ["t"]}])
+def test_our_own_servers_odd_passage_is_left_out_too(change: dict[str, Any]) -> None:
+    reply = {"results": [[{**PASSAGE, **change}, PASSAGE], [{**PASSAGE, **change}]]}
+    with scripted(HELLO, (200, {}, reply)) as (url, _):
+        kb = HttpKB(url, retries=FAST)
+        assert [len(passages) for passages in kb.search(["x", "y"], k=3)] == [1, 0]
+    assert kb.stage_counts()["server"]["left_out"] == 2
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        ({"document": {"_id": 3, "title": "A", "contents": "A\nb."}, "similarity": "0.5"}, ("3", "A", "b.", 0.5)),
+        ({"document": {"docid": "d", "title": "A", "contents": "B is.\nC."}}, ("d", "A", "B is.\nC.", 0.0)),
+        ({"id": "d", "text": "t", "contents": '"T"\nt', "score": 2}, ("d", "T", "t", 2.0)),
+        ({"id": "d", "page_content": "t", "metadata": {"title": "M"}}, ("d", "M", "t", 0.0)),
+        ({"document": "T\nb", "id": "x", "score": 1}, ("x", "T", "b", 1.0)),
+    ],
+)
+def test_the_keys_of_documents(item: Any, expected: tuple) -> None:
+    with scripted((200, {}, {"result": [[item]]})) as (url, _):
+        (passage,) = RetrieveKB(f"{url}/retrieve").search(["x"], k=1)[0]
+    assert (passage.id, passage.title, passage.text, passage.score) == expected
+
+
+def test_documents_without_ids_are_told_apart_and_a_server_gives_no_more_than_asked_for() -> None:
+    with scripted((200, {}, {"result": [["a", "b", "a", "c", "d"], ["b"]]})) as (url, _):
+        first, second = RetrieveKB(f"{url}/retrieve").search(["x", "y"], k=4)
+    assert [p.text for p in first] == ["a", "b", "c"]
+    assert len({p.id for p in first}) == 3
+    assert second[0].id == first[1].id
+
+
+def test_a_reply_of_unknown_documents_is_an_error_and_no_empty_result() -> None:
+    unknown = (200, {}, {"result": [[{"passage": "a"}], []]})
+    with scripted(unknown) as (url, _), pytest.raises(Unavailable, match="another form than Search-R1's protocol"):
+        RetrieveKB(f"{url}/retrieve", retries=FAST).search(["x", "y"], k=1)
 
 
 def test_nonsense_is_an_error() -> None:
