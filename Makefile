@@ -16,7 +16,7 @@ RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=$(RUN) --config.seed=$(SEED) \
-		$(if $(wildcard $(RUN)/config.json),--resume)
+		--resume=auto
 
 # The core in three minutes: rewards, agents, recipes, credit, losses, the engine, the direction of imports.
 CORE := $(addprefix tests/,core rewards agents recipes data llms evaluation invariants/test_imports.py test_docs.py \

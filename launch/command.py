@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dataclasses
 import functools
 import logging as std_logging
 import os
@@ -12,8 +14,9 @@ import sys
 import sysconfig
 import tempfile
 import traceback
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar, cast
 
 from absl import app, flags, logging
 from ml_collections import ConfigDict
@@ -233,8 +236,12 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     config_argument = next((word for word in argv if word.lstrip("-").startswith("config=")), "--config")
     path = config_argument.partition("=")[2]
+    argv, entries = _split_entries(list(argv), path, schemas)
+    typed, sys.argv = sys.argv, argv  # where ml_collections looks for overrides
     try:
-        return FLAGS(list(argv))
+        rest = FLAGS(argv)
+        _set_entries(entries)
+        return rest
     except Exception as error:
         if os.environ.get("ROUTERL_TRACEBACK"):
             raise
@@ -252,6 +259,92 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
         if not message:
             raise
         sys.exit(f"{program}: {message}")
+    finally:
+        sys.argv = typed
+
+
+class _Entry(NamedTuple):
+    """An override of an entry of a mapping, of which ml_collections knows neither new names nor those with dots or colons."""
+
+    keys: tuple[str, ...]
+    value: Any
+
+
+def _split_entries(argv: list[str], path: str, schemas: Schemas | None) -> tuple[list[str], list[_Entry]]:
+    """Takes such overrides from the arguments: a new knowledge base or stage, a reward term, a setting of an agent, ..
+
+    Args:
+      path: of the configuration file, which says what entries there are.
+    """
+    if schemas is None or not path or not any(re.match(r"--?config\.\w+\.", argument) for argument in argv):
+        return argv, []
+    try:
+        config = cast(Any, FLAGS["config"]).parser.parse(path)
+        schema = next(schema for schema in schemas().values() if set(config) <= set(typing.get_type_hints(schema)))
+    except Exception:  # reported where the file is read
+        return argv, []
+    rest, entries = [], []
+    words = iter(argv)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        keys = re.match(r"--?config\.(.+)", flag)
+        found = keys and _entry(schema, config, keys[1].split("."))
+        if not found:
+            rest.append(word)
+            continue
+        entries.append(_Entry(found[0], _parsed(found[1], value if equals else next(words, ""))))
+    return rest, entries
+
+
+def _entry(hint: Any, section: Any, parts: list[str]) -> tuple[tuple[str, ...], Any] | None:
+    """The keys of an override that names an entry which is not there, or has no plain name, and the type of its value; None for
+    all other overrides."""
+    keys: tuple[str, ...] = ()
+    new = False
+    while parts:
+        if dataclasses.is_dataclass(hint):
+            name, parts = parts[0], parts[1:]
+            hint = typing.get_type_hints(hint).get(name, Any)
+        elif typing.get_origin(hint) is Mapping or isinstance(section, ConfigDict):
+            item = (*typing.get_args(hint), Any, Any)[1]
+            known = [n for n in range(len(parts), 0, -1) if section is not None and ".".join(parts[:n]) in section]
+            nested = item is Any or dataclasses.is_dataclass(item)
+            count = known[0] if known else 1 if nested else len(parts)
+            name, parts = ".".join(parts[:count]), parts[count:]
+            new = new or not known or not name.isidentifier()
+            hint = item
+        elif hint is Any:
+            name, parts, new = parts[0], parts[1:], True
+        else:
+            return None
+        keys = (*keys, name)
+        section = section[name] if isinstance(section, ConfigDict) and name in section else None
+    return (keys, hint) if new else None
+
+
+def _parsed(hint: Any, text: str) -> Any:
+    """The value of an override: a text where the schema has one, else what Python reads, else the text."""
+    if hint is str:
+        return text
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
+    except (ValueError, SyntaxError):
+        value = text
+    return (value,) if typing.get_origin(hint) is tuple and not isinstance(value, tuple | list) else value
+
+
+def _set_entries(entries: Sequence[_Entry]) -> None:
+    for keys, value in entries:
+        section: ConfigDict = FLAGS["config"].value
+        with section.unlocked():
+            for depth, key in enumerate(keys[:-1], 1):
+                if key not in section:
+                    if depth == 2:  # a knowledge base, a stage, a control; it might be a slip of the pen
+                        there = ", ".join(section) or "none"
+                        print(f"config.{'.'.join(keys[:2])} is new, beside: {there}", file=sys.stderr)
+                    section[key] = ConfigDict(allow_dotted_keys=True)
+                section = section[key]
+            section[keys[-1]] = ConfigDict(value, allow_dotted_keys=True) if isinstance(value, dict) else value
 
 
 def _flag_error_text(error: flags.Error) -> str:

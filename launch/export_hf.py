@@ -46,7 +46,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.models.vision_language import VisionLanguageModel
     from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.remote.push import HubRepository
-    from routerl_jax.training.load import adapter_base, load_config, load_policy
+    from routerl_jax.training.load import adapter_base, load_config, load_policy, steps_done
     from routerl_jax.training.model_card import write_card
     from routerl_jax.training.setup import build_recipe, evaluated_agent
 
@@ -85,7 +85,7 @@ def main(_: Sequence[str]) -> None:
     )
     size = sum(file.stat().st_size for file in output.iterdir())
     pushed = (
-        repository.push(output, f"routerl_jax: {config.recipe}, {FLAGS.step or config.steps} steps")
+        repository.push(output, f"routerl_jax: {config.recipe}, {steps_done(workdir, config, FLAGS.step)} steps")
         if repository
         else ""
     )

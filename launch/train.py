@@ -17,6 +17,7 @@ import pathlib
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -27,12 +28,26 @@ from routerl_jax.core.buckets import in_bucket, url_of
 FLAGS = flags.FLAGS
 
 
+class _Resume(flags.BooleanFlag):
+    """--resume, or --resume=auto."""
+
+    def __init__(self) -> None:
+        about = "Continue the run in --workdir from its newest checkpoint; =auto begins one where there is none."
+        super().__init__("resume", False, about)
+        self.parser = _ResumeParser()
+
+
+class _ResumeParser(flags.BooleanParser):
+    def parse(self, argument: Any) -> Any:
+        return argument if argument == "auto" else super().parse(argument)
+
+
 def define_flags() -> None:
     config_flags.DEFINE_config_file("config", None, "Configuration file, e.g. configs/quickstart.py.")
     flags.DEFINE_string("workdir", None, "Directory of the run: checkpoints, metrics, figures, results.")
     flags.DEFINE_bool("show", False, "Print the whole configuration, what differs from the defaults marked, and end.")
     flags.DEFINE_bool("distributed", False, "Join the job's other processes (TPU pod, Slurm, or JAX_* variables).")
-    flags.DEFINE_bool("resume", False, "Continue the run in --workdir from its newest checkpoint.")
+    flags.DEFINE_flag(_Resume())
     flags.mark_flag_as_required("config")
     flags.register_multi_flags_validator(
         ["workdir", "show"],
@@ -67,13 +82,17 @@ def main(_: Sequence[str]) -> None:
 
         multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
+    from routerl_jax.parallel import multihost
     from routerl_jax.training.rl import train_rl
+    from routerl_jax.training.run import check_resumable
     from routerl_jax.training.sft import train_sft
     from routerl_jax.training.watch import RunStopped
 
+    if FLAGS.resume is True:
+        multihost.on_main(lambda: check_resumable(workdir))
     train = train_sft if config.kind == "sft" else train_rl
     try:
-        train(config, workdir, resume=FLAGS.resume)
+        train(config, workdir, resume=bool(FLAGS.resume))
     except RunStopped as stopped:
         sys.exit(f"launch.train: {stopped}")
     except KeyboardInterrupt:
@@ -83,8 +102,10 @@ def main(_: Sequence[str]) -> None:
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:
     """The message of an interrupted run: its newest checkpoint (warm start and controls included) and how to resume."""
-    arguments = [argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true")]
-    go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume'])}"
+    arguments = [
+        argument for argument in sys.argv[1:] if argument.lstrip("-") not in ("resume", "resume=true", "resume=auto")
+    ]
+    go_on = f"Go on with: python -m launch.train {shlex.join([*arguments, '--resume=auto'])}"
     if in_bucket(address := url_of(workdir)):
         return f"interrupted; its checkpoints are in {address}. {go_on}"
     patterns = ("checkpoints/*", "warm_start/checkpoints/*", "controls/*/checkpoints/*")

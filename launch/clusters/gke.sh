@@ -29,7 +29,7 @@ done
 [[ $workdir == /* ]] || fail "give --workdir=DIR, a whole path in storage that all pods mount"
 
 # A pod that is started again goes on where its run was.
-command="if [ -e $(printf '%q' "$workdir")/config.json ]; then resume=--resume; fi; exec python -m launch.train$words --distributed \$resume"
+command="exec python -m launch.train$words --distributed --resume=auto"
 submit=(
   xpk workload create
   --cluster="$CLUSTER" --zone="$ZONE" ${PROJECT:+"--project=$PROJECT"}

@@ -28,7 +28,7 @@ if [[ -z $workdir ]]; then
   exit 2
 fi
 resume=()
-if [[ -e $workdir/config.json ]]; then resume=(--resume); fi
+if [[ ${PROGRAM:-launch.train} == launch.train ]]; then resume=(--resume=auto); fi
 
 # JAX takes the GPU whose number is the task's on its node, so every task must see all GPUs of its node: no --gpus-per-task.
 exec srun --kill-on-bad-exit=1 "$PYTHON" -m "${PROGRAM:-launch.train}" "$@" --distributed ${resume[@]+"${resume[@]}"}

@@ -90,8 +90,7 @@ train() {
   [[ $workdir != /* ]] || fail "--workdir=$workdir: give a path relative to the bucket"
   # Every worker runs the same command, and goes on where a killed run was. The session ends, the run does not.
   everywhere "cd ~/bucket
-resume=; if [ -e $(printf '%q' "$workdir")/config.json ]; then resume=--resume; fi
-nohup ~/routerl/bin/python -m launch.train$words --distributed \$resume > ~/train.log 2>&1 < /dev/null &
+nohup ~/routerl/bin/python -m launch.train$words --distributed --resume=auto > ~/train.log 2>&1 < /dev/null &
 echo \$! > ~/train.pid"
 }
 

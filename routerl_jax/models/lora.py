@@ -27,7 +27,7 @@ from routerl_jax.core.checked import Count, NonNegative, Positive, checked
 from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.projection import MODULES, QTYPES, Scales
-from routerl_jax.parallel import multihost
+from routerl_jax.parallel.sharding import bit_sums
 
 # PEFT's initial distribution of A: uniform within 1 / sqrt(inputs).
 _INIT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -308,24 +308,9 @@ def digest(params: nnx.State) -> str:
     flat = {"/".join(map(str, path)): variable.get_value() for path, variable in nnx.to_flat_state(params)}
     if any(isinstance(value, Tracer | jax.ShapeDtypeStruct) for value in flat.values()):
         return ""  # shapes without values
-    sums = multihost.to_host(_bit_sums(flat))
-    lines = [f"{name} {flat[name].shape} {flat[name].dtype} {int(sums[name])}" for name in sorted(flat)]
+    sums = bit_sums(flat)
+    lines = [f"{name} {flat[name].shape} {flat[name].dtype} {sums[name]}" for name in sorted(flat)]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-@jax.jit
-def _bit_sums(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: _bit_sum(value) for name, value in values.items()}
-
-
-def _bit_sum(value: jax.Array) -> jax.Array:
-    """A sum that does not depend on the sharding: integer sums wrap, so their order does not matter."""
-    bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
-    index = jnp.zeros(value.shape, jnp.uint32)
-    for axis in range(value.ndim):
-        index = index * jnp.uint32(1_000_003) + jax.lax.broadcasted_iota(jnp.uint32, value.shape, axis)
-    mixed = (bits.astype(jnp.uint32) ^ index) * jnp.uint32(0x9E3779B1)
-    return ((mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)).sum(dtype=jnp.uint32)
 
 
 def _modules(model: Decoder) -> list[str]:

@@ -13,9 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import jax
+import jax.numpy as jnp
 from absl import logging
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+
+from routerl_jax.parallel import multihost
 
 Axes = tuple[str | None, ...]
 M = TypeVar("M", bound=nnx.Module)
@@ -173,3 +176,27 @@ def create_sharded(make: Callable[[], M], mesh: Mesh, layout: str) -> M:
         values = jax.jit(draw_parameters, out_shardings={path: targets[path] for path in paths})()
         nnx.update(model, nnx.from_flat_state(list(values.items())))
     return model
+
+
+def bit_sums(values: dict[str, jax.Array]) -> dict[str, int]:
+    """Of each array, a sum over its bits, weighted by index. It does not depend on the sharding: integer sums wrap, so their
+    order does not matter, and each device reads its own part. Every other value of one entry gives another sum; other changes
+    go unnoticed once in 2^32.
+
+    Every process must call this.
+    """
+    return {name: int(value) for name, value in multihost.to_host(_bit_sums(values)).items()}
+
+
+@jax.jit
+def _bit_sums(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: _bit_sum(value) for name, value in values.items()}
+
+
+def _bit_sum(value: jax.Array) -> jax.Array:
+    bits = jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
+    index = jnp.zeros(value.shape, jnp.uint32)
+    for axis in range(value.ndim):
+        index = index * jnp.uint32(1_000_003) + jax.lax.broadcasted_iota(jnp.uint32, value.shape, axis)
+    mixed = (bits.astype(jnp.uint32) ^ index) * jnp.uint32(0x9E3779B1)
+    return ((mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)).sum(dtype=jnp.uint32)

@@ -16,6 +16,7 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import Rendered, expanded_tokens
+from routerl_jax.core.buckets import fetched
 from routerl_jax.core.config import naming
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
@@ -359,6 +360,15 @@ def _messages_file(name: str) -> tuple[str, bool]:
     """The file named by `messages:FILE`, and whether `[pictures]` follows it."""
     path = name.removeprefix(MESSAGES)
     return path.removesuffix(_PICTURES), path.endswith(_PICTURES)
+
+
+def demonstration_files(config: TrainConfig) -> list[pathlib.Path]:
+    """The files of episodes or messages that `config.warm_start.demonstrations` names; [] if it names none."""
+    name = config.warm_start.demonstrations
+    if name in ("atlas", "annotated") or name.startswith(MADE):
+        return []
+    path = fetched(_messages_file(name)[0])
+    return [file for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path]
 
 
 def shown_questions(name: str) -> Iterator[Example]:

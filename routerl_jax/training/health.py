@@ -59,6 +59,41 @@ def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
     return {f"rollout/searches/{kind}": float(np.mean(values)) for kind, values in sorted(counts.items())}
 
 
+def why_no_signal(episodes: Sequence[Episode]) -> str:
+    """The most frequent reason why attempts at a question differ in nothing, with what the policy wrote, and what to do."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for episode in episodes:
+        invalid = next((turn for turn in episode.turns if turn.action and turn.action.kind == "invalid"), None)
+        failed = next((call.error for turn in episode.turns for call in turn.calls if call.error), "")
+        wrote = (invalid or episode.turns[-1]).text if episode.turns else ""
+        if invalid is not None and invalid.action is not None:
+            named = invalid.action.error.startswith("there is no ")
+            remedy = (
+                "name the knowledge bases (config.knowledge) as the policy does, or teach it their names by a warm start "
+                "(config.warm_start)"
+                if named
+                else "teach the policy the form by a warm start (config.warm_start), or tell it (config.agent.instruct)"
+            )
+            reason = invalid.action.error if named else f"not parsed, as {invalid.action.error}"
+        elif failed:
+            reason, remedy = f"searches fail with {failed!r:.150}", "mend the tool (config.knowledge)"
+        elif episode.answer is None:
+            reason, remedy = (
+                "there is no answer",
+                "raise config.agent.max_turn_tokens and answer_tokens, or give a warm start",
+            )
+        else:
+            reason, remedy = (
+                "all attempts at a question get the same reward",
+                "take questions that the policy answers right now and then, more attempts (config.rollout.samples), or a "
+                "reward with finer steps, or give a warm start (config.warm_start)",
+            )
+        reasons.setdefault((reason, remedy), []).append(wrote)
+    (reason, remedy), texts = max(reasons.items(), key=lambda item: len(item[1]))
+    example = f", as in {texts[0].strip()[-120:]!r}" if texts[0].strip() else ""
+    return f"{reason} ({len(texts)} of {len(episodes)} attempts{example}); {remedy}"
+
+
 def staleness_metrics(episodes: Sequence[Episode], step: int) -> dict[str, float]:
     """How many steps older than the learner's weights before `step` the weights were that sampled each token."""
     ages = np.concatenate([np.zeros(0, int), *(step - s.versions[s.loss_mask] for e in episodes for s in e.sequences)])

@@ -377,7 +377,7 @@ def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     if (passages := atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(atlas_triples(spec)) if spec.kind == "graph" else "")
     elif spec.source:
-        content = _content(fetched(spec.source))
+        content = content_sha256(fetched(spec.source))
     # files that settings name, such as triples
     named = [pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)]
     content += "".join(file_sha256(file) for file in named if file.is_file())
@@ -385,7 +385,7 @@ def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     return cache_directory() / "knowledge" / f"{name}-{digest[:12]}"
 
 
-def _content(path: pathlib.Path) -> str:
+def content_sha256(path: pathlib.Path) -> str:
     """Digest of a source: of a file, of a knowledge base's manifest, or of a directory's files with their names."""
     file = next((file for file in (path, path / MANIFEST) if file.is_file()), None)
     if file is not None:

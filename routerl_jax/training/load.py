@@ -19,8 +19,9 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import lora_fields
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of
+from routerl_jax.parallel import multihost
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.run import frozen_digest
+from routerl_jax.training.run import POLICY, frozen_digest, policy_damage
 from routerl_jax.training.setup import build_mesh, build_policy
 from routerl_jax.training.warm_start import started
 
@@ -58,6 +59,11 @@ def load_policy(
     mesh = mesh or build_mesh(config.mesh)
     policy = workdir / "policy"
     if step is None and not adapter and (policy / "config.json").is_file():
+        if damage := multihost.exchange(policy_damage(workdir) if multihost.is_main() else "")[0]:
+            raise ValueError(
+                f"{damage}: put back a copy, or finish the run again with --resume, which exports its last checkpoint; if you "
+                f"changed it yourself, delete {workdir / POLICY}"
+            )
         model = load_pretrained(
             str(policy),
             mesh,
@@ -80,6 +86,17 @@ def load_policy(
         params = checkpoints.restore_params(step, nnx.state(model, trained), model.config, lora, frozen)
     nnx.update(model, params)
     return model
+
+
+def steps_done(workdir: pathlib.Path, config: TrainConfig, step: int | None = None) -> int:
+    """How many steps the policy that `load_policy` loads has been trained for. That of a stopped run has fewer than planned."""
+    if step is not None:
+        return step
+    if (workdir / "policy" / "config.json").is_file():
+        path = workdir / "results.json"
+        results = read_json(path, "remove it, and the run counts as finished") if path.is_file() else {}
+        return results.get("stopped", {}).get("steps", config.steps)
+    return max(saved_steps(workdir / "checkpoints"), default=config.steps)
 
 
 def adapter_base(workdir: pathlib.Path, config: TrainConfig) -> str:

@@ -17,6 +17,7 @@ from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.version import code_version
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.load import steps_done
 
 CARD, CURVE = "README.md", "curve.png"
 _SHOWN = ("em", "f1", "judge", "searches_per_question")  # columns of the results
@@ -146,12 +147,13 @@ def _use(config: TrainConfig, name: str, sees: bool, adapter: bool, prompt: str)
 
 def _training(config: TrainConfig, workdir: pathlib.Path, step: int | None) -> str:
     base, licence = config.model.path or "random weights", licence_of(config.model.path)
+    done = steps_done(workdir, config, step)
     code = read_json(workdir / "code.json", "remove it") if (workdir / "code.json").is_file() else {}
     rows = {
         "base": f"{hub_id(base) or without_directories(base)}{f', licence {licence}' if licence else ', licence not stated'}",
         "questions": f"{without_directories(config.data.train)}{_range(config.data.train_range)}",
         **{f"knowledge base `{name}`": _knowledge(spec) for name, spec in config.knowledge.items()},
-        "steps": f"{config.steps if step is None else step}{'' if step is None else f' of {config.steps}'}",
+        "steps": f"{done}{'' if done == config.steps else f' of {config.steps}'}",
         "a step": f"{config.rollout.examples} questions, {config.rollout.samples} attempts each"
         if config.kind == "rl"
         else f"{config.warm_start.examples} demonstrations",

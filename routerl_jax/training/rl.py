@@ -38,6 +38,7 @@ from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
 from routerl_jax.training.health import memory_metrics
+from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.knowledge import check_knowledge
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.partial import PartialRollouts
@@ -125,6 +126,7 @@ class _Training:
             check_names(config, self.judged)
             check_controls(config, workdir)
             check_overlap(config)
+            check_inputs(config, workdir, resume)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             check_engine_devices(config.mesh)
             self.validation, self.test = evaluation_questions(config)
@@ -147,6 +149,7 @@ class _Training:
         self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
+        multihost.on_main(lambda: keep_inputs(config, self.workdir))
         self.engine.update(self.run.served_params(), self.run.start)
         self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # seconds of earlier sessions
         self.counted_earlier: dict[str, Any] = self.run.restored.get("tools", {})
@@ -327,9 +330,13 @@ def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engi
 
 
 def _stop(run_: Run, engine: Engine, alarm: Alarm) -> dict[str, Any]:
-    """Goes back to the last checkpoint from before the trouble, if there is one. Returns the entry for results.json."""
+    """Goes back to the last checkpoint from before the trouble, if there is one, or keeps weights that are unharmed.
+
+    Returns:
+      The entry for results.json.
+    """
     engine.rest()
-    completed = run_.back_to_checkpoint()
+    completed = alarm.step + 1 if alarm.unharmed else run_.back_to_checkpoint()
     if completed:
         engine.update(run_.served_params(), completed)
         remedy = (

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import optax
+from absl import logging
 from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
@@ -19,8 +20,9 @@ from jax.sharding import Mesh
 from routerl_jax.core.config import first_difference, from_config_dict, naming
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.version import code_version
+from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.checkpoints import Checkpoints, model_fields
+from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.llms.judge import settings_that_count
@@ -36,6 +38,9 @@ from routerl_jax.training.writer import MetricWriter
 
 # Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
 _MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
+
+
+POLICY = "policy.json"  # in a workdir: size and SHA-256 of the files of the exported policy
 
 
 class Run:
@@ -111,6 +116,7 @@ class Run:
         if multihost.is_main():
             # A policy exported by an earlier session will be older than the checkpoints from here on.
             shutil.rmtree(workdir / "policy", ignore_errors=True)
+            (workdir / POLICY).unlink(missing_ok=True)
             # Written last, so that a run refused above can be started again with a corrected configuration.
             _write_config(config, workdir / "config.json")
             write_atomic(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
@@ -144,22 +150,35 @@ class Run:
             raise NotFinite("actor/weights", "some weights of the policy are NaN or infinite")
 
     def back_to_checkpoint(self) -> int:
-        """Restores weights and optimiser from the newest checkpoint. Returns its number of steps; 0 if there is none."""
-        latest = self.checkpoints.latest()
-        if latest is None:
-            return 0
+        """Restores weights and optimiser from the newest checkpoint that is not damaged. Returns its number of steps; 0 if
+        there is none.
+
+        Raises:
+          Damaged: all checkpoints are.
+        """
         self.checkpoints.wait()
         learner = self.learner
+        if not (steps := self.checkpoints.steps()):
+            return 0
         learner.state, learner.reference = jax.tree.map(_shape, (learner.state, learner.reference))
         self.policy()  # makes the model drop its weights: the restored ones need their memory
-        learner.state, learner.reference, self.restored = self.checkpoints.restore(
-            latest, learner.state, learner.reference, self.model.config, self._lora, self._frozen
-        )
-        self.restored_rollouts = self.checkpoints.rollouts(latest)
+        for step, earlier in zip(steps, [*steps[1:], None]):
+            try:
+                state, reference, self.restored = self.checkpoints.restore(
+                    step, learner.state, learner.reference, self.model.config, self._lora, self._frozen
+                )
+                self.restored_rollouts = self.checkpoints.rollouts(step)
+                break
+            except Damaged as error:
+                if earlier is None:
+                    raise
+                if multihost.is_main():
+                    logging.warning("%s; going back to the checkpoint of step %d", error.damage, earlier)
+        learner.state, learner.reference = state, reference
         self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
         self.layout.width = min(self.layout.width, self.restored.get("micro_width", self.layout.width))
         self.policy()
-        return latest
+        return step
 
     def optimizer(self, updates: int) -> optax.GradientTransformation:
         """The run's optimiser with a schedule over this many updates. Equal optimisers are the same object, so that programs
@@ -193,8 +212,30 @@ class Run:
         if export:
             self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
+            multihost.on_main(lambda: _note_policy(self.workdir))
             send(self.workdir)
             multihost.barrier("policy saved")
+
+
+def _note_policy(workdir: pathlib.Path) -> None:
+    files = sorted(file for file in (workdir / "policy").iterdir() if file.is_file())
+    write_atomic(workdir / POLICY, json.dumps({f.name: [f.stat().st_size, file_sha256(f)] for f in files}) + "\n")
+
+
+def policy_damage(workdir: pathlib.Path) -> str:
+    """What in `workdir/policy` is not as it was written; "" if nothing is, or if it is of an earlier version, which noted
+    nothing. Reads all of it, about a second per GB."""
+    path = workdir / POLICY
+    written = read_json(path, f"delete it to use {workdir / 'policy'} unchecked") if path.is_file() else {}
+    for name, (size, sha256) in written.items():
+        file = workdir / "policy" / name
+        if not file.is_file():
+            return f"{file} is missing"
+        if file.stat().st_size != size:
+            return f"{file} has {file.stat().st_size:,} bytes of {size:,}"
+        if file_sha256(file) != sha256:
+            return f"{file} has other bytes than were written"
+    return ""
 
 
 def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -239,6 +280,14 @@ def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
         return ""
     _, _, frozen = nnx.split(model, trained_parameters(model, parts), ...)
     return digest(frozen)
+
+
+def check_resumable(workdir: pathlib.Path) -> None:
+    """Raises ValueError if a workdir holds no run, nor one that was stopped in its warm start."""
+    if not any((workdir / name).is_file() for name in ("config.json", "warm_start/config.json")):
+        raise ValueError(
+            f"--resume: {workdir} holds no run; check --workdir, or leave out --resume to begin one (--resume=auto does either)"
+        )
 
 
 def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:

@@ -293,8 +293,11 @@ def _with_settings(agent: Agent, config: AgentConfig) -> Agent:
             raise ValueError(
                 f"{path}.{key}: {type(agent).__name__} has no fields; make it a frozen dataclass with a field {key}"
             )
-        if key in (field.name for field in dataclasses.fields(AgentConfig)):
-            raise ValueError(f"{path}.{key}: set config.agent.{key}, from which recipes make it")
+        if key in (reserved := [field.name for field in dataclasses.fields(AgentConfig)]):
+            raise ValueError(
+                f"{path}.{key}: set config.agent.{key}, from which recipes make it. If an agent of your own has such a field, "
+                f"call it something else: {', '.join(reserved)} are reserved"
+            )
         fields = [field.name for field in dataclasses.fields(agent) if field.init]
         if key not in fields:
             raise ValueError(f"{unknown_key(path, key, fields)} (of {type(agent).__name__})")

@@ -33,6 +33,7 @@ from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
+from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.profiler import Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_workdir
@@ -65,6 +66,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     multihost.on_main(lambda: require_log(config.log))
     if config.warm_start.demonstrations == "annotated":  # these contain real searches
         check_snapshot(config, workdir, resume=resume)
+    check_inputs(config, workdir, resume)
     mesh = build_mesh(config.mesh)
     agent = build_recipe(config).agent
     sheets = sheets_named(config.warm_start.sheets)
@@ -77,6 +79,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     if config.warm_start.align and not resumed:  # a checkpoint contains the aligned tower
         align_tower(model, config.warm_start.align, config.seed, sheets)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
+    multihost.on_main(lambda: keep_inputs(config, workdir))
     watch, owed = Watch(config.watch), False
     if run.restored:
         watch.restore(run.restored["watch"])

@@ -16,6 +16,7 @@ from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.credit.assign import (
+    NO_ADVANTAGE,
     Credit,
     assign,
     attempts_of,
@@ -32,11 +33,13 @@ from routerl_jax.training.health import (
     ratio_metrics,
     rollout_metrics,
     staleness_metrics,
+    why_no_signal,
 )
 from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage
+from routerl_jax.training.watch import NO_SIGNAL, WHY_NO_SIGNAL
 
 
 def train_step(
@@ -94,6 +97,10 @@ def learn(
     trained = [episodes[i] for i in rollouts.learned]
     learned, credit = _learn(stage, run_, trained, groups[rollouts.learned], step, clock)
     metrics |= learned
+    signal = any(np.abs(credit.advantages[i]).max(initial=0.0) > NO_ADVANTAGE for i in credit.keep)
+    metrics[NO_SIGNAL] = float(not signal)
+    if not signal:
+        metrics[WHY_NO_SIGNAL] = why_no_signal(episodes)
     if multihost.is_main():
         log_episodes(run_.workdir, step, trained, credit, config, engine.tokenizer.token_bytes)
     clock.add(rollouts.seconds)

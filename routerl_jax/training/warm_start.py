@@ -7,11 +7,13 @@ import gc
 import pathlib
 from collections.abc import Mapping
 
+from absl import logging
+
 from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json
 from routerl_jax.parallel import multihost
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
-from routerl_jax.training.run import check_workdir
+from routerl_jax.training.run import check_workdir, policy_damage
 from routerl_jax.training.sft import train_sft
 from routerl_jax.training.snapshots import shared_snapshot
 
@@ -104,4 +106,8 @@ def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:
 def _complete(phase: TrainConfig, directory: pathlib.Path) -> bool:
     needed = [directory / name for name in ("config.json", "results.json", "policy/config.json")]
     fix = f"remove {directory}, and the warm start is done again"
-    return all(path.is_file() for path in needed) and read_json(needed[0], fix)["steps"] == phase.steps
+    if not all(path.is_file() for path in needed) or read_json(needed[0], fix)["steps"] != phase.steps:
+        return False
+    if damage := policy_damage(directory):
+        logging.warning("%s: it is exported again from the warm start's last checkpoint", damage)
+    return not damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import math
@@ -31,6 +32,12 @@ _SOMETIMES = (
 )
 _MEASURED = ("validation/", "canary/", "held_out/")  # .. and those of steps that validate
 _LEARNED = "actor/loss"  # every step that trained on a token has it
+NO_SIGNAL = "rollout/no_signal"  # 1 if no group gave a signal
+WHY_NO_SIGNAL = "why_no_signal"  # the most frequent reason, a text
+_EM, _SEARCHES, _FORCED = "rollout/em", "rollout/searches_per_question", "rollout/forced_rate"
+_IDLE = (NO_SIGNAL, _EM, _SEARCHES, _FORCED)
+# The runs in benchmarks/results keep 30 % of their searches and, while they use 85 % of those allowed, 80 % of their EM.
+_FALLEN, _STOPPED, _AT_THE_LIMIT = 0.7, 0.05, 0.9
 _USUAL = WatchConfig()  # its metrics exist in some kind of run, so they are not awaited
 
 
@@ -40,11 +47,12 @@ class RunStopped(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """Why a run is stopped: the metric, and what was wrong with it."""
+    """Why a run is stopped: the metric, and what was wrong with it. `unharmed`: the weights are as good as before."""
 
     step: int
     metric: str
     complaint: str
+    unharmed: bool = False
 
 
 class Watch:
@@ -52,7 +60,7 @@ class Watch:
 
     A value of a metric is bad if it is out of its bounds or not finite, or if the metric has fallen too far below its best in
     this stage. `patience` bad values of one metric in a row raise an alarm; steps without that metric do not count. A loss,
-    gradient or reward that is not finite raises an alarm at once.
+    gradient or reward that is not finite raises an alarm at once. `idle` steps in a row that teach nothing raise one, too.
     """
 
     def __init__(self, config: WatchConfig) -> None:
@@ -62,6 +70,8 @@ class Watch:
         self._recent: dict[str, list[float]] = {}
         self._best: dict[str, float] = {}
         self._bad: dict[str, int] = {}  # for each metric, bad values since the last good one
+        self._idle: dict[str, int] = {}  # for each metric of `_IDLE`, steps in a row that teach nothing
+        self._reasons: list[str] = []  # of the last steps without a signal
         usual = {*_USUAL.least, *_USUAL.most, *_USUAL.falls}
         self._awaited = {*config.least, *config.most, *self._followed} - usual  # metrics that no step has had yet
 
@@ -81,14 +91,20 @@ class Watch:
         """
         if not self._config.patience:
             return None
-        return self.judge(step, stage, multihost.exchange(dict(metrics))[0])
+        metrics = multihost.exchange(dict(metrics))[0]
+        alarm = self.judge(step, stage, metrics)
+        if alarm is None and multihost.is_main():
+            for name, complaint in self._idle_metrics(metrics).items():
+                if self._idle.get(name) == self._config.patience:
+                    logging.warning("step %d: %s. The run stops after %d", step + 1, complaint, self._config.idle)
+        return alarm
 
     def judge(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
         """`see` of these very metrics, without asking other processes: also for reading a finished run."""
         if not self._config.patience:
             return None
         if stage != self._stage:
-            self._stage, self._best, self._recent = stage, {}, {}
+            self._stage, self._best, self._recent, self._idle = stage, {}, {}, {}
             # A new stage may lack the metric; a metric that only some steps measure will come again.
             still_measured = {name for name in self._bad if name in metrics or name.startswith(_MEASURED)}
             self._bad = {name: self._bad[name] for name in still_measured}
@@ -104,7 +120,52 @@ class Watch:
         for name, complaint in wrong.items():
             if self._bad[name] >= self._config.patience:
                 return Alarm(step, name, f"{complaint}, after {self._bad[name]} bad values in a row")
+        return self._idle_alarm(step, metrics)
+
+    def _idle_alarm(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
+        if not self._config.idle or not all(math.isfinite(metrics.get(name, 0.0)) for name in _IDLE):
+            return None
+        if metrics.get(NO_SIGNAL):
+            self._reasons = [*self._reasons, str(metrics.get(WHY_NO_SIGNAL, ""))][-self._config.idle :]
+        elif NO_SIGNAL in metrics:
+            self._reasons = []
+        for name in _IDLE:
+            if name in metrics:
+                mean = self._mean(f"idle {name}", metrics[name])
+                self._best[f"idle {name}"] = max(self._best.get(f"idle {name}", 0.0), mean)
+        idle = self._idle_metrics(metrics)
+        self._idle = {name: self._idle.get(name, 0) + 1 for name in idle}
+        for name, complaint in self._idle_metrics(metrics).items():
+            if self._idle[name] >= self._config.idle:
+                return Alarm(step, name, f"{complaint} (config.watch.idle: {self._config.idle})", name == NO_SIGNAL)
         return None
+
+    def _idle_metrics(self, metrics: Mapping[str, Any]) -> dict[str, str]:
+        """Which of `_IDLE` say that a step taught nothing, each with what that means and what to do."""
+        idle, steps = {}, {name: self._idle.get(name, 0) for name in _IDLE}
+        if metrics.get(NO_SIGNAL):
+            reasons = collections.Counter(filter(None, self._reasons)).most_common(1)
+            why = f": {reasons[0][0]}" if reasons else ""
+            idle[NO_SIGNAL] = f"no group has given a signal for {steps[NO_SIGNAL]} steps, so nothing was learnt{why}"
+        (em, best_em), (searches, most), (forced, _) = map(self._mean_and_best, (_EM, _SEARCHES, _FORCED))
+        if _EM not in metrics or em >= _FALLEN * best_em:
+            return idle
+        fallen = f"while {_EM} has fallen to {em:.2f} from {best_em:.2f}"
+        if searches < _STOPPED * most:
+            idle[_SEARCHES] = (
+                f"the policy has stopped searching ({searches:.2f} a question, {most:.2f} before), {fallen}: take a smaller lr "
+                "or a larger KL coefficient, or let a search cost less in the reward"
+            )
+        if forced > _AT_THE_LIMIT:
+            idle[_FORCED] = (
+                f"{forced:.0%} of the attempts search until they are made to answer, {fallen}: take a smaller lr or a larger "
+                "KL coefficient, or let a search cost something in the reward"
+            )
+        return idle
+
+    def _mean_and_best(self, name: str) -> tuple[float, float]:
+        recent = self._recent.get(f"idle {name}", [])
+        return sum(recent) / max(len(recent), 1), self._best.get(f"idle {name}", 0.0)
 
     def _check_names(self, metrics: Mapping[str, Any]) -> None:
         """Raises ValueError for a bound on a metric that is missing although others of its kind were measured."""
@@ -159,16 +220,20 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint, as JSON-serialisable data."""
-        return {"stage": self._stage, "recent": self._recent, "best": self._best, "bad": self._bad}
+        return {"stage": self._stage, "recent": self._recent, "best": self._best, "bad": self._bad} | {
+            "idle": self._idle,
+            "reasons": self._reasons,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state of a checkpoint. Metrics that were not watched then start without history."""
         self._stage = state["stage"]
         watched = {*self._config.least, *self._config.most, *self._followed}
         self._recent, self._best, self._bad = (
-            {name: value for name, value in state[part].items() if name in watched}
+            {name: value for name, value in state[part].items() if name in watched or name.startswith("idle ")}
             for part in ("recent", "best", "bad")
         )
+        self._idle, self._reasons = dict(state.get("idle", {})), list(state.get("reasons", []))
 
 
 def _not_finite(metrics: Mapping[str, Any]) -> str | None:

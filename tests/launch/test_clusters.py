@@ -130,13 +130,13 @@ def test_a_slice_is_set_up(world: pathlib.Path) -> None:
 
 
 def test_a_slice_trains_resumes_and_stops(world: pathlib.Path) -> None:
-    """Words with spaces and quotes arrive as they are; a run that is there is resumed; `stop` ends it."""
+    """Words with spaces and quotes arrive as they are; `stop` ends the run."""
     stand_in(world / "home" / "routerl" / "bin" / "python", 'printf "[%s]" "$@"; echo; pwd; exec sleep 60')
     (world / "home" / "bucket").mkdir()
     odd = '--config.knowledge={"a": "it\'s $HOME"}'
     assert script(world, "tpu_vm.sh", "train", "--workdir=runs/a", odd, **SLICE).returncode == 0
     log = world / "home" / "train.log"
-    arrived = f"[-m][launch.train][--workdir=runs/a][{odd}][--distributed]"
+    arrived = f"[-m][launch.train][--workdir=runs/a][{odd}][--distributed][--resume=auto]"
     wait_for(lambda: log.exists() and log.read_text().endswith("bucket\n"))
     assert log.read_text() == f"{arrived}\n{world}/home/bucket\n"
     assert "--worker=all" in calls(world)
@@ -146,11 +146,6 @@ def test_a_slice_trains_resumes_and_stops(world: pathlib.Path) -> None:
     assert arrived in shown.stdout
     assert script(world, "tpu_vm.sh", "stop", **SLICE).returncode == 0
     wait_for(lambda: not running(process))
-    (world / "home" / "bucket" / "runs" / "a").mkdir(parents=True)
-    (world / "home" / "bucket" / "runs" / "a" / "config.json").touch()
-    assert script(world, "tpu_vm.sh", "train", "--workdir=runs/a", **SLICE).returncode == 0
-    wait_for(lambda: "[--distributed][--resume]" in log.read_text())
-    assert script(world, "tpu_vm.sh", "stop", **SLICE).returncode == 0
 
 
 def running(process: int) -> bool:
@@ -190,24 +185,19 @@ def test_a_workload_of_a_cluster(world: pathlib.Path) -> None:
     command = said.partition("--command=")[2]
     stand_in(world / "bin" / "python", 'printf "[%s]" "$@"')
     env = {"PATH": f"{world / 'bin'}:{os.environ['PATH']}"}
-    arrived = f"[-m][launch.train][--config=c.py][--workdir={workdir}][--distributed]"
-    for resumed in (False, True):
-        if resumed:
-            workdir.mkdir()
-            (workdir / "config.json").touch()
-        ran = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=True)
-        assert ran.stdout == arrived + "[--resume]" * resumed
+    ran = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"[-m][launch.train][--config=c.py][--workdir={workdir}][--distributed][--resume=auto]"
 
 
 def test_a_job_of_slurm(world: pathlib.Path) -> None:
     workdir = world / "run"
     assert script(world, "slurm.sh", "--config=c.py", f"--workdir={workdir}").returncode == 0
-    workdir.mkdir()
-    (workdir / "config.json").touch()
-    assert script(world, "slurm.sh", f"--workdir={workdir}", PYTHON="python9").returncode == 0
+    evaluation = script(world, "slurm.sh", f"--workdir={workdir}", PYTHON="python9", PROGRAM="launch.evaluate")
+    assert evaluation.returncode == 0
+    srun = "srun --kill-on-bad-exit=1"
     assert calls(world).splitlines() == [
-        f"srun --kill-on-bad-exit=1 .venv/bin/python -m launch.train --config=c.py --workdir={workdir} --distributed",
-        f"srun --kill-on-bad-exit=1 python9 -m launch.train --workdir={workdir} --distributed --resume",
+        f"{srun} .venv/bin/python -m launch.train --config=c.py --workdir={workdir} --distributed --resume=auto",
+        f"{srun} python9 -m launch.evaluate --workdir={workdir} --distributed",
     ]
 
 

@@ -235,7 +235,8 @@ def test_an_interrupted_run_says_how_to_go_on(
     monkeypatch.setattr(rl, "train_rl", interrupted)
     workdir = tmp_path / "a run"
     arguments = ["--config=configs/quickstart.py", f"--workdir={workdir}", "--config.steps=7"]
-    command = f"Go on with: python -m launch.train {' '.join(arguments[:1])} '--workdir={workdir}' --config.steps=7 --resume\n"
+    given = f"{arguments[0]} '--workdir={workdir}' {arguments[2]}"
+    command = f"Go on with: python -m launch.train {given} --resume=auto\n"
     assert launch_here("train", *arguments) == 130
     assert capsys.readouterr().err == f"launch.train: interrupted before the first checkpoint. {command}"
     for time, place in enumerate(
@@ -243,7 +244,7 @@ def test_an_interrupted_run_says_how_to_go_on(
     ):
         (workdir / place).mkdir(parents=True)
         os.utime(workdir / place, (time, time))
-    assert launch_here("train", *arguments, "--resume") == 130
+    assert launch_here("train", *arguments, "--resume=auto") == 130
     newest = workdir / "checkpoints" / "10"
     assert capsys.readouterr().err == f"launch.train: interrupted; the newest checkpoint is {newest}. {command}"
 
@@ -320,3 +321,44 @@ def test_a_directory_configs_of_one_s_own_hides_no_other_configuration(
     finally:
         for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
             del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "shown"),
+    [
+        (["stages.main.reward.routerag.efficiency=0.5"], "'routerag.efficiency': 0.5"),
+        (["stages.main.reward.my_rewards:brevity=-1"], "'my_rewards:brevity': -1"),
+        (["stages.main.reward.my.rewards:brevity", "0.25"], "'my.rewards:brevity': 0.25"),
+        (["stages.main.reward.f1=1", "stages.main.reward.em=0"], "'f1': 1"),
+        (["watch.most.rollout/no_signal=0.5"], "'rollout/no_signal': 0.5"),
+        (["evaluation.names.trained=ours"], "config.evaluation.names = {'trained': 'ours'}"),
+        (["agent.settings.looks=False"], "config.agent.settings = {'looks': False}"),
+        (["knowledge.notes.source=12"], "config.knowledge.notes.source = '12'"),
+        (["knowledge.text.settings.fields.title=name"], "{'fields': {'title': 'name'}}"),
+        (["stages.late.start=5", "stages.late.reward.my:term=1"], "config.stages.late.reward = {'my:term': 1"),
+        (["stages.late.start=5", "stages.late.learner.loss.kl_coef=0.0"], "{'loss': {'kl_coef': 0.0}}"),
+    ],
+)
+def test_an_entry_of_a_mapping_is_set_by_its_name(
+    overrides: list[str], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new one, and one with dots or colons; the others stay."""
+    flags = [word if word[0].isdigit() else f"--config.{word}" for word in overrides]
+    assert launch_here("train", "--config=configs/quickstart.py", "--show", *flags) is None
+    captured = capsys.readouterr()
+    assert shown in captured.out
+    assert "config.knowledge.text.source = 'atlas/text'" in captured.out
+    assert "'format': 0.1" in captured.out
+    for name in ("knowledge.notes", "stages.late"):
+        assert (f"config.{name} is new, beside: " in captured.err) == any(word.startswith(name) for word in overrides)
+
+
+def test_a_misspelt_field_of_an_entry_is_named() -> None:
+    for override, said in (
+        ("knowledge.notes.sorce=x", "unknown config key config.knowledge.notes.sorce; did you mean"),
+        ("knowledge.text.sorce=x", "unknown config key config.knowledge.text.sorce; did you mean"),
+        ("stages.main.reward.my:term=much", "config.stages.main.reward.my:term"),
+    ):
+        message = refusal("train", "--config=configs/quickstart.py", "--show", f"--config.{override}")
+        assert said in message
+        assert "\n" not in message

@@ -73,6 +73,7 @@ def test_train_refuses_and_says_why(config: pathlib.Path, workdir: pathlib.Path)
         ("--config.learner.lrr=3",): "unknown config key config.learner.lrr; known keys",
         ("--config.step=3",): "unknown config key config.step; did you mean config.steps?",
         (f"--workdir={workdir}",): "holds a run already; pass --resume",
+        ("--resume",): "-other holds no run; check --workdir, or leave out --resume",
         ("--config.steps=2", "spare"): "unexpected argument 'spare'",
         ("--config=configs/nothing.py",): "there is no such file",
     }

@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import pathlib
+import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,8 +13,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from routerl_jax.learning import checkpoints as checkpoints_module
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.checkpoints import Checkpoints, model_fields
+from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
@@ -20,8 +23,10 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.parallel.mesh import make_mesh
+from routerl_jax.parallel.mirrors import MARK
 from tests import tiny
 
+ROLLOUTS = b"waiting" * 20
 SEQUENCES = tiny.random_sequences(6)
 
 
@@ -125,3 +130,85 @@ def test_what_can_not_be_restored_is_named(saved: Saved) -> None:
         )
         with pytest.raises(ValueError, match=message):
             attempt()
+
+
+def flip(path: pathlib.Path, place: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(place * (len(content) - 1))] ^= 0x40
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[pathlib.Path], None]] = {
+    "first byte": lambda path: flip(path, 0),
+    "byte in the middle": lambda path: flip(path, 0.5),
+    "last byte": lambda path: flip(path, 1),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
+
+
+def small_state() -> tuple[LearnerState, Any]:
+    params = nnx.state(tiny.model(), nnx.Param)
+    moments = jax.tree.map(lambda leaf: leaf + 1, params)
+    return LearnerState(params=params, opt_state=moments, updates=jnp.ones((), jnp.int32)), params
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A checkpoint with everything that one can hold."""
+    directory = tmp_path_factory.mktemp("whole") / "checkpoints"
+    state, reference = small_state()
+    with contextlib.closing(Checkpoints(directory, keep=2)) as checkpoints:
+        checkpoints.save(4, state, reference, {"model": model_fields(tiny.config()), "stream": {"next": 7}}, ROLLOUTS)
+    return directory
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("hashed", [True, False], ids=["small files", "files of any size"])
+def test_damage_to_any_file_is_noticed(
+    whole: pathlib.Path, tmp_path: pathlib.Path, damage: str, hashed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of large files only the arrays are checked, so that bytes which nobody reads may change there; and so in orbax's notes
+    of times."""
+    state, reference = small_state()
+    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file()]
+    assert {"params", "optimizer", "reference", "rollouts", "extra"} <= {name.parts[1] for name in names}
+    if not hashed:
+        monkeypatch.setattr(checkpoints_module, "_SMALL", 0)
+        whole = tmp_path / "unhashed"
+        with contextlib.closing(Checkpoints(whole, keep=2)) as checkpoints:
+            checkpoints.save(
+                4, state, reference, {"model": model_fields(tiny.config()), "stream": {"next": 7}}, ROLLOUTS
+            )
+        names = [path.relative_to(whole) for path in sorted(whole.rglob("d/*"))]  # files of arrays
+    for number, name in enumerate(names):
+        place = tmp_path / str(number)
+        shutil.copytree(whole, place)
+        if not (place / name).stat().st_size:
+            continue
+        DAMAGES[damage](place / name)
+        with contextlib.closing(Checkpoints(place, keep=2)) as checkpoints:
+            noticed, restored, waiting = None, (), b""
+            try:
+                restored = checkpoints.restore(4, state, reference, tiny.config())
+                waiting = checkpoints.rollouts(4)
+            except Damaged as error:
+                noticed = str(error)
+            if noticed is not None:
+                assert f"{place}/4 is damaged" in noticed
+                assert len(noticed) < 600
+                continue
+            assert not hashed or name.name in (MARK, "commit_success.txt"), f"{name}: nobody noticed"
+            assert_close(restored[:2], (state, reference))
+            assert (restored[2]["stream"], waiting) == ({"next": 7}, ROLLOUTS), name
+
+
+def test_checkpoints_of_earlier_versions_are_read(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(whole, tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / "4" / "digests").unlink()
+    metadata = tmp_path / "checkpoints" / "4" / "extra" / "metadata"
+    metadata.write_text(metadata.read_text().replace('"digests": true, ', "").replace(', "digests": true', ""))
+    state, reference = small_state()
+    with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=2)) as checkpoints:
+        assert_close(checkpoints.restore(4, state, reference, tiny.config())[0], state)

@@ -163,6 +163,38 @@ def test_what_is_restored_takes_the_place_of_what_there_was(
     jax.tree.map(np.testing.assert_array_equal, nnx.state(run_.policy(), nnx.Param), run_.learner.params)
 
 
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line names step and file. The run that goes on writes that step again. Without an earlier one, the error says what
+    to do."""
+    _, _, first, _ = make_run(tmp_path, "given", schema.LearnerConfig(micro_tokens=256))
+    for step in (1, 2):
+        first.save(step, streams={"main": {"position": step}}, stage="main")
+    first.checkpoints.close()
+    weights = max((tmp_path / "checkpoints" / "2").rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-100])
+
+    def resumed() -> Run:
+        config = first.config
+        return Run(config, tmp_path, tiny.model(seed=1), single_device_mesh(), config.learner.loss, 4, resume=True)
+
+    second = resumed()
+    assert (second.start, second.restored["streams"]) == (1, {"main": {"position": 1}})
+    (line,) = [record.getMessage() for record in caplog.records if "damaged" in record.getMessage()]
+    assert all(text in line for text in ("checkpoints/2", weights.name, "bytes of", "step 1"))
+    second.save(2, streams={"main": {"position": 20}}, stage="main")
+    second.checkpoints.close()
+    third = resumed()
+    assert (third.start, third.restored["streams"]) == (2, {"main": {"position": 20}})
+    third.checkpoints.close()
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / str(step) / "extra" / "metadata").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"checkpoints/1 is damaged: extra/metadata has .* remove .*checkpoints/1"):
+        resumed()
+
+
 def test_a_run_and_its_controls_are_one_process_s(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """While the main run goes on, or is evaluated again, and while a control does."""
     with directory_lock(small_run / "whole"), pytest.raises(ValueError, match=r"whole is in use by process \d+ on"):

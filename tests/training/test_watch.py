@@ -319,3 +319,71 @@ def test_a_run_stops_with_its_last_good_checkpoint(
     exported = nnx.state(load_policy(tmp_path / "run", config), nnx.Param)
     saved = nnx.state(load_policy(tmp_path / "run", config, step=1), nnx.Param)
     jax.tree.map(np.testing.assert_array_equal, exported, saved)
+
+
+IDLE = WatchConfig(patience=2, idle=4, least={}, most={}, falls={})
+
+
+def test_a_run_that_learns_nothing_is_told_and_then_stopped(caplog: pytest.LogCaptureFixture) -> None:
+    """With the most frequent reason. A signal begins the count anew; a checkpoint keeps it."""
+    silent = {"rollout/no_signal": 1.0, "why_no_signal": "there is no 'text retriever' (9 of 16 attempts); a remedy"}
+    rows = [*(dict(silent) for _ in range(3)), {"rollout/no_signal": 0.0}, {**silent, "why_no_signal": "another"}]
+    watch = Watch(IDLE)
+    assert seen(watch, *rows) == [None] * 5
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "no group has given a signal for 2 steps" in line
+    assert "there is no 'text retriever'" in line
+    resumed = Watch(IDLE)
+    resumed.restore(json.loads(json.dumps(watch.state())))
+    assert seen(resumed, *(dict(silent) for _ in range(2))) == [None] * 2
+    alarm = resumed.see(8, "one", silent)
+    assert alarm is not None
+    assert (alarm.metric, alarm.unharmed) == ("rollout/no_signal", True)
+    assert "for 4 steps" in alarm.complaint
+    assert "there is no 'text retriever'" in alarm.complaint
+    for config in (dataclasses.replace(IDLE, idle=0), dataclasses.replace(IDLE, patience=0)):
+        assert seen(Watch(config), *(dict(silent) for _ in range(30))) == [None] * 30
+
+
+@pytest.mark.parametrize(
+    ("after", "metric"),
+    [
+        ({"rollout/searches_per_question": 0.0, "rollout/forced_rate": 0.0}, "rollout/searches_per_question"),
+        ({"rollout/searches_per_question": 4.0, "rollout/forced_rate": 1.0}, "rollout/forced_rate"),
+    ],
+)
+def test_a_policy_that_stops_searching_or_does_nothing_else_stops_the_run(after: dict[str, Any], metric: str) -> None:
+    """Only if EM falls with it: to answer without a search may be right, and so may many searches."""
+    before = {"rollout/em": 0.5, "rollout/searches_per_question": 1.5, "rollout/forced_rate": 0.1}
+    for em, found in ((0.1, metric), (0.5, None)):
+        rows = [*(dict(before) for _ in range(3)), *({**after, "rollout/em": em} for _ in range(12))]
+        assert next(filter(None, seen(Watch(IDLE), *rows)), None) == found
+
+
+def test_the_kept_runs_would_not_have_been_stopped() -> None:
+    for file in (pathlib.Path(__file__).parents[2] / "benchmarks" / "results").glob("*.json"):
+        for run in json.loads(file.read_text()):
+            if not isinstance(run, dict) or "searches_per_question" not in run.get("curves", {}):
+                continue
+            curves = {name: run["curves"][name] for name in ("em", "searches_per_question")}
+            rows = [{f"rollout/{k}": v for k, v in zip(curves, row)} for row in zip(*curves.values())]
+            assert not any(seen(Watch(WatchConfig(patience=5)), *rows)), (file.name, run["seed"])
+
+
+def test_a_policy_that_knows_other_names_of_knowledge_bases_stops_the_run(
+    small_run: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The packaged policy, without a warm start, searches for what is not there. The policy is kept."""
+    config = make_config(small_run, steps=6, watch=dataclasses.replace(WatchConfig(), patience=1, idle=3))
+    specs = list(config.knowledge.values())
+    config = dataclasses.replace(
+        config,
+        knowledge={"passages": specs[0], "tables": specs[1]},
+        stages={"main": StageConfig(reward={"em": 1.0})},
+        evaluation=EvaluationConfig(every=0, final_examples=2, baselines=False, before=False),
+    )
+    with pytest.raises(
+        RunStopped, match=r"no group has given a signal for 3 steps.*: there is no '.*config\.knowledge"
+    ):
+        rl.train_rl(config, tmp_path / "run")
+    assert (tmp_path / "run" / "policy" / "model.safetensors").is_file()

@@ -21,7 +21,7 @@ from routerl_jax.learning.masks import EPISODE_MASKS, unjudged
 from routerl_jax.training.credit.kinds import TokenCredit, credit_named
 from routerl_jax.training.learner_config import LearnerConfig
 
-_NO_ADVANTAGE = 1e-9
+NO_ADVANTAGE = 1e-9
 
 
 class NotFinite(ValueError):
@@ -178,7 +178,7 @@ def _without_signal(
         return groups_without_signal(rewards, groups)[inverse]
     largest = np.zeros(inverse.max(initial=-1) + 1)
     np.maximum.at(largest, inverse[owner], [np.abs(values).max(initial=0.0) for values in advantages])
-    return (largest < _NO_ADVANTAGE)[inverse]
+    return (largest < NO_ADVANTAGE)[inverse]
 
 
 def _check_finite(values: np.ndarray, episodes: Seq[Episode], metric: str, quantity: str) -> None:

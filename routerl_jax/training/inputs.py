@@ -1,0 +1,183 @@
+"""What a run reads, by content: a run that is resumed must find the questions, knowledge, demonstrations and model that it
+began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+from absl import logging
+
+from routerl_jax.core.buckets import fetched
+from routerl_jax.core.files import read_json, write_atomic
+from routerl_jax.data.readers import ExampleSource
+from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
+from routerl_jax.knowledge.store import Manifest, built_at
+from routerl_jax.models import pretrained
+from routerl_jax.parallel import multihost
+from routerl_jax.training.atlas_sources import atlas_passages
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+from routerl_jax.training.demonstrations import demonstration_files
+from routerl_jax.training.knowledge import content_sha256
+from routerl_jax.training.setup import open_examples
+
+INPUTS = "inputs.json"
+_SAMPLES, _SAMPLE = 64, 2**12  # pieces of a file of weights that are read, and bytes of each
+_WEIGHTS = (".safetensors", ".bin", ".gguf")
+
+Inputs = dict[str, dict[str, Any]]
+
+
+def check_inputs(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    """Compares what a run reads with what it began with. The main process does, for all (a collective call).
+
+    Raises:
+      ValueError: an input has another content; names its key, its file, and how to go on.
+    """
+    multihost.on_main(lambda: _check(config, workdir, resume))
+
+
+def keep_inputs(config: TrainConfig, workdir: pathlib.Path) -> None:
+    """Writes `workdir/inputs.json` unless it is there. Called when knowledge bases are built. For the main process."""
+    if not (workdir / INPUTS).is_file():
+        write_atomic(workdir / INPUTS, json.dumps(read_inputs(config), indent=2) + "\n")
+
+
+def read_inputs(config: TrainConfig) -> Inputs:
+    """Length or size, and digest, of everything that a run reads, by the key that names it.
+
+    Questions count with answers and metadata, pictures in files by name and size; knowledge bases by their manifest, or their
+    source if they are yet to be built; a model by its files, of which weights by size, header and samples. Services and
+    functions of one's own have no content that could be compared.
+    """
+    inputs: Inputs = {}
+    shown = config.warm_start.demonstrations if config.kind == "sft" else ""
+    if config.kind == "rl" or shown == "annotated":
+        read: dict[tuple[str, tuple[int, ...]], str] = {}
+        parts = {"config.data.train": (config.data.train, config.data.train_range)}
+        if config.kind == "rl":
+            staged = {name: config.in_stage(name).data for name in config.stages}
+            parts = {f"config.data.train (stage {n!r})": (d.train, d.train_range) for n, d in staged.items()}
+            for part in ("validation", "test"):
+                name = getattr(config.data, part) or config.data.train
+                parts[f"config.data.{part}"] = (name, getattr(config.data, f"{part}_range"))
+        for key, (name, limits) in parts.items():
+            if read.setdefault((name, limits), key) == key:
+                source = open_examples(name, limits, key.partition(" ")[0])
+                inputs[key] = {"name": name, "questions": len(source), "sha256": _questions_sha256(source)}
+        for name, spec in config.knowledge.items():
+            if content := _knowledge(spec):
+                inputs[f"config.knowledge.{name}"] = {"name": spec.directory or spec.source, **content}
+    if shown.startswith("trajectories"):
+        source = open_examples(shown, (), "config.warm_start.demonstrations")
+        found = {"questions": len(source), "sha256": _questions_sha256(source)}
+        inputs["config.warm_start.demonstrations"] = {"name": shown, **found}
+    elif files := demonstration_files(config) if shown else []:
+        digests = [[file.name, file_sha256(file)] for file in files]
+        inputs["config.warm_start.demonstrations"] = {
+            "name": shown,
+            "bytes": sum(file.stat().st_size for file in files),
+            "sha256": _sha256(digests),
+        }
+    if config.model.path:
+        files = sorted(file for file in pretrained.resolve(config.model.path).iterdir() if file.is_file())
+        inputs["config.model.path"] = {
+            "name": config.model.path,
+            "bytes": sum(file.stat().st_size for file in files),
+            "sha256": _sha256([[file.name, _sampled(file)] for file in files]),
+        }
+    return inputs
+
+
+def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    path = workdir / INPUTS
+    if not resume or not (workdir / "config.json").is_file():
+        path.unlink(missing_ok=True)  # of a run that was refused before it began
+        return
+    if not path.is_file():
+        logging.warning("%s is not there: whether the run reads what it began with can't be checked", path)
+        return
+    saved = read_json(path, "delete it to go on without the check of what the run reads")
+    for key, now in read_inputs(config).items():
+        before = saved.get(key, {})
+        if before.get("name") != now["name"]:
+            continue  # another setting, which check_workdir has allowed
+        known = [part for part in ("built", "source", "questions", "bytes", "sha256") if part in before and part in now]
+        part = next((part for part in known if before[part] != now[part]), None)
+        if part is None or (part == "source" and "built" in known):
+            continue
+        how = f"{before[part]} {part} then, {now[part]} now" if part in ("questions", "bytes") else "another digest"
+        raise ValueError(
+            f"{key}={now['name']}: its content is not what the run in {workdir} began with ({how}). Put the old content back, "
+            f"or use another --workdir; or delete {path} to go on with the new one: questions of the pass under way may then "
+            "come twice or not at all"
+        )
+
+
+def _questions_sha256(source: ExampleSource) -> str:
+    digest = hashlib.sha256()
+    for i in range(len(source)):
+        example = source[i]
+        parts = [example.id, example.question, list(example.answers), dict(example.metadata)]
+        digest.update(json.dumps(parts, sort_keys=True, default=_plain).encode())
+        digest.update(json.dumps([_picture(image) for image in example.images]).encode())
+    return digest.hexdigest()
+
+
+def _picture(image: Any) -> Any:
+    if isinstance(image, str | pathlib.Path):
+        path = pathlib.Path(image)
+        return [str(image)[:200], path.stat().st_size if path.is_file() else 0]
+    return hashlib.sha256(image if isinstance(image, bytes) else np.asarray(image).tobytes()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else type(value).__name__
+
+
+def _knowledge(spec: KnowledgeConfig) -> dict[str, str]:
+    """`built`: of the knowledge base that is opened; `source`: of what one is built from."""
+    result = {}
+    if spec.directory and (directory := built_at(spec.directory)):
+        manifest = Manifest.read(directory)
+        embedding = manifest.embedding and [manifest.embedding.digest, manifest.embedding.query_digest]
+        facts = [
+            manifest.kind,
+            manifest.count,
+            manifest.corpus_sha256,
+            manifest.updates,
+            str(manifest.delta),
+            embedding,
+        ]
+        result["built"] = _sha256(facts)
+    if (passages := atlas_passages(spec)) is not None:
+        result["source"] = passages_sha256(passages)
+    elif spec.source and spec.kind not in ("tool", "hybrid") and not spec.source.startswith(("http://", "https://")):
+        settings = [pathlib.Path(value) for value in spec.settings.values() if value and isinstance(value, str)]
+        if (source := fetched(spec.source)).exists():
+            paths = [source, *(path for path in settings if path.is_file())]  # such as triples
+            result["source"] = _sha256([content_sha256(path) for path in paths])
+    return result
+
+
+def _sampled(file: pathlib.Path) -> str:
+    """A digest of a file; of weights, of their size, their first 2 MiB (with safetensors' header) and samples of the rest."""
+    if file.suffix not in _WEIGHTS:
+        return file_sha256(file)
+    size = file.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(2**21))
+        for i in range(_SAMPLES):
+            stream.seek(i * max(size - _SAMPLE, 0) // (_SAMPLES - 1))
+            digest.update(stream.read(_SAMPLE))
+    return digest.hexdigest()
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
