@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import cast
 
 from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
@@ -61,6 +63,7 @@ class Rollout:
         self.prepare = prepare
         self.tags = tags  # of the agent's protocol
         self.conversations: list[Conversation] = []
+        self.probes: list[Conversation] = []  # conversations aside, which are no part of the episode
         self.turns: list[Turn] = []
         self.early: list[Call] = []  # calls made before the first turn; they are recorded with it
         self.outstanding = 0  # requests that the driver has not answered yet
@@ -96,9 +99,17 @@ class Rollout:
         used = [usage for conversation in self.conversations if (usage := conversation.usage) is not None]
         return sum(used, Usage()) if used else None
 
+    def aside(self) -> Rollout:
+        """A record apart, for a probe: what is written there is no turn of the attempt. The driver waits for it as for this."""
+        apart, prepare = copy.copy(self), self.prepare
+        apart.branch_state, apart.conversations, apart.turns, apart.early = BranchState(), [], [], []
+        apart.wait_turn = lambda _, stream: self.wait_turn(self, stream)
+        apart.prepare = None if prepare is None else lambda _, text: prepare(self, text)
+        return apart
+
     def close(self) -> None:
         """Frees the rows of the KV cache."""
-        for conversation in self.conversations:
+        for conversation in (*self.conversations, *self.probes):
             conversation.close()
 
 
@@ -113,8 +124,8 @@ class Conversation:
         # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
         name = f"{rollout.example.id}{rollout.branch_state.suffix}"
-        name = f"{name}#{number}" if number else name
-        self._stream = self._engine.open(ids, name, rollout.sample, images=images)
+        self._name = f"{name}#{number}" if number else name
+        self._stream = self._engine.open(ids, self._name, rollout.sample, images=images)
         self._viewer = Viewer(self._engine.images, images)
         self._open = True
         self._forced = ""
@@ -254,26 +265,56 @@ class Conversation:
     async def score(self, texts: Sequence[str]) -> list[float]:
         """The log-probability that the policy gives each of these texts, in nats at temperature 1.
 
-        The texts follow each other in the conversation, each encoded by itself. They stay in it as if the policy had written
-        them, but make no turn. Use such a conversation to measure, not to train on.
+        The texts follow each other in the conversation, each encoded by itself. They stay in it as if they had been fed: they
+        make no turn and are never trained on. To measure something without leaving it there, score it in an `aside`.
 
         Raises:
           DoesNotFit: the texts are longer than `room`.
           ValueError: attempts are forked; or a text other than the last contains an end of turn; or the policy is an endpoint,
             which can't score texts.
         """
-        if self._rollout.branch_state.choices is not None:
-            raise ValueError("a forked attempt scores no texts: take forks=0")
+        self._check_alone("scores no texts")
         encoded = [self._engine.tokenizer.encode(text) for text in texts]
         ids = list(itertools.chain.from_iterable(encoded))
-        start, ledger = len(self._stream.ledger), self._stream.ledger
+        logprobs: list[float] = []
         if ids:
-            self._engine.request(self._stream, max_tokens=len(ids), sampling=Sampling(), given=ids)
-            await self._rollout.wait_turn(self._rollout, self._stream)
-        if len(ledger) - start != len(ids):
+            self._engine.request(self._stream, sampling=Sampling(), given=ids, scored=True)
+            logprobs = (await self._rollout.wait_turn(self._rollout, self._stream)).logprobs
+        if len(logprobs) != len(ids):
             raise ValueError("a text that is scored holds what ends a turn: break it up (Tokenizer.plain)")
-        ends = itertools.accumulate(map(len, encoded), initial=start)
-        return [ledger.logprob(begin, end) for begin, end in itertools.pairwise(ends)]
+        ends = itertools.accumulate(map(len, encoded), initial=0)
+        return [float(sum(logprobs[begin:end])) for begin, end in itertools.pairwise(ends)]
+
+    @contextlib.asynccontextmanager
+    async def aside(self) -> AsyncIterator[Conversation]:
+        """A probe: a conversation that begins as this one is now, and shares its cache. The attempt never hears of it.
+
+            async with chat.aside() as probe:
+                probe.force("<answer>")
+                (logprob,) = await probe.score([gold])
+
+        What is fed, scored or written in it is no turn of the episode and is never trained on, and this conversation goes on
+        as if there had been no probe. What was measured travels in `Turn.info`. A probe has a copy of the conversation's row of
+        the KV cache, or borrows the row if none is free.
+
+        Raises:
+          ValueError: attempts are forked; a turn of this conversation is under way; or the policy is an endpoint, which tells
+            no log-probabilities.
+        """
+        self._check_alone("has no probes")
+        probe = copy.copy(self)
+        probe._rollout, probe._viewer = self._rollout.aside(), self._viewer.copy()
+        probe._name = f"{self._name}?{len(self._rollout.probes)}"
+        probe._stream = self._engine.probe(self._stream, probe._name)
+        self._rollout.probes.append(probe)
+        try:
+            yield probe
+        finally:
+            probe.close()
+
+    def _check_alone(self, lack: str) -> None:
+        if self._rollout.branch_state.choices is not None:
+            raise ValueError(f"a forked attempt {lack}: take forks=0")
 
     async def prepare(self, observation: Observation | Reply) -> None:
         """Encodes an observation together with those of the other attempts, on all cores. So `observe` or `reply`, and the
@@ -386,7 +427,10 @@ class Conversation:
 
         Raises:
           TypeError: the answer is neither a string nor None.
+          ValueError: this is an `aside`, which is no part of the episode.
         """
+        if self in self._rollout.probes:
+            raise ValueError("a probe ends in no episode: call episode() of the conversation that it is an aside of")
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
         rollout, usage = self._rollout, self._rollout.usage

@@ -6,9 +6,11 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import math
+import numbers
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from absl import logging
@@ -20,7 +22,7 @@ from routerl_jax.agents.forks import BranchState
 from routerl_jax.agents.request import Request
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
-from routerl_jax.core.types import Call, Episode, Example
+from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
@@ -79,7 +81,7 @@ def run(
     Raises:
       ValueError: two examples have the same id; or `forks` is set and the run is not deterministic, the agent does not say how
         its policy chooses (`Agent.choices`), or its choices can't be told apart; or the agent asks for a tool that does not
-        exist, or returns something else than an Episode.
+        exist, returns something else than an Episode, writes `Turn.rewards`, or what no record takes into `Turn.info`.
       RuntimeError: an agent raised, or a tool breaks the interface (such as a `cost` that is no number). A tool that only
         raises or hangs does not end the run: the agent sees `call.error`.
     """
@@ -325,6 +327,8 @@ class Attempts:
                 f"{type(self.agent).__name__}.run gave {episode!r:.80} on {where}, and no Episode: let it end with "
                 "`return chat.episode(answer=..)`"
             )
+        for number, turn in enumerate(episode.turns):
+            _check_measured(turn, f"turn {number} of {where}")
         return episode
 
     def _sort_key(self, episode: Episode) -> tuple[int, ...]:
@@ -419,6 +423,26 @@ class Attempts:
         for call, reply in zip(calls, replies, strict=True):
             call.rollout.outstanding -= 1
             _settle_with(call.future, reply)
+
+
+def _check_measured(turn: Turn, where: str) -> None:
+    """Makes the numbers of `Turn.info` floats. Raises ValueError for a value that no record takes, and for `Turn.rewards`."""
+    if turn.rewards:
+        raise ValueError(
+            f"the agent wrote Turn.rewards={turn.rewards} in {where}: those are of reward terms, whose sum an episode's reward "
+            f"holds. Write turn.info[{next(iter(turn.rewards))!r}] = .., and let a reward term read it (rewards.terms.TurnTerm)"
+        )
+    if not isinstance(turn.info, dict):
+        raise ValueError(
+            f"the agent wrote Turn.info={turn.info!r:.80} in {where}: keep it a dict, of numbers and texts by name"
+        )
+    for name, value in turn.info.items():
+        finite = isinstance(value, numbers.Real) and math.isfinite(value)
+        if not (isinstance(name, str) and (finite or isinstance(value, str))):
+            raise ValueError(
+                f"the agent wrote turn.info[{name!r}] = {value!r:.80} in {where}: give a finite number or a text, or nothing"
+            )
+        turn.info[name] = value if isinstance(value, str) else float(cast(float, value))
 
 
 def _settle_with(future: asyncio.Future[Any], reply: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -45,6 +46,12 @@ class Viewer:
         self._pages: dict[str, Shown] = {}  # whole pictures by digest
         self._latest: _Seen | None = None
         self.see(Shown(image=picture) for picture in pictures)
+
+    def copy(self) -> Viewer:
+        """One that has seen the same so far."""
+        copied = copy.copy(self)
+        copied._pages = dict(self._pages)
+        return copied
 
     def see(self, shown: Iterable[Shown]) -> None:
         """Records pictures that have been shown, in order. A crop counts as a crop only if its parent was shown too."""

@@ -210,7 +210,8 @@ class Turn:
       shown: the pictures and passages in the observation: pictures in the order of their marks, then passages of text alone.
       sequence, start: position of the sampled tokens: they begin at index `start` of the episode's sequences[sequence].
       asked: what the agent asked for ("route", "answer", "final"); "" if the policy chooses between search and answer itself.
-      rewards: weighted reward terms of this turn alone, by name.
+      info: what the agent measured at this turn, by name: numbers and texts for rewards and for the record.
+      rewards: weighted reward terms of this turn alone, by name, of the terms that judge it. Rewards write them, agents don't.
     """
 
     text: str
@@ -225,6 +226,7 @@ class Turn:
     sequence: int = 0
     start: int = 0
     asked: str = ""
+    info: dict[str, float | str] = dataclasses.field(default_factory=dict)
     rewards: dict[str, float] = dataclasses.field(default_factory=dict)
 
 

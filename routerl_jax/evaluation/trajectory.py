@@ -78,6 +78,11 @@ def turn_parts(
     parts += [
         _shown_picture(item, numbers.get(id(item))) for item in turn.get("shown", ()) if item["digest"] or item["error"]
     ]
+    if info := turn.get("info"):
+        measured = "   ".join(
+            f"{name} {value if isinstance(value, str) else f'{value:.4g}'}" for name, value in info.items()
+        )
+        parts.append(Text.assemble(("  measures ", "dim"), (measured, "dim")))
     if turn.get("rewards"):
         parts.append(Text.assemble(("  earns   ", "dim"), (_terms(turn["rewards"]), "dim")))
     return parts

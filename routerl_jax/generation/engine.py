@@ -201,6 +201,7 @@ class Engine:
         sampling: Sampling = GREEDY,
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
+        scored: bool = False,
         top: int = 0,
     ) -> None:
         """Requests the next turn, which `step` will produce. The turn ends at a stop string, an end token or a limit.
@@ -209,6 +210,8 @@ class Engine:
           begun: last tokens of the conversation that belong to this turn, because a stop string may begin in them.
           given: tokens with which the turn begins. They are recorded as if they had been sampled, with the log-probabilities
             that the policy gives them. This is how a fork takes one of several choices.
+          scored: the given tokens are all of the turn, and are only scored: they are recorded as fed, and the turn has their
+            log-probabilities (`Generated.logprobs`).
           top: number of the likeliest tokens to return for each step (`Generated.tops`).
 
         Raises:
@@ -230,7 +233,14 @@ class Engine:
         remaining = room if max_tokens is None else min(max_tokens, room)
         if len(given) > remaining:
             raise DoesNotFit(f"{len(given)} given tokens do not fit: {stream.name} may have a turn of {remaining}")
-        request = Request(stops=tuple(stops), sampling=sampling, remaining=remaining, given=tuple(given), top=top)
+        request = Request(
+            stops=tuple(stops),
+            sampling=sampling,
+            remaining=len(given) if scored else remaining,
+            given=tuple(given),
+            scored=scored,
+            top=top,
+        )
         if begun:
             request.automaton_state = self._stops.current()[0].after(begun)
         stream.request = request
@@ -248,6 +258,21 @@ class Engine:
         self._streams.append(copy)
         self.share([(stream, copy)])
         return copy
+
+    def probe(self, stream: Stream, name: str) -> Stream:
+        """A fork that asks something aside and is closed again. Without a free row it borrows the conversation's own.
+
+        Args:
+          name: seeds what it samples.
+        """
+        probe = self.fork(stream, stream.identity[1])
+        probe.identity = (zlib.crc32(name.encode()), stream.identity[1])
+        probe.lender, probe.lent = stream, len(stream.ledger)
+        if probe.row is None and stream.row is not None:
+            self._copy_shared()
+            probe.row, probe.cached, probe.last_used = stream.row, min(stream.cached, probe.lent - 1), self._clock
+            stream.row, stream.cached = None, 0
+        return probe
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:
         """Gives each target a row, and copies into it the cached prefix that it has in common with its source.
@@ -292,6 +317,10 @@ class Engine:
     def close(self, stream: Stream) -> None:
         """Ends a conversation and frees its row. Its ledger stays readable."""
         self._copy_shared()
+        if (lender := stream.lender) is not None and lender.row is None and lender in self._streams:
+            lender.row, lender.cached = stream.row, min(stream.cached, stream.lent - 1)  # what both have in common
+            lender.ledger.route(0, stream.ledger.routes(lender.cached))
+            stream.row = None
         if stream.row is not None:
             self._table.release(stream.row)
         stream.row, stream.request, stream.cached = None, None, 0

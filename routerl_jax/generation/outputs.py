@@ -18,7 +18,12 @@ def record(
     """
     request = stream.turn_request
     count = int(outputs.counts[slot])
-    stream.ledger.sample(outputs.tokens[slot][:count].tolist(), outputs.logprobs[slot][:count].tolist(), version)
+    new, logprobs = outputs.tokens[slot][:count].tolist(), outputs.logprobs[slot][:count].tolist()
+    if request.scored:  # the policy did not choose them, so they are never trained on
+        stream.ledger.feed(new)
+        request.logprobs += logprobs
+    else:
+        stream.ledger.sample(new, logprobs, version)
     if outputs.chosen is not None:
         stream.ledger.route(stream.cached, list(outputs.chosen[slot][:count].copy()))
     stream.cached += count
@@ -34,4 +39,4 @@ def record(
     stream.request = None
     stream.turn += 1
     tokens = stream.ledger.tokens[-request.sampled :]
-    return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops)
+    return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops, logprobs=request.logprobs)

@@ -33,6 +33,12 @@ class Endpoint:
         if processes > 1:
             raise ValueError(f"an endpoint as the policy is for a single process, and there are {processes}: start one")
 
+    def probe(self, stream: Stream, name: str) -> Stream:
+        """Raises ValueError: there are no log-probabilities to ask for in a probe."""
+        raise ValueError(
+            f"{stream.name} can't be probed: an endpoint tells no log-probabilities; take an Engine as the policy"
+        )
+
 
 class Policy(Protocol):
     """The interface that agents run with. See `Engine` for the methods. `llms.policy.ChatModel` implements it for an endpoint;
@@ -89,8 +95,13 @@ class Policy(Protocol):
         sampling: Sampling = GREEDY,
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
+        scored: bool = False,
     ) -> None:
         """Requests the next turn."""
+        ...
+
+    def probe(self, stream: Stream, name: str) -> Stream:
+        """A second conversation with the same history, to ask something aside."""
         ...
 
     def share(self, pairs: Sequence[tuple[Stream, Stream]]) -> None:

@@ -22,6 +22,8 @@ class Request:
     automaton_state: int = 0
     sampled: int = 0
     given: tuple[int, ...] = ()  # tokens with which the turn begins
+    scored: bool = False  # the given tokens are only scored: they count as fed
+    logprobs: list[float] = dataclasses.field(default_factory=list)  # of the scored tokens so far
     top: int = 0  # likeliest tokens of each step that are wanted
     tops: list[TopLogprobs] = dataclasses.field(default_factory=list)  # of the tokens so far
 
@@ -32,12 +34,14 @@ class Generated:
 
     Attributes:
       tops: for each token the likeliest ones at its position, if they were requested.
+      logprobs: of tokens that were only scored, the log-probability of each; of sampled ones the ledger has them.
     """
 
     tokens: list[int]
     stop_reason: StopReason
     stop: str | None
     tops: list[TopLogprobs] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -56,6 +60,8 @@ class Stream:
         default_factory=list
     )  # (start, stop) of tokens fed in place of the policy
     usage: Usage | None = None  # usage of an endpoint's replies
+    lender: Stream | None = None  # of a probe: the conversation that it began from ..
+    lent: int = 0  # .. and the number of tokens that both begin with
 
     @property
     def name(self) -> str:

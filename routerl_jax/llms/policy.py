@@ -170,6 +170,7 @@ class ChatModel(Endpoint):
         sampling: Sampling = GREEDY,
         given: Sequence[int] = (),
         begun: Sequence[int] = (),
+        scored: bool = False,
     ) -> None:
         """Sends a request for the next turn at once. `step` returns the turn.
 
@@ -177,6 +178,10 @@ class ChatModel(Endpoint):
           DoesNotFit: the conversation is full.
           ValueError: a turn is in progress, `max_tokens` is below 1, or tokens are given, which no endpoint takes.
         """
+        if scored:
+            raise ValueError(
+                "an endpoint tells no log-probabilities, so it scores no texts: take an Engine as the policy"
+            )
         if given or begun:
             raise ValueError("an endpoint can't be given the ids that a turn begins with")
         if id(stream) in self._under_way:

@@ -39,15 +39,16 @@ class StepTerm:
 
 @dataclasses.dataclass(frozen=True)
 class TurnTerm:
-    """A term that judges each turn: `function(episodes, **options)` returns, per episode, one number per turn, in order.
+    """A term that judges turns: `function(episodes, **options)` returns, per episode, one number per turn, in order, or None
+    for a turn that it does not judge.
 
-    The value of an episode is the sum of these. With config.learner.credit="turn", each number belongs to its own turn.
-    `verdicts`: see `StepTerm`.
+    The value of an episode is the sum of the numbers. With config.learner.credit="turn", each number belongs to its own turn,
+    and only turns that the term judges are compared. `verdicts`: see `StepTerm`.
     """
 
-    function: Callable[..., Sequence[Sequence[float]]]
+    function: Callable[..., Sequence[Sequence[float | None]]]
 
-    def __call__(self, episodes: Sequence[Episode], **options: Any) -> Sequence[Sequence[float]]:
+    def __call__(self, episodes: Sequence[Episode], **options: Any) -> Sequence[Sequence[float | None]]:
         return self.function(episodes, **options)
 
 
@@ -135,7 +136,7 @@ class RewardFunction:
     def __call__(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
         """For each episode of a step, the weighted terms by name, and their sum as `total`.
 
-        Terms of turns are also stored in `Turn.rewards`, and verdicts in `Episode.verdict`.
+        Terms of turns are also stored in `Turn.rewards` of the turns that they judge, and verdicts in `Episode.verdict`.
 
         Raises:
           ValueError: a term did not return one number per episode, or a term of turns one number per turn; or a term needs a
@@ -234,7 +235,7 @@ def _repr(value: Any) -> str:
 def _of_turns(
     name: str,
     weight: float,
-    term: Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[Sequence[float]]],
+    term: Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[Sequence[float | None]]],
     episodes: Sequence[Episode],
     verdicts: Sequence[Verdict],
 ) -> list[float]:
@@ -245,12 +246,15 @@ def _of_turns(
             count = len(of_turns) if isinstance(of_turns, Collection) else _repr(of_turns)
             raise ValueError(
                 f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt "
-                f"{episode.sample} at question {episode.example.id!r}: it must give one for each"
+                f"{episode.sample} at question {episode.example.id!r}: it must give one for each, or None for a turn that it "
+                "does not judge"
             )
-        numbers = [_number(name, value, episode) for value in of_turns]
+        numbers = [None if value is None else _number(name, value, episode) for value in of_turns]
         for turn, value in zip(episode.turns, numbers):
-            turn.rewards[name] = weight * value
-        sums.append(float(sum(numbers)))
+            turn.rewards.pop(name, None)
+            if value is not None:
+                turn.rewards[name] = weight * value
+        sums.append(float(sum(value for value in numbers if value is not None)))
     return sums
 
 

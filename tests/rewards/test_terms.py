@@ -163,7 +163,7 @@ def words(candidate: Episode) -> str:
 NOTHING_AT_ALL = StepTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
 NOTHING_OF_TURNS = TurnTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
 NO_TURN = TurnTerm(lambda episodes: [None for _ in episodes])  # type: ignore[misc]
-HALF_A_TURN = TurnTerm(lambda episodes: [[None for _ in one.turns] for one in episodes])  # type: ignore[misc]
+HALF_A_TURN = TurnTerm(lambda episodes: [["half" for _ in one.turns] for one in episodes])  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ HALF_A_TURN = TurnTerm(lambda episodes: [[None for _ in one.turns] for one in ep
             "gave None (does a `return` lack?) for the episodes of a step: it must give a list, one for each",
         ),
         ("NO_TURN", "gave None (does a `return` lack?) values for the 1 turns of attempt 0 at question '1'"),
-        ("HALF_A_TURN", "gave None (does a `return` lack?) for attempt 0 at question '1': it must give a number"),
+        ("HALF_A_TURN", "gave 'half' for attempt 0 at question '1': it must give a number"),
     ],
 )
 def test_terms_that_give_no_number_are_named(term: str, message: str) -> None:

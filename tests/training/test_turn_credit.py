@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.driver import run
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.training.config import LearnerConfig, TurnCreditConfig
 from routerl_jax.training.credit.assign import assign, sequences_of
 from routerl_jax.training.credit.turns import spread
+from tests import tiny
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
@@ -137,3 +138,66 @@ def test_what_is_refused() -> None:
         TurnCreditConfig(discount=1.5)
     with pytest.raises(ValueError, match=r"^weight=-1\.0 must not be negative"):
         TurnCreditConfig(weight=-1.0)
+
+
+def judged(*values):
+    """Attempts at one question, whose turns have these rewards by term; a turn's tokens are one each."""
+    episodes = []
+    for sample, turns in enumerate(values):
+        sequence = tiny.random_sequences(1, seed=sample, turns=1)[0]
+        mask = np.zeros(len(sequence), bool)
+        mask[: len(turns)] = True
+        episodes.append(
+            Episode(
+                example=EXAMPLE,
+                sample=sample,
+                answer=None,
+                turns=[
+                    Turn(text="", stop_reason="stop", tokens=1, start=i, rewards=dict(rewards))
+                    for i, rewards in enumerate(turns)
+                ],
+                sequences=[dataclasses.replace(sequence, loss_mask=mask)],
+                rewards={"total": float(sample == 0) + sum(sum(rewards.values()) for rewards in turns)},
+            )
+        )
+    return episodes
+
+
+def of_turns(settings, episodes):
+    credit = assign(settings, episodes, np.zeros(len(episodes), int))
+    return [values[: len(e.turns)].tolist() for e, values in zip(episodes, credit.advantages)]
+
+
+def test_an_answer_is_not_compared_with_the_rewards_of_searches_at_its_place() -> None:
+    """r - mean. Outcomes 1, 0, 0, so 2/3 and -1/3. At place 0 gains 0.6 and 0.2 of those who searched; attempt 0 answered."""
+    episodes = judged([{}], [{"gain": 0.6}, {}], [{"gain": 0.2}, {}])
+    found = of_turns(LearnerConfig(advantage="dr_grpo", credit="turn"), episodes)
+    assert found == [
+        pytest.approx([2 / 3], abs=1e-6),
+        pytest.approx([-1 / 3 + 0.2, -1 / 3], abs=1e-6),
+        pytest.approx([-1 / 3 - 0.2, -1 / 3], abs=1e-6),
+    ]
+
+
+def test_an_unjudged_turn_passes_later_rewards_on_and_gets_none() -> None:
+    """g = 1/2 over places: G of place 0 is 0.8 + 0.4 / 4 and 0 + 0.8 / 4, mean 0.55; of place 2 0.4 and 0.8, mean 0.6."""
+    episodes = judged([{"gain": 0.8}, {}, {"gain": 0.4}], [{"gain": 0.0}, {}, {"gain": 0.8}])
+    settings = LearnerConfig(advantage="dr_grpo", credit="turn", turn=TurnCreditConfig(discount=0.5))
+    assert of_turns(settings, episodes) == [
+        pytest.approx([0.5 + 0.35, 0.5, 0.5 - 0.2], abs=1e-6),
+        pytest.approx([-0.5 - 0.35, -0.5, -0.5 + 0.2], abs=1e-6),
+    ]
+
+
+def test_each_term_is_compared_among_the_turns_that_it_judges() -> None:
+    """`tidy` judges both, 1 and 0: +-0.5; `gain` judges attempt 1 alone, so there is nothing to compare: 0."""
+    episodes = judged([{"tidy": 1.0}], [{"tidy": 0.0, "gain": 5.0}])
+    found = of_turns(LearnerConfig(advantage="dr_grpo", credit="turn"), episodes)
+    assert found == [pytest.approx([0.5 + 0.5], abs=1e-6), pytest.approx([-0.5 - 0.5], abs=1e-6)]
+
+
+def test_terms_that_judge_the_same_turns_are_added_before_they_are_compared() -> None:
+    both = judged([{"a": 1.0, "b": 0.5}], [{"a": 0.0, "b": 0.25}], [{"a": 0.5, "b": 0.0}])
+    one = judged([{"c": 1.5}], [{"c": 0.25}], [{"c": 0.5}])
+    settings = LearnerConfig(advantage="grpo", credit="turn")
+    assert of_turns(settings, both) == of_turns(settings, one)

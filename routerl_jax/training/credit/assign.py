@@ -155,9 +155,10 @@ def assign(
         left_out |= _without_signal(settings, rewards, groups, advantages, owner)
     if advantage.whitened:  # over the trained tokens alone, so that these have mean 0
         advantages = whiten(advantages, [mask & ~left_out[i] for mask, i in zip(masks, owner)])
-    # Tokens before a fork are trained on in one episode only; in the others, a conversation without later tokens is left out.
-    past = [bool(episodes[i].branches) and not mask.any() for i, mask in zip(owner, masks)]
-    return Credit(advantages, np.flatnonzero(~left_out[owner] & ~np.asarray(past, bool)), metrics, credit.reach)
+    # A conversation without a token of the policy teaches nothing: one in which texts were only scored, or, in a forked
+    # attempt, one whose tokens are trained on in another of its episodes.
+    written = np.asarray([mask.any() for mask in masks], bool)
+    return Credit(advantages, np.flatnonzero(~left_out[owner] & written), metrics, credit.reach)
 
 
 def _masks(settings: LearnerConfig, episodes: Seq[Episode]) -> list[str]:

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.core.checked import Fraction, NonNegative, checked
-from routerl_jax.core.types import Episode
+from routerl_jax.core.types import Episode, Turn
 from routerl_jax.learning.advantages import Compare
-from routerl_jax.learning.turn_advantages import turn_advantages
+from routerl_jax.learning.turn_advantages import judged_advantages, turn_advantages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ def by_turns(
 ) -> list[Float[np.ndarray, " T"]]:
     """For each sequence of the episodes, in order, the advantage of each token, which is that of its turn.
 
+    Reward terms that judge the same turns are added, and their sums compared among these turns.
+
     Args:
       rewards: each episode's whole reward, [N]. The outcome is this less the rewards of its turns (`Turn.rewards`).
       advantage: (values, groups) -> advantages.
@@ -43,18 +45,34 @@ def by_turns(
     Raises:
       ValueError: an episode's turns don't say where all of its sampled tokens are.
     """
-    of_turns = [np.asarray([sum(turn.rewards.values()) for turn in episode.turns], np.float64) for episode in episodes]
-    outcomes = np.asarray([total - turns.sum() for total, turns in zip(rewards, of_turns)])
+    turns = [turn for episode in episodes for turn in episode.turns]
+    of_turns = [np.sum([sum(turn.rewards.values()) for turn in episode.turns]) for episode in episodes]
+    alike: dict[tuple[bool, ...], list[str]] = {}  # the terms by the turns that they judge
+    for name in dict.fromkeys(name for turn in turns for name in turn.rewards):
+        alike.setdefault(tuple(name in turn.rewards for turn in turns), []).append(name)
+    first, *others = [
+        [np.asarray([_sum_of(turn, names) for turn in episode.turns], np.float64) for episode in episodes]
+        for names in alike.values() or [[]]
+    ]
+    compared = [_compared(episode, settings.compare) for episode in episodes]
     turn_values = turn_advantages(
-        outcomes,
-        of_turns,
+        rewards - np.asarray(of_turns),
+        first,
         groups,
-        [_compared(episode, settings.compare) for episode in episodes],
+        compared,
         advantage,
         discount=settings.discount,
         weight=settings.weight,
     )
+    for part in others:
+        own = judged_advantages(part, groups, compared, advantage, discount=settings.discount)
+        turn_values = [value + settings.weight * of_part for value, of_part in zip(turn_values, own)]
     return [values for episode, advantages in zip(episodes, turn_values) for values in spread(episode, advantages)]
+
+
+def _sum_of(turn: Turn, names: Sequence[str]) -> float:
+    """The sum of these terms, which judge the same turns; NaN if they don't judge this one."""
+    return sum(turn.rewards[name] for name in names) if turn.rewards.keys() & names else np.nan
 
 
 def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[Float[np.ndarray, " T"]]:

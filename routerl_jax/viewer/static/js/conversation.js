@@ -39,6 +39,8 @@ function written(told, turn, branch, last, raw) {
   else if (!turn.well_formed) parts.push(h("p", { class: "note" }, "not well formed"));
   if (turn.stop_reason === "length") parts.push(h("p", { class: "note" }, "cut off at the limit of tokens"));
   if (Object.keys(turn.rewards ?? {}).length) parts.push(h("p", { class: "note num" }, terms(turn.rewards)));
+  const measured = Object.entries(turn.info ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? number(value) : value}`);
+  if (measured.length) parts.push(h("p", { class: "note num", title: "what the agent measured at this turn" }, `measured: ${measured.join("   ")}`));
   return h("div", { class: "say policy" }, parts);
 }
 
