@@ -90,8 +90,12 @@ class ReAct(Baseline):
 
 
 def parse(text: str) -> tuple[str, str]:
-    """(action, argument) of the first action; ("", "") if there is none or it has no argument. finish[] may be empty."""
-    match = _ACTION.search(text)
+    """(action, argument) of the first action on a line of its own, else of the first one.
+
+    ("", "") if there is none or it has no argument; finish[] may be empty.
+    """
+    lines = (_ACTION.match(line.strip()) for line in text.splitlines())
+    match = next(filter(None, lines), None) or _ACTION.search(text)
     kind, argument = (match[1].lower(), " ".join(match[2].split())) if match else ("", "")
     return (kind, argument) if argument or kind == "finish" else ("", "")
 

@@ -26,7 +26,8 @@ NEEDED = "Is more information needed to answer this?"
 class SKR(VanillaRAG):
     """The paper's direct prompting (section 3.2). The policy is asked whether it needs more information.
 
-    After yes, vanilla RAG follows; after no, the policy answers directly. A reply that is neither is invalid and counts as yes.
+    After yes, vanilla RAG follows; after no, the policy answers directly. A reply that is neither, or both without beginning
+    with one, is invalid and counts as yes.
 
     The paper's best variant, which is also R1-Searcher's row (by FlashRAG), decides by the nearest training questions for which
     it is known whether a search helped. That takes a training set, and is not implemented here.
@@ -38,10 +39,11 @@ class SKR(VanillaRAG):
         stop = () if self.chats(llm) else ("\n",)
         _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
         turn.asked = "route"
-        match = re.search(r"\b(yes|no)\b", text, re.IGNORECASE)
-        if match is None:
-            answered(turn, None, "it says neither Yes nor No")
-        elif match[1].lower() == "no":
+        first = re.match(r"\W*(yes|no)\b", text.lower())
+        said = {first[1]} if first else set(re.findall(r"\b(?:yes|no)\b", text.lower()))
+        if len(said) != 1:
+            answered(turn, None, "it says neither Yes nor No" if not said else "it says both Yes and No")
+        elif said == {"no"}:
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
             return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
         else:

@@ -162,5 +162,6 @@ def test_react_in_a_chat_observes_in_messages():
 
 def test_actions_are_read_in_any_case_and_with_numbers():
     assert parse("Thought 1: [x]\nAction 1: Search[a  b]") == ("search", "a b")
+    assert parse("Thought: then Action: finish[Lome], or not?\nAction: search[Togo]") == ("search", "Togo")
     assert parse("Action: search[]") == ("", "")
     assert parse("search[a]") == ("", "")

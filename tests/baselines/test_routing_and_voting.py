@@ -53,13 +53,19 @@ def test_the_readers_worked_question_has_documents():
 # --- SKR ---
 
 
-@pytest.mark.parametrize(("said", "searches"), [("No, I know it.\n", 0), (" Yes\n", 1), ("Perhaps\n", 1)])
+ODD = ("Perhaps\n", "It has no date, so yes.\n", "<think>no, wait\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "searches"),
+    [("No, I know it.\n", 0), ("No: yes or no is no help\n", 0), (" Yes\n", 1), *((said, 1) for said in ODD)],
+)
 def test_skr_searches_where_the_policy_needs_it(said, searches):
     found = played(SKR(k=2, **BARE), said, "Mary\n")
     assert found.asked == [("text", Q, 2)] * searches
     assert ("Documents:" in found.chats[1]) == bool(searches)
     assert found.episode.answer == "Mary"
-    assert kinds(found.episode) == ["invalid" if said == "Perhaps\n" else "search", "answer"]
+    assert kinds(found.episode) == ["invalid" if said in ODD else "search", "answer"]
 
 
 # --- UniversalRAG ---
