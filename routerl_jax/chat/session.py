@@ -12,6 +12,7 @@ from typing import NamedTuple
 from routerl_jax.agents.live import OnProgress
 from routerl_jax.agents.request import Request
 from routerl_jax.chat.history import Exchange, with_history
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.generation.sampling import Sampling
 from routerl_jax.models.decoder import Decoder
@@ -85,6 +86,7 @@ class Chat:
         """
         engine = self.searcher.engine
         shown = earlier[-self.earlier :] if self.earlier else ()
+        question = replace_surrogates(question)  # of a terminal with another encoding, or of a page
         text = with_history(question, shown, lambda text: len(engine.tokenizer.encode(text)), engine.max_length // 4)
         example = Example(id=f"chat {self.seed}, {next(self._count)}", question=text, answers=(), images=tuple(images))
         return self.searcher.loop.submit(self.searcher.live.attempt(example, 0, self.sampling, on_progress))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -24,7 +25,7 @@ def plain_name(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Iterator[BinaryIO]:
-    """The file's content, decompressed while it is read.
+    """The file's content, decompressed while it is read. UTF-16, which spreadsheets and Windows write, becomes UTF-8.
 
     Args:
       where: returns how far the reader is (" after line 7"), for error messages.
@@ -34,7 +35,12 @@ def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Ite
     """
     try:
         with _open(path) as file:
-            yield file
+            if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                yield io.BytesIO(file.read().decode("utf-16").encode())
+            else:
+                yield file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: begins like UTF-16 text, but is none ({error}). Convert it to UTF-8") from error
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _Damaged) as error:
         raise _damaged(path, where(), error) from error
     except OSError as error:
@@ -55,17 +61,17 @@ def _damaged(path: pathlib.Path, where: str, error: Exception) -> ValueError:
     )
 
 
-def _open(path: pathlib.Path) -> BinaryIO:
+def _open(path: pathlib.Path) -> io.BufferedReader:
     if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path))
+        return cast(io.BufferedReader, gzip.open(path))
     if path.suffix == ".bz2":
-        return cast(BinaryIO, bz2.open(path))
+        return cast(io.BufferedReader, bz2.open(path))
     if path.suffix == ".xz":
-        return cast(BinaryIO, lzma.open(path))
+        return cast(io.BufferedReader, lzma.open(path))
     return _open_zstd(path) if path.suffix == ".zst" else path.open("rb")
 
 
-def _open_zstd(path: pathlib.Path) -> BinaryIO:
+def _open_zstd(path: pathlib.Path) -> io.BufferedReader:
     try:
         import zstandard
     except ImportError as error:
@@ -95,4 +101,4 @@ def _open_zstd(path: pathlib.Path) -> BinaryIO:
             self._file.close()
             super().close()
 
-    return cast(BinaryIO, io.BufferedReader(Frames(), 2**20))
+    return io.BufferedReader(Frames(), 2**20)

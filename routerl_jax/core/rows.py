@@ -37,7 +37,8 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
       lines: read one object per line, whatever the extension.
 
     Raises:
-      ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object.
+      ValueError: while reading: the file is missing, damaged or not UTF-8, or a row is not a JSON object, has a key twice or
+        holds half of a surrogate pair.
     """
     path = fetched(path)
     location = RowLocation(path, "line", 0)
@@ -47,7 +48,32 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
         for location, row in rows:
             if not isinstance(row, dict):
                 raise location.error(f"expected an object, found {type(row).__name__}")
+            check_text(row, location)
             yield location, row
+
+
+def check_text(value: Any, location: RowLocation, key: str = "") -> None:
+    """Checks that every text in a JSON value can be encoded, for tokenizers and files: half of a surrogate pair, as in a text
+    that was cut within an emoji, can't.
+
+    Raises:
+      ValueError: names row and key (such as `metadata.titles[1]`).
+    """
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise location.error(
+                f"key {key!r} holds half of a surrogate pair ({value[error.start]!a}), as in a text that was cut within "
+                "a character. Take it out, or write the file anew from whole texts"
+            ) from error
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            check_text(name, location, key)
+            check_text(item, location, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            check_text(item, location, f"{key}[{number}]")
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
@@ -101,13 +127,29 @@ def _transposed(path: pathlib.Path, columns: dict[str, dict[str, Any]]) -> list[
 def _parse(content: bytes, start: RowLocation, hint: str) -> Any:
     """The JSON value that begins at `start`. Errors name the faulty line."""
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode(), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         location = start._replace(number=start.number + content.count(b"\n", 0, error.start))
         raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
         location = start._replace(number=start.number + error.lineno - 1)
         raise location.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
+    except _RepeatedKeyError as error:
+        raise start.error(f"key {error} occurs twice in one object. Keep one of the two") from error
+    except RecursionError as error:
+        raise start.error(f"not JSON (nested too deeply). {hint}") from error
+
+
+class _RepeatedKeyError(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKeyError(repr(next(name for name in names if names.count(name) > 1)))
+    return fields
 
 
 def _suffix(path: pathlib.Path) -> str:

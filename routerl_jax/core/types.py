@@ -37,7 +37,7 @@ class Example:
     `images` are paths, encoded bytes, PIL images or arrays. `metadata` is free-form (supporting passages, question type, ...).
 
     Raises:
-      ValueError: `answers` is a string, whose letters would count as answers.
+      ValueError: `answers` is a string, whose letters would count as answers; or a text holds half of a surrogate pair.
     """
 
     id: str
@@ -52,6 +52,14 @@ class Example:
                 f"example {self.id!r}: answers={self.answers!r} is a string; give a tuple of accepted answers: "
                 f"({self.answers!r},)"
             )
+        for text in (self.question, *self.answers):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"example {self.id!r}: {text[:80]!r} holds half of a surrogate pair, which no tokenizer takes; take it out "
+                    "(core.text.replace_surrogates)"
+                ) from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

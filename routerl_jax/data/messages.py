@@ -20,7 +20,7 @@ from absl import logging
 
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import ANSWER_KEYS, Row, distinct, example_id, images_of, texts
+from routerl_jax.data.formats.format import Row, answer_key, distinct, example_id, images_of, strings
 from routerl_jax.data.formats.verl import PICTURE, question_in_prompt
 from routerl_jax.data.pictures import MissingPictureError
 from routerl_jax.data.rounds import RecordedRounds, Round
@@ -104,7 +104,8 @@ def _recorded(row: Row, location: RowLocation) -> RecordedRounds:
     ends = [sum(marks[:i]) for i in range(len(marks) + 1)]
     of_message = [images[start:end] for start, end in itertools.pairwise(ends)]
     question = row.get("question")
-    answers = next((texts(row[key], location, key) for key in ANSWER_KEYS if row.get(key)), [])
+    answered = answer_key(row)
+    answers = strings(row[answered], location, answered) if answered else []
     example = Example(
         id=example_id(row, location),
         question=question

@@ -7,8 +7,8 @@
 `text` is what was written, to the letter. `tool` is the trace's own name of the tool that was called, "" (the default) where
 none was. `observation` is what the tool found, before a recipe frames it, "" (the default) where it found nothing. `passages`
 are the ids of what it showed, [] (the default) where that is not told. `error` says why a call failed, null (the default) where
-none did. The other keys of a row are those of `flashrag` rows (data.formats): pictures beside the file, and any further key is
-metadata.
+none did. The other keys of a row are those of a file of questions in any format (data.formats), which the keys decide: those of
+`flashrag`, as above, or `doc_id` and `evidence_pages`, .. Pictures are beside the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example, Observation, Shown
-from routerl_jax.data.formats.flashrag import FlashRag
+from routerl_jax.data.formats.format import images_of, unpacked_row
+from routerl_jax.data.formats.known import format_of
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.pictures import picture_name
 
@@ -79,9 +80,12 @@ def read_rounds(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, Recorde
     """
     for location, row in read_rows(path):
         question_row = {key: value for key, value in row.items() if key != "rounds" and (key != "images" or value)}
-        example = FlashRag().example(question_row, location)
+        question_row = unpacked_row(question_row)
+        example = format_of(question_row).example(question_row, location)
         if example is None:
             raise location.error("no answers; give them under 'golden_answers'")
+        if not example.images:  # of a format whose own files hold no pictures
+            example = dataclasses.replace(example, images=images_of(question_row, location))
         items = row.get("rounds")
         if not isinstance(items, list) or not items:
             raise location.error("key 'rounds' must be a list of {text, tool, observation, error}, and not empty")

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import re
 import unicodedata
@@ -163,7 +164,7 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
 
 
 def string_field(row: dict[str, Any], key: str, location: RowLocation, *, default: str | None = None) -> str:
-    """`row[key]` as a string that can be stored (numbers are spelled out, null counts as absent)."""
+    """`row[key]` as a string (numbers are spelled out, null counts as absent)."""
     value = row.get(key)
     if value is None:
         if default is None:
@@ -171,14 +172,9 @@ def string_field(row: dict[str, Any], key: str, location: RowLocation, *, defaul
         return default
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise location.error(f"key {key!r} holds {type(value).__name__}, expected a string")
-    value = str(value)
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise location.error(
-            f"key {key!r} holds half of a surrogate pair ({error.reason}). Re-encode the file"
-        ) from error
-    return value
+    if isinstance(value, float) and not math.isfinite(value):
+        raise location.error(f"key {key!r} holds {value}, which is no text. Write null where there is no value")
+    return str(value)
 
 
 def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:

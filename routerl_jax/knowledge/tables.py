@@ -245,12 +245,10 @@ def _csv_table(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]
     lines = list(read_cells(path))
     if not lines:
         raise ValueError(f"{path} is empty. Its first line must name the columns")
-    for location, cells in lines:
-        if not any(cell.strip() for cell in cells):
-            raise location.error("all cells are empty. Remove the line")
     name = pathlib.Path(plain_name(path)).stem
-    (location, header), *rows = lines
-    yield location, {"id": name, "title": name, "header": header, "rows": [cells for _, cells in rows]}
+    location, header = lines[0]
+    width = max(number for _, cells in lines for number, cell in enumerate(cells, 1) if cell.strip())
+    yield location, {"id": name, "title": name, "header": header[:width], "rows": [c[:width] for _, c in lines[1:]]}
 
 
 def _id(row: dict[str, Any], location: RowLocation) -> str:

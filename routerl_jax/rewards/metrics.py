@@ -5,10 +5,10 @@ prediction of None (no answer) scores 0. A text that a normaliser would erase ("
 So an empty prediction never matches, and not every prediction covers such a gold answer. No gold answer at all, or an unknown
 normaliser, is a ValueError.
 
-Before any normaliser, texts that look the same become one text (`core.words.folded`): accents in one or two code points,
-curly quotation marks, dashes, wide digits, characters without width. Released scorers compare the code points. Text in
-scripts without spaces between words (Chinese, Japanese, Thai, ..) has its characters for words, as in MLQA's scorer
-(arXiv 1910.07475).
+Released scorers compare code points. Here texts are also compared as they look (`core.words.folded`: accents in one or two
+code points, curly quotation marks, dashes, wide digits, characters without width), before any normaliser, and the better score
+counts. So no score is lower than the released one. Text in scripts without spaces between words (Chinese, Japanese, Thai, ..)
+has its characters for words, as in MLQA's scorer (arXiv 1910.07475).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar, cast
 
 import numpy as np
 
@@ -31,12 +32,32 @@ _MOST_EDITED = 0.5  # ANLS: share of edited characters of the longer text from w
 _CLOSED_ANSWERS: frozenset[Words] = frozenset({("yes",), ("no",), ("noanswer",)})
 
 
+_Metric = TypeVar("_Metric", bound=Callable[..., float])
+
+
+def _in_any_form(metric: _Metric) -> _Metric:
+    """The metric of the texts as they are or, if it is better, as they look."""
+
+    @functools.wraps(metric)
+    def best(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
+        score = metric(prediction, golds, normalizer)
+        written = (prediction or "", *_as_tuple(golds))
+        if score == 1 or all(map(str.isascii, written)):
+            return score
+        said, *accepted = map(folded, written)
+        return max(score, metric(said, accepted, normalizer))
+
+    return cast(_Metric, best)
+
+
+@_in_any_form
 def exact_match(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """EM: 1 if the normalised prediction equals a normalised gold answer, else 0 (SQuAD, Rajpurkar et al. 2016)."""
     predicted, accepted = _normalized(prediction, golds, normalizer)
     return float(bool(predicted) and predicted in accepted)
 
 
+@_in_any_form
 def f1(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """F1 of the two bags of words, the best over gold answers, in [0, 1] (SQuAD, Rajpurkar et al. 2016).
 
@@ -45,6 +66,7 @@ def f1(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> f
     return _best_overlap(prediction, golds, normalizer)[0]
 
 
+@_in_any_form
 def cover_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """CEM (ACC_R of R1-Searcher, section 3.1): 1 if every word of a gold answer is among the predicted words, else 0.
 
@@ -62,6 +84,7 @@ def cover_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1"
     return float(any(map(covers, accepted)))
 
 
+@_in_any_form
 def substring_em(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """SubEM (Search-R1, MMSearch-R1): 1 if a normalised gold answer is a substring of the prediction, else 0.
 
@@ -71,6 +94,7 @@ def substring_em(prediction: str | None, golds: Golds, normalizer: str = "search
     return float(any(gold and " ".join(gold) in " ".join(predicted) for gold in accepted))
 
 
+@_in_any_form
 def f1_recall(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """F1-Recall (R1-Router, eq. 23): the share of a gold answer's words that were predicted, in [0, 1].
 
@@ -90,6 +114,7 @@ def accuracy(prediction: str | None, golds: Golds, normalizer: str = "search_r1"
     return recall if graded else float(recall == 1.0)
 
 
+@_in_any_form
 def anls(prediction: str | None, golds: Golds, normalizer: str = "search_r1") -> float:
     """Average normalised Levenshtein similarity of one answer (ST-VQA, arXiv 1905.13648, section 5), in [0, 1].
 
@@ -97,7 +122,7 @@ def anls(prediction: str | None, golds: Golds, normalizer: str = "search_r1") ->
     answer counts. Texts are compared in lower case with single spaces, whatever the normaliser, as in other papers.
     """
     NORMALIZERS.get(normalizer)
-    predicted, *accepted = (" ".join(folded(text).lower().split()) for text in (prediction or "", *_as_tuple(golds)))
+    predicted, *accepted = (" ".join(text.lower().split()) for text in (prediction or "", *_as_tuple(golds)))
     return max(_similarity(predicted, gold) for gold in accepted)
 
 
@@ -128,7 +153,6 @@ def _normalized(prediction: str | None, golds: Golds, normalizer: str) -> tuple[
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str, normalizer: str) -> Words:
-    text = folded(text)
     return tuple(split(NORMALIZERS.get(normalizer)(text)) or split(text.lower()))
 
 

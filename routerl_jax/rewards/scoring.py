@@ -13,10 +13,12 @@ from jaxtyping import Float
 
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, read_rows
+from routerl_jax.data.formats.format import distinct, strings
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 _PREDICTION_KEYS = ("prediction", "pred_answer")
+_UNREAD = ("answer_eval", "answer_ranges", "possible_answers", "candidate_answers")  # other keys of accepted answers
 _RESAMPLES = 1000
 
 
@@ -47,7 +49,7 @@ class Report:
 def read_predictions(path: str | pathlib.Path, group: Sequence[str] = ()) -> list[Prediction]:
     """Reads `{id, prediction | pred_answer, golden_answers, ...}` rows of a file (`core.rows`).
 
-    A prediction may be null (no answer); golden_answers is a string or a list of strings.
+    A prediction may be null (no answer); `golden_answers` and `answer_aliases` are strings or lists of strings.
 
     Raises:
       ValueError: a row is wrong, or an id occurs twice in a group; names the file, the line, the key and the fix.
@@ -128,11 +130,12 @@ def _parse_prediction(row: Mapping[str, Any], location: RowLocation) -> str | No
 
 
 def _parse_golds(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
-    value = row.get("golden_answers")
-    golds = (value,) if isinstance(value, str) else value
-    if not isinstance(golds, list | tuple) or not all(isinstance(gold, str) for gold in golds):
-        fault = "is missing" if "golden_answers" not in row else f"is {value!r}"
-        raise location.error(f"key 'golden_answers' {fault}; give a string or a list of strings")
-    if not any(gold.strip() for gold in golds):
+    if unread := [key for key in _UNREAD if row.get(key)]:
+        raise location.error(f"key {unread[0]!r} is not read here; put the accepted answers under 'golden_answers'")
+    if row.get("golden_answers") is None:
+        raise location.error("key 'golden_answers' is missing; give a string or a list of strings")
+    keys = ("golden_answers", "answer_aliases")
+    golds = distinct(*(strings(row.get(key), location, key) for key in keys))
+    if not golds:
         raise location.error("key 'golden_answers' holds no answer; give at least one")
-    return tuple(golds)
+    return golds

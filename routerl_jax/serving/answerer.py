@@ -11,6 +11,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.live import LiveAgent
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.generation.loop import EngineLoop
 from routerl_jax.models.images import check_image, image_bytes, is_url
@@ -82,7 +83,7 @@ class AnswererModel:
                 images.append(content)
             except ValueError as error:
                 raise invalid(str(error), part.field) from error
-        question = "".join(texts).strip()
+        question = replace_surrogates("".join(texts)).strip()
         if not question:
             raise invalid(f"{field}.content holds no question", f"{field}.content")
         seed = request.generation.seed

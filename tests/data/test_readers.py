@@ -65,8 +65,18 @@ GOOD = jsonl(ROWS[0])
         (GOOD + '{"question": 5, "answer": "x"}', ", line 2: key 'question' is missing or empty"),
         (GOOD + '{"question": "?"}', ", line 2: no answers; give them under 'golden_answers'"),
         (GOOD + '{"question": "?", "golden_answers": []}', ", line 2: no answers; give them under 'golden_answers'"),
-        (GOOD + '{"question": "?", "answer": 5}', ", line 2: key 'answer' must be a string or a list of strings"),
-        (GOOD + '{"question": "?", "answers": ["a", 5]}', ", line 2: key 'answers' must be a string or a list of"),
+        (
+            GOOD + '{"question": "?", "answer": true}',
+            ", line 2: key 'answer' must be a string, a number or a list of these",
+        ),
+        (GOOD + '{"question": "?", "answer": Infinity}', ", line 2: key 'answer' must be a string, a number or"),
+        (GOOD + '{"question": "?", "answer": NaN}', ", line 2: key 'answer' holds no answer"),
+        (GOOD + '{"question": "?", "answer": "x", "answer": "y"}', ", line 2: key 'answer' occurs twice"),
+        (GOOD + '{"question": "? \\ud83d", "answer": "x"}', ", line 2: key 'question' holds half of a surrogate pair"),
+        (
+            GOOD + '{"question": "?", "answer": "x", "options": {"B": ["\\uDE00"]}}',
+            ", line 2: key 'options.B[0]' holds half of a surrogate pair",
+        ),
         (GOOD + "\n" + GOOD, ", line 3: id 'dev_0' was used in line 1 already; ids must be distinct"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from routerl_jax.core.types import Example
 from routerl_jax.data.rounds import RecordedRounds, Round, read_rounds, write_rounds
 from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.rewards.retrieval import gold_passages_of
 from tests.data.mmsearch_traces import FILE, traces, write_recorded
 from tests.data.original_rows import as_json, png
 
@@ -32,6 +33,23 @@ ROW: dict[str, Any] = {
 
 def read(path: pathlib.Path) -> list[RecordedRounds]:
     return [recorded for _, recorded in read_rounds(path)]
+
+
+def test_rows_of_any_format_keep_their_gold_passages(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "a.png").write_bytes(png())
+    question = {key: ROW[key] for key in ("id", "question", "golden_answers", "rounds", "images")}
+    by_document = {"doc_id": "mills.pdf", "evidence_pages": "[3, 5]"}
+    by_deck = {"deck_name": "mills", "evidence_pages": [3, 5]}
+    for number, fields in enumerate((by_document, by_deck)):
+        (recorded,) = read(as_json(tmp_path / f"r{number}.jsonl", {**question, **fields}))
+        name = fields.get("doc_id", "mills")
+        assert [hop.passage_id for hop in gold_passages_of(recorded.example)] == [f"{name}#3", f"{name}#5"]
+        assert recorded.example.answers == ("Azores", "Açores")
+        assert recorded.example.images == (tmp_path / "a.png",)
+        write_rounds(tmp_path / "again.jsonl", [recorded])
+        assert read(tmp_path / "again.jsonl") == [recorded]
+    with pytest.raises(ValueError, match="line 1: key 'evidence_pages' .* without 'doc_id'"):
+        read(as_json(tmp_path / "alone.jsonl", {**question, "evidence_pages": [3]}))
 
 
 def test_rows_and_back(tmp_path: pathlib.Path) -> None:

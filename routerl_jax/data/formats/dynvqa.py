@@ -7,7 +7,7 @@ import dataclasses
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.flashrag import FlashRag
-from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, texts
+from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, Row, answer_key, strings
 from routerl_jax.data.pictures import picture_called
 
 _QUERIES = ("golden_query", "gloden_query")  # as files before 202502 spell it
@@ -25,8 +25,8 @@ class DynVQA(FlashRag):
         return "image_url" in row and any(key in row for key in _QUERIES)
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
-        key = next((key for key in ANSWER_KEYS if row.get(key)), None)
-        answers = [] if key is None else texts(row[key], location, key)
+        key = answer_key(row)
+        answers = [] if key is None else strings(row[key], location, key)
         if not any(answer.strip() for answer in answers):
             return None
         query = next((row[key] for key in _QUERIES if row.get(key)), None)

@@ -6,15 +6,16 @@ NQ-open (`{question, answer: [..]}`) and this project's own files have such rows
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats.format import (
-    ANSWER_KEYS,
     FORMATS,
     URL_KEYS,
     QuestionFormat,
     Row,
+    answer_key,
     distinct,
     example_id,
     image_urls,
@@ -44,14 +45,12 @@ class FlashRag(QuestionFormat):
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
-        key = next((key for key in ANSWER_KEYS if row.get(key)), None)
+        key = answer_key(row)
         if key is None and row.get("supporting"):
             return None
         if key is None:
             raise location.error("no answers; give them under 'golden_answers'")
-        aliases = row.get("answer_aliases") or []
-        if isinstance(aliases, str):
-            raise location.error("key 'answer_aliases' must be a list of strings")
+        aliases = row.get("answer_aliases")
         answers = distinct(strings(row[key], location, key))
         if not answers:
             raise location.error(f"key {key!r} holds no answer but blanks")
@@ -72,8 +71,35 @@ class FlashRag(QuestionFormat):
             question=question,
             answers=distinct(answers, strings(aliases, location, "answer_aliases")),
             images=images,
-            metadata=search_kind(with_metadata(other_fields)) | urls,
+            metadata=_checked_gold(search_kind(with_metadata(other_fields)), location) | urls,
         )
+
+
+# Keys of gold passages in other formats, with what a row needs beside them to be of that format.
+_OF_OTHER_FORMATS = {
+    "evidence_pages": "'doc_id' (mmlongbench_doc) or 'deck_name' (slidevqa)",
+    "reference_page": "'meta_info' with 'file_name' around it, and 'query' (vidoseek)",
+    "hard_positive_idx": "'original_table_id' (open_wikitable)",
+    "answer-node": "'table_id' and 'question_id' (hybridqa)",
+}
+_LISTS = ("supporting_passages", "supporting_facts", "decomposition", "evidence_triples")
+
+
+def _checked_gold(metadata: dict[str, Any], location: RowLocation) -> dict[str, Any]:
+    """The metadata, with the names of gold passages as lists. Raises ValueError for what no score would understand."""
+    for key, needed in _OF_OTHER_FORMATS.items():
+        if metadata.get(key):
+            raise location.error(
+                f"key {key!r} names gold passages, but is not read without {needed}; add that, or give the ids of the "
+                "passages under 'supporting'"
+            )
+    for key in ("supporting", "supporting_titles"):
+        if metadata.get(key):
+            metadata[key] = strings(metadata[key], location, key, listed=True)
+    for key in _LISTS:
+        if metadata.get(key) and not isinstance(metadata[key], list):
+            raise location.error(f"key {key!r} must be a list, found {str(metadata[key])[:80]!r}")
+    return metadata
 
 
 def _known_by_id(row: Row, location: RowLocation) -> tuple[pathlib.Path, ...]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import abc
+import ast
+import contextlib
 import hashlib
 import json
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +21,7 @@ Row = Mapping[str, Any]
 
 ANSWER_KEYS = ("golden_answers", "answers", "answer")  # a row's possible keys of its accepted answers
 URL_KEYS = ("image_urls", "image_url")  # a row's possible keys of the URLs of its pictures
+_LITERAL = r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\""  # a string of Python
 SEARCH_KINDS = ("search_free", "search_required")  # FVQA's labels: whether a question needs a search
 
 
@@ -93,40 +98,123 @@ def question_of(row: Row, location: RowLocation, key: str = "question") -> str:
     return question
 
 
-def strings(value: Any, location: RowLocation, key: str) -> list[str]:
-    """A string or a list of strings as a list; None is an empty one. ValueError for anything else."""
-    if value is None:
+def strings(value: Any, location: RowLocation, key: str, *, listed: bool = False) -> list[str]:
+    """The texts of a value: a string, a number, or lists of these; null is left out, and whole numbers have no `.0`.
+
+    A list in a string is read as a list: JSON, or as Python, pandas and numpy write it (`["a", "b"]`, `['a', 'b']`,
+    `['a' 'b']`). A text that only may be one, such as `[4, 6]`, is an error, except as the item of a list, where it is a text.
+
+    Args:
+      listed: the key always holds a list, so `[4, 6]` in a string is one.
+
+    Raises:
+      ValueError: something else; names file, row, key and the fix.
+    """
+    if isinstance(value, str):
+        found = _list_in(value, location, key, listed)
+        return [value] if found is None else _flat(found, location, key)
+    if isinstance(value, list | tuple):
+        items = [(item, _list_in(item, location, key, None) if isinstance(item, str) else None) for item in value]
+        return [text for item, found in items for text in _flat(item if found is None else found, location, key)]
+    return _flat(value, location, key)
+
+
+def _flat(value: Any, location: RowLocation, key: str) -> list[str]:
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _flat(item, location, key)]
+    if value is None or value != value:  # pandas writes NaN for null
         return []
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, list) or not all(isinstance(item, str) for item in values):
-        raise location.error(f"key {key!r} must be a string or a list of strings")
-    return values
-
-
-def json_strings(value: Any, location: RowLocation, key: str, *, single: bool = False) -> list[str]:
-    """A list of strings, given as a list or as a string with JSON (PopQA). ValueError for anything else. With `single`, a
-    string that doesn't begin like a list is a list of one item."""
-    if isinstance(value, str) and not (single and value.strip()[:1] != "["):
-        try:
-            value = json.loads(value) if value.strip() else []
-        except json.JSONDecodeError as error:
-            raise location.error(
-                f"key {key!r} should hold a JSON list of strings ({error.msg}), found {value!r}"
-            ) from error
-        if isinstance(value, str):
-            raise location.error(f"key {key!r} should hold a JSON list of strings, found the string {value!r}")
-    return strings(value, location, key)
-
-
-def texts(value: Any, location: RowLocation, key: str) -> list[str]:
-    """A string, a number, or lists of these, as a list of strings. None is left out. ValueError for anything else."""
-    if isinstance(value, list):
-        return [text for item in value for text in texts(item, location, key)]
-    if value is None:
-        return []
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value in (math.inf, -math.inf):
         raise location.error(f"key {key!r} must be a string, a number or a list of these, found {str(value)[:80]!r}")
-    return [str(value)]
+    return [str(int(value) if isinstance(value, float) and value.is_integer() else value)]
+
+
+def _list_in(text: str, location: RowLocation, key: str, listed: bool | None) -> list[Any] | None:
+    """The list in a string; None for a string that is no list, and for one that may be a text if `listed` is None."""
+    plain = text.strip()
+    quoted = re.match(r"\[\s*(?:['\"\[{]|\w*\.?\w+\(\[?['\"]|\])|[({]\s*['\"]|array\(\s*\[", plain)
+    if not quoted and not (plain[:1] == "[" and (listed or plain[-1:] == "]")):
+        return None
+    try:
+        value = unpacked(plain)
+    except ValueError as error:
+        value = error
+    if isinstance(value, list) and (quoted or listed):
+        return value
+    no_list = isinstance(value, ValueError) and (plain[:1] != "[" or not (quoted or listed or "," in plain))
+    if listed is None or no_list:  # such as "('Heroes') and Low" or "[Fe/H]"
+        return None
+    if isinstance(value, Mapping):
+        raise location.error(f"key {key!r} holds an object in a string: {plain[:80]!r}. Give its texts as a list")
+    why = f" ({value})" if isinstance(value, ValueError) else ""
+    raise location.error(
+        f"key {key!r} may be a list in a string: {plain[:80]!r}{why}. Write it as a list: each text as an item, or, for "
+        f"one text with these brackets, this text as the only item: {json.dumps([plain[:80]], ensure_ascii=False)}"
+    )
+
+
+def unpacked(text: str) -> Any:
+    """The list or object that a string holds: JSON, or what `str` makes of a list in Python, pandas and numpy.
+
+    Raises:
+      ValueError: it is none of these, was shortened by numpy (`...`), or holds half of a surrogate pair.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            if not re.search(r"['\"]", text):  # numpy's numbers
+                text = re.sub(r"(?<=\d)\.?\s+(?=[-\d])", ",", text)
+            value = _evaluated(ast.parse(text, mode="eval").body, text)
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError("it can't be read as JSON or as a list of Python") from error
+    if not isinstance(value, list | dict):
+        raise ValueError("it is neither a list nor an object")
+    if "\\" in text:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    return value
+
+
+def _evaluated(node: ast.AST, text: str) -> Any:
+    """The value of literals, and of the calls in which numpy packs them: `array([..], dtype=object)`, `np.str_('a')`."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [value for item in node.elts for value in _items(item, text)]
+    if isinstance(node, ast.Dict):
+        return {ast.literal_eval(key or node): _evaluated(value, text) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, ast.Call) and node.args:
+        return _evaluated(node.args[0], text)
+    if isinstance(node, ast.Name) and node.id in ("nan", "null", "true", "false"):
+        return {"true": True, "false": False}.get(node.id)
+    value = ast.literal_eval(node)
+    if value is Ellipsis:
+        raise ValueError("numpy left out items")
+    return value
+
+
+def _items(node: ast.AST, text: str) -> list[Any]:
+    """The value of an item of a list; numpy's strings without commas between them, which Python joins, are several."""
+    value = _evaluated(node, text)
+    if isinstance(node, ast.Constant) and isinstance(value, str):
+        parts = re.findall(_LITERAL, ast.get_source_segment(text, node) or "")
+        return [ast.literal_eval(part) for part in parts] if len(parts) > 1 else [value]
+    return [value]
+
+
+PACKED = (  # keys that hold lists or objects, which files of cells, and some of JSON, have in strings
+    *("metadata", "reward_model", "extra_info", "prompt", "meta_info", "paragraphs", "contexts", "context"),
+    *("supporting", "supporting_titles", "supporting_passages", "supporting_facts", "decomposition", "options"),
+    *("question_decomposition", "evidences", "evidence_triples", "answer_eval", "answer-node"),
+)
+
+
+def unpacked_row(row: Row) -> dict[str, Any]:
+    """The row with the lists and objects that strings under `PACKED` hold. Other strings stay, for its format to judge."""
+    result = dict(row)
+    for key in PACKED:
+        if isinstance(value := row.get(key), str) and value.strip()[:1] in ("[", "{"):
+            with contextlib.suppress(ValueError):
+                result[key] = unpacked(value)
+    return result
 
 
 def images_of(row: Row, location: RowLocation, key: str = "", folders: Sequence[str] = ("images",)) -> tuple[Any, ...]:
@@ -163,7 +251,7 @@ def image_urls(row: Row, location: RowLocation, keys: Sequence[str] = URL_KEYS) 
     """
     all_urls: list[str] = []
     for key in keys:
-        urls = json_strings(row.get(key), location, key, single=True)
+        urls = strings(row.get(key), location, key, listed=True)
         if wrong := next((url for url in urls if url and not _is_url(url)), None):
             raise location.error(
                 f"key {key!r} must hold URLs, found {wrong[:80]!r}; put paths under 'image' or 'images'"
@@ -198,6 +286,11 @@ def search_kind(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if label not in SEARCH_KINDS:
         return dict(metadata)
     return {**{key: value for key, value in metadata.items() if key != "category"}, "kind": label}
+
+
+def answer_key(row: Row) -> str | None:
+    """The first of `ANSWER_KEYS` under which the row has something; 0 is an answer."""
+    return next((key for key in ANSWER_KEYS if row.get(key) not in (None, "", [])), None)
 
 
 def distinct(*parts: Sequence[str]) -> tuple[str, ...]:

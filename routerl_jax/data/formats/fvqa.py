@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, Row, distinct, search_kind, texts
+from routerl_jax.data.formats.format import FORMATS, Row, distinct, search_kind, strings
 from routerl_jax.data.formats.verl import Verl
 
 _ALIASES = "reward_model.candidate_answers"
@@ -35,22 +34,11 @@ class Fvqa(Verl):
         return dataclasses.replace(
             example,
             id=example.id if named is None else str(named),
-            answers=distinct(example.answers, _aliases(row["reward_model"]["candidate_answers"], location)),
+            answers=distinct(
+                example.answers, strings(row["reward_model"]["candidate_answers"], location, _ALIASES, listed=True)
+            ),
             metadata=search_kind({key: value for key, value in example.metadata.items() if key != "data_id"}),
         )
-
-
-def _aliases(value: object, location: RowLocation) -> list[str]:
-    if isinstance(value, str):
-        try:
-            value = json.loads(value) if value.strip() else None
-        except json.JSONDecodeError as error:
-            raise location.error(
-                f"key {_ALIASES!r} should hold a JSON list ({error.msg}), found {value[:80]!r}"
-            ) from error
-        if value is not None and not isinstance(value, list):
-            raise location.error(f"key {_ALIASES!r} should hold a JSON list, found {str(value)[:80]!r}")
-    return texts(value, location, _ALIASES)
 
 
 FORMATS.register("fvqa")(Fvqa())

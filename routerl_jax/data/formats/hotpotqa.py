@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from routerl_jax.data.formats.format import (
     passage,
     question_of,
     strings,
+    unpacked,
     with_metadata,
 )
 
@@ -93,13 +93,13 @@ def _facts(value: Any, location: RowLocation) -> list[list[Any]] | None:
 
 
 def from_json(value: Any, key: str, location: RowLocation) -> Any:
-    """The value of a string with JSON. A value that is no string is returned unchanged."""
+    """The list or object in a string (`format.unpacked`). A value that is no string is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise location.error(f"key {key!r} is a string that is not JSON ({error.msg})") from error
+        return unpacked(value)
+    except ValueError as error:
+        raise location.error(f"key {key!r} is a string that is not JSON, nor a list of Python ({error})") from error
 
 
 def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, location: RowLocation) -> list[list[Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, strings
 
 _READ = ("question_id", "id", "question", "table_id", "answer-text", "answer-node")
 _LINK, _KIND = 2, 3  # indices in a node: [text, [row, column], link or null, "table" or "passage"]
@@ -24,7 +24,7 @@ class HybridQa(QuestionFormat):
         return "table_id" in row and "question_id" in row and ("answer-text" in row or "question_postag" in row)
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
-        answers = distinct(texts(row.get("answer-text"), location, "answer-text"))
+        answers = distinct(strings(row.get("answer-text"), location, "answer-text"))
         if not answers:
             return None
         if not isinstance(row["table_id"], str) or not row["table_id"]:

@@ -24,6 +24,7 @@ class InfoSeek(FlashRag):
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
         accepted = row.get("answer_eval") or []
+        accepted = accepted if isinstance(accepted, list) else [accepted]
         other_fields = {key: value for key, value in row.items() if key != "answer_eval"}
         example = super().example({"id": row.get("data_id"), **other_fields}, location)
         if example is None:

@@ -33,7 +33,7 @@ from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
     verl,
     vidoseek,
 )
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, unpacked_row
 from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
@@ -91,6 +91,7 @@ def read_examples(
     fixed_format = FORMATS.get(form) if form else None
     several = is_pattern(str(path))
     for location, row in read_question_rows(path):
+        row = unpacked_row(row)
         form_of_row = fixed_format or format_of(row)
         for part in form_of_row.parts(row, location):
             try:
@@ -110,6 +111,7 @@ def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[Ro
     """For each row of a file of questions, the passages that it holds."""
     fixed_format = FORMATS.get(form) if form else None
     for location, row in read_question_rows(path):
+        row = unpacked_row(row)
         yield location, (fixed_format or format_of(row)).passages(row, location)
 
 

@@ -15,7 +15,7 @@ from routerl_jax.data.formats.format import (
     image_urls,
     images_of,
     question_of,
-    texts,
+    strings,
 )
 
 _LEVELS = ("level1", "level2")
@@ -48,7 +48,7 @@ class LiveVQA(QuestionFormat):
         if not isinstance(fields, Mapping):
             raise location.error(f"key {key!r} must be an object, found {str(fields)[:80]!r}")
         question = question_of(fields, location)
-        answers = distinct(texts(fields.get("Ground_Truth_List"), location, f"{key}.Ground_Truth_List"))
+        answers = distinct(strings(fields.get("Ground_Truth_List"), location, f"{key}.Ground_Truth_List"))
         if not answers:
             raise location.error(f"key '{key}.Ground_Truth_List' is missing or empty")
         named = {"img_path": fields.get("img_path") or row.get("img_path")}

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import ANSWER_KEYS, FORMATS, QuestionFormat, Row, distinct, example_id, question_of
-from routerl_jax.data.formats.format import strings as strings_of
+from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
+    FORMATS,
+    QuestionFormat,
+    Row,
+    answer_key,
+    distinct,
+    example_id,
+    question_of,
+    strings,
+)
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, source_types, without
 
 UNANSWERABLE = "Not answerable"  # the accepted answer of a question that the document doesn't answer
@@ -26,12 +35,12 @@ class MMLongBenchDoc(QuestionFormat):
         return "doc_id" in row and "evidence_pages" in row
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
-        key = next((key for key in ANSWER_KEYS if row.get(key)), "answer")
+        key = answer_key(row) or "answer"
         kind = row.get("type")
         form = row.get("answer_format") or (kind if kind in _FORMATS else None)
-        answers = document_answers(row.get(key), location, key, whole=form == "List")
+        answers = document_answers(row.get(key), location, key, whole=form == "List" or isinstance(row.get(key), str))
         pages = page_fields(row.get("doc_id"), row.get("evidence_pages"), location, "doc_id", "evidence_pages")
-        if named := distinct(strings_of(row.get("supporting"), location, "supporting")):
+        if named := distinct(strings(row.get("supporting"), location, "supporting", listed=True)):
             pages["supporting"] = list(named)
         kind_fields = query_type(kind) if kind not in _FORMATS else {}
         sources = row.get("evidence_sources") or (kind if isinstance(kind, list) else None)

@@ -17,9 +17,8 @@ from routerl_jax.data.formats.format import (
     example_id,
     image_urls,
     images_of,
-    json_strings,
     question_of,
-    texts,
+    strings,
 )
 
 _FOLDERS = ("images", "image")
@@ -52,8 +51,8 @@ class MMSearch(QuestionFormat):
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location, "query")
-        answers = texts(row["gt_answer"], location, "gt_answer")
-        aliases = json_strings(row.get("alternative_gt_answers"), location, "alternative_gt_answers", single=True)
+        answers = strings(row["gt_answer"], location, "gt_answer")
+        aliases = strings(row.get("alternative_gt_answers"), location, "alternative_gt_answers", listed=True)
         if not distinct(answers):
             raise location.error("key 'gt_answer' is missing or empty")
         picture = row.get("query_image")

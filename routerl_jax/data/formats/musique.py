@@ -18,6 +18,7 @@ from routerl_jax.data.formats.format import (
     strings,
 )
 from routerl_jax.data.formats.hipporag import EVERY_ANSWER_KEY, paragraphs
+from routerl_jax.data.formats.hotpotqa import from_json
 
 
 class Musique(QuestionFormat):
@@ -69,6 +70,7 @@ def _decomposition(
     steps: Any, paragraphs: dict[int, tuple[Passage, bool | None]], location: RowLocation
 ) -> list[dict[str, Any]]:
     """Sub-questions with their answers, each with the id of the paragraph that holds the answer."""
+    steps = from_json(steps, "question_decomposition", location)
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise location.error("key 'question_decomposition' must be a list of {question, answer, paragraph_support_idx}")
     result = []

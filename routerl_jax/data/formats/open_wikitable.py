@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, texts
+from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, distinct, example_id, question_of, strings
 
 _READ = ("question_id", "id", "question", "answer", "hard_positive_idx", "positive_idx", "negative_idx", "index")
 
@@ -22,7 +22,7 @@ class OpenWikiTable(QuestionFormat):
         return "hard_positive_idx" in row and "original_table_id" in row
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
-        answer = ", ".join(distinct(texts(row.get("answer"), location, "answer")))
+        answer = ", ".join(distinct(strings(row.get("answer"), location, "answer")))
         if not answer:
             raise location.error("key 'answer' is missing or empty; give the answer")
         return Example(
@@ -30,7 +30,7 @@ class OpenWikiTable(QuestionFormat):
             question=question_of(row, location).strip(),
             answers=(answer,),
             metadata={key: value for key, value in row.items() if key not in _READ}
-            | {"supporting": list(distinct(texts(row.get("hard_positive_idx"), location, "hard_positive_idx")))},
+            | {"supporting": list(distinct(strings(row.get("hard_positive_idx"), location, "hard_positive_idx")))},
         )
 
 

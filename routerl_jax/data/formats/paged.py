@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.core.rows import RowLocation
-from routerl_jax.data.formats.format import Row, distinct, texts
+from routerl_jax.data.formats.format import Row, distinct, strings
 from routerl_jax.data.page_ids import page_id
 
 SOURCE_TYPES = ("text", "table", "chart", "figure", "layout")  # types of evidence (VRAG-RL, table 1)
@@ -38,7 +36,9 @@ def page_fields(document: Any, pages: Any, location: RowLocation, document_key: 
     """
     if not isinstance(document, str) or not document.strip():
         raise location.error(f"key {document_key!r} is missing or empty; give the document's name")
-    numbers = list(dict.fromkeys(_page(number, location, pages_key) for number in _listed(pages)))
+    numbers = list(
+        dict.fromkeys(_page(number, location, pages_key) for number in strings(pages, location, pages_key, listed=True))
+    )
     document = document.strip()
     return {
         "document": document,
@@ -56,7 +56,7 @@ def source_types(value: Any, location: RowLocation, key: str) -> dict[str, list[
     Raises:
       ValueError: the value has another form; names the key.
     """
-    named = distinct([_SOURCES.get(name.strip().lower(), name) for name in texts(_listed(value), location, key)])
+    named = distinct([_SOURCES.get(name.strip().lower(), name) for name in strings(value, location, key, listed=True)])
     return {"source_type": list(named)} if named else {}
 
 
@@ -74,8 +74,8 @@ def document_answers(value: Any, location: RowLocation, key: str, *, whole: bool
     Raises:
       ValueError: there is none; names the key.
     """
-    values = [", ".join(texts(_listed(item), location, key)) for item in _as_list(value)] if whole else value
-    answers = distinct([answer.strip() for answer in texts(values, location, key)])
+    values = [", ".join(strings(item, location, key, listed=True)) for item in _as_list(value)] if whole else value
+    answers = distinct([answer.strip() for answer in strings(values, location, key)])
     if not answers:
         raise location.error(f"key {key!r} is missing or empty; give the answer")
     return answers
@@ -88,26 +88,9 @@ def _as_list(value: Any) -> list[Any]:
     return [value]
 
 
-def _listed(value: Any) -> list[Any]:
-    """A list, given as such or in a string (JSON or Python). Anything else becomes a list of one item; None an empty list."""
-    if isinstance(value, str) and value.strip()[:1] == "[":
-        for read in (json.loads, ast.literal_eval):
-            try:
-                parsed = read(value)
-            except (ValueError, SyntaxError, RecursionError, MemoryError):
-                continue
-            if isinstance(parsed, list):
-                return parsed
-    if isinstance(value, list | tuple):
-        return list(value)
-    return [] if value is None or value == "" else [value]
-
-
-def _page(number: Any, location: RowLocation, key: str) -> int:
-    page = number if isinstance(number, int) and not isinstance(number, bool) else None
-    if isinstance(number, str) and number.strip().isdecimal():
-        page = int(number)
-    if page is None or page < 1:
+def _page(number: str, location: RowLocation, key: str) -> int:
+    page = int(number) if number.strip().isdecimal() else 0
+    if page < 1:
         raise location.error(f"key {key!r} must hold numbers of pages, from 1, found {str(number)[:80]!r}")
     return page
 

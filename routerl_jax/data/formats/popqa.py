@@ -11,8 +11,8 @@ from routerl_jax.data.formats.format import (
     distinct,
     example_id,
     gold_fields,
-    json_strings,
     question_of,
+    strings,
 )
 from routerl_jax.data.formats.hipporag import paragraphs
 
@@ -31,7 +31,7 @@ class PopQA(QuestionFormat):
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
         question = question_of(row, location)
-        aliases = {key: json_strings(row[key], location, key) for key in _ALIAS_KEYS if key in row}
+        aliases = {key: strings(row[key], location, key, listed=True) for key in _ALIAS_KEYS if key in row}
         answers = distinct(aliases.get("possible_answers", ()))
         if not answers:
             raise location.error("key 'possible_answers' holds no answer")

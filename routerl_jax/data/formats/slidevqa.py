@@ -6,10 +6,18 @@ import re
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
-from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, example_id, question_of
+from routerl_jax.data.formats.format import (
+    ANSWER_KEYS,
+    FORMATS,
+    QuestionFormat,
+    Row,
+    answer_key,
+    example_id,
+    question_of,
+)
 from routerl_jax.data.formats.paged import document_answers, page_fields, query_type, without
 
-_READ = ("qa_id", "id", "question", "answer", "deck_name", "evidence_pages", "image_urls")
+_READ = ("qa_id", "id", "question", *ANSWER_KEYS, "deck_name", "evidence_pages", "image_urls")
 _SLIDE = re.compile(r"page_\d+")  # columns on the hub
 
 
@@ -26,12 +34,13 @@ class SlideVQA(QuestionFormat):
 
     def example(self, row: Row, location: RowLocation) -> Example | None:
         other_fields = {key: value for key, value in without(row, _READ).items() if not _SLIDE.fullmatch(key)}
+        key = answer_key(row) or "answer"
         urls = {"page_urls": row["image_urls"]} if row.get("image_urls") else {}
         pages = page_fields(row.get("deck_name"), row.get("evidence_pages"), location, "deck_name", "evidence_pages")
         return Example(
             id=example_id(row, location, ("qa_id", "id")),
             question=question_of(row, location).strip(),
-            answers=document_answers(row.get("answer"), location, "answer"),
+            answers=document_answers(row.get(key), location, key),
             metadata=other_fields | query_type(row.get("reasoning_type")) | urls | pages,
         )
 

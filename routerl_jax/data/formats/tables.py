@@ -7,6 +7,7 @@ import glob
 import io
 import itertools
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,38 +52,68 @@ def files_called(pattern: str) -> list[str]:
 
 
 def read_named_columns(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
-    """Rows of a .csv or .tsv file by the names that its first line gives the columns. Errors: see `read_cells`."""
+    """Rows of a .csv or .tsv file by the names that its first line gives the columns.
+
+    A first column without a name is pandas' index, and is left out. So are other columns without a name, which spreadsheets add
+    at the end; their cells must be empty.
+
+    Raises:
+      ValueError: as `read_cells`; or two columns have the same name, or a cell has text in a column without one.
+    """
     columns: list[str] = []
     for location, row in read_cells(path):
-        if columns:
-            yield location, dict(zip(columns, row))
-        else:
+        if not columns:
             columns = row
+            named = [name for name in columns if name]
+            if repeated := next((name for name in named if named.count(name) > 1), None):
+                raise location.error(f"two columns are called {repeated!r}. Rename or remove one of them")
+            continue
+        for number, (name, cell) in enumerate(zip(columns, row), 1):
+            if number > 1 and not name and cell.strip():
+                raise location.error(
+                    f"column {number} has no name, but a cell {cell[:40]!r}. Name it in the first line"
+                )
+        yield location, {name: cell for name, cell in zip(columns, row) if name}
 
 
 def read_cells(path: pathlib.Path) -> Iterator[tuple[RowLocation, list[str]]]:
-    """The lines of a .csv or .tsv file as cells: first the names of the columns, then the rows. Blank lines are skipped.
+    """The lines of a .csv or .tsv file as cells: first the names of the columns, then the rows. Lines with empty cells alone
+    are skipped.
+
+    A .csv file whose first line has no comma may have semicolons or tabs instead, as spreadsheets write them where the comma
+    is in numbers; or its first line says so (`sep=;`).
 
     Raises:
-      ValueError: while reading: the file is damaged or not UTF-8, or a row has another number of cells than the first line.
+      ValueError: while reading: the file is damaged or neither UTF-8 nor UTF-16, or a row has another number of cells than the
+        first line.
     """
     delimiter = _DELIMITERS[pathlib.Path(plain_name(path)).suffix.lower()]
     csv.field_size_limit(2**31 - 1)
     location = RowLocation(path, "line", 1)
     with open_bytes(path, lambda: f" after line {location.number}") as file:
-        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter)
+        lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        rows, before = csv.reader(lines, delimiter=delimiter), 0
         columns: list[str] = []
         while True:
-            location = location._replace(number=rows.line_num + 1)
+            location = location._replace(number=rows.line_num + before + 1)
             try:
                 row = next(rows, None)
+                if row and not columns and delimiter == ",":
+                    separator = re.fullmatch(r"sep=(.)", ",".join(row).strip(), re.IGNORECASE)
+                    other = separator[1] if separator else next((mark for mark in ";\t" if mark in row[0]), "")
+                    if separator or (other and len(row) == 1):
+                        delimiter, before = other, location.number
+                        first = [] if separator else [row[0]]
+                        before -= len(first)
+                        rows = csv.reader(itertools.chain(first, lines), delimiter=delimiter)
+                        continue
             except UnicodeDecodeError as error:
                 raise location.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
             except csv.Error as error:
                 raise location.error(f"not a table ({error})") from error
             if row is None:
                 return
-            if not row:
+            if not any(cell.strip() for cell in row):
                 continue
             if not columns:
                 row = columns = [name.strip() for name in row]
@@ -107,5 +138,5 @@ def _parquet(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]
             for row in batch.to_pylist():
                 number += 1
                 yield RowLocation(path, "row", number), row
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: damaged or not parquet ({error}). Fetch it again") from error

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from routerl_jax.data.formats.format import (
     image_urls,
     images_of,
     strings,
+    unpacked,
     with_metadata,
 )
 
@@ -119,7 +120,7 @@ def question_in_prompt(prompt: str, location: RowLocation, key: str) -> str:
 
 
 def _answers(row: Row, location: RowLocation) -> tuple[str, ...]:
-    truth = _mapping(row.get("reward_model")).get("ground_truth")
+    truth = _parsed(_mapping(row.get("reward_model")).get("ground_truth"), "{")
     target = truth.get("target") if isinstance(truth, Mapping) else truth
     if target is None:
         raise location.error("no answers: 'reward_model.ground_truth.target' is missing")
@@ -143,13 +144,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _parsed(value: Any) -> Any:
-    """RouteRAG keeps lists as JSON in strings."""
-    if isinstance(value, str) and value[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except json.JSONDecodeError:
-            return value
+def _parsed(value: Any, begins: str = "[{") -> Any:
+    """The list or object in a string that begins so: RouteRAG, and others for one schema of all rows, keep them as JSON."""
+    if isinstance(value, str) and value.strip()[:1] in tuple(begins):
+        with contextlib.suppress(ValueError):
+            return unpacked(value)
     return value
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from routerl_jax.core.compressed import open_bytes, plain_name
-from routerl_jax.core.rows import RowLocation
+from routerl_jax.core.rows import RowLocation, check_text
 from routerl_jax.core.types import Passage
 
 _WIKI = "/wiki/"
@@ -62,9 +62,11 @@ def _object(path: pathlib.Path) -> dict[str, Any] | None:
             return None
     with open_bytes(path) as file:
         try:
-            return json.loads(file.read().decode())
+            content = json.loads(file.read().decode())
         except ValueError:
             return None
+    check_text(content, RowLocation(path, "line", 1))
+    return content
 
 
 def _is_table(content: Any) -> bool:
