@@ -284,6 +284,11 @@ UNKNOWN = '{"jsonrpc": "2.0", "id": {id}, "error": {"code": -32001, "message": "
         (404, "application/json", UNKNOWN),
         (400, "text/plain", "Bad Request: No valid session ID provided"),
         (400, "application/json", UNKNOWN.replace("{id}", "null")),
+        (
+            400,
+            "application/json",
+            UNKNOWN.replace("-32001", "-32000").replace("Session not found", "Bad Request: No valid session ID"),
+        ),
         (200, "application/json", UNKNOWN),
         (200, "text/event-stream", f"event: message\ndata: {UNKNOWN}\n\n"),
         (400, "text/event-stream", f"event: message\ndata: {UNKNOWN.replace('not found', 'expired')}\n\n"),
