@@ -16,7 +16,7 @@ MOST_REDIRECTS = 3  # of one request
 
 # What errors are called in `code`, `type` or `status`, and the HTTP status that each stands for. The first that fits counts.
 _NAMES = (
-    (402, r"insufficient.?(quota|credit|balance|fund)|not enough credit|payment"),
+    (402, r"insufficient.?(quota|credit|balance|fund)|not enough credit|payment|billing.(hard|not|err)"),
     (429, r"rate.?limit|too.?many.?requests|throttl|resource.?exhausted|quota.?exceeded"),
     (401, r"api.?key|unauthori[sz]ed|unauthenticated|authentication"),
     (403, r"permission|forbidden|access.?denied"),
@@ -58,8 +58,8 @@ def error_of(reply: Any) -> ReplyError | None:
     """The error of a parsed JSON reply whose HTTP status says success; None if it carries none.
 
     That is a value under `error`; or, if nothing else in the reply holds anything, one under `errors` or `detail`, or a
-    `message` beside a code of 400 or more. A list around the one object is ignored. An error counts as 502, which is tried
-    again, if its code and name say nothing that is known.
+    `message` beside a code of 400 or more or another sign of failure. A list around the one object is ignored. An error counts
+    as 502, which is tried again, if its code and name say nothing that is known.
     """
     if isinstance(reply, list) and len(reply) == 1:
         reply = reply[0]
@@ -69,8 +69,13 @@ def error_of(reply: Any) -> ReplyError | None:
     if not error and not any(
         value and isinstance(value, list | dict) and key not in _BESIDE for key, value in reply.items()
     ):
-        message = reply.get("message") or reply.get("msg")
-        error = reply.get("errors") or reply.get("detail") or (message if (_number(reply) or 0) >= 400 else None)
+        failed = (
+            "error" in (reply.get("status"), reply.get("object"), reply.get("type")) or reply.get("success") is False
+        )
+        said = reply.get("message") or reply.get("msg")
+        error = reply.get("errors") or reply.get("detail") or (said if failed or (_number(reply) or 0) >= 400 else None)
+    if error is True:
+        error = reply.get("message") or "an error without a message"
     while isinstance(error, list) and error:
         error = error[0]
     if not error:

@@ -367,12 +367,19 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
 
 def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     """The cache directory of a knowledge base. Its name depends on everything that determines the content."""
+    from routerl_jax.knowledge.bm25 import Words
+
     key_fields = dataclasses.asdict(spec) | {"encoder": resolved_encoder(spec.encoder)}
     for key in ("description", "reranker", "rerank_depth"):  # they don't change the content
         del key_fields[key]
     if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found
         key_fields["index"] = "scann" if has_scann() else "exact"
     key_fields = {key: value for key, value in key_fields.items() if value or key not in ("members", "settings")}
+    if "bm25" in (
+        spec.kind,
+        spec.settings.get("retriever"),
+    ):  # those from before `split` was a setting have other words
+        key_fields["split"] = Words().split
     content = ""
     if (passages := atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(atlas_triples(spec)) if spec.kind == "graph" else "")

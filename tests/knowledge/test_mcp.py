@@ -217,7 +217,7 @@ def test_both_doors_lead_to_the_same_queue() -> None:
 
 def test_a_row_without_a_text_is_left_out() -> None:
     """Null is no text, and one odd row does not turn the others into one long text. Ids don't depend on the rank."""
-    rows = [{"id": "a", "title": "t", "text": None, "score": 1.0}, {"snippet": None, "text": "b"}, "?", None]
+    rows = [{"id": "a", "title": "t", "text": None, "score": 1.0}, {"snippet": None, "text": "b"}, 5, None]
     rows.append({"document": {"docid": 7, "contents": '"T"\nc'}, "similarity": 0.5})
     result = types.SimpleNamespace(content=[], is_error=False, structured_content={"rows": rows})
     first, second = _passages(result, "tool")
@@ -245,7 +245,7 @@ class Sessions:
         self.lost, self.calls = lost, 0
         self.storm: list[tuple[int, str, str]] = []
 
-    async def __call__(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         if request.method != "POST":
             return Response(status_code=405)
         message = await request.json()
@@ -271,7 +271,7 @@ class Sessions:
 
     @property
     def app(self) -> Starlette:
-        return Starlette(routes=[Route("/mcp", self, methods=["GET", "POST", "DELETE"])])
+        return Starlette(routes=[Route("/mcp", self.answer, methods=["GET", "POST", "DELETE"])])
 
 
 UNKNOWN = '{"jsonrpc": "2.0", "id": {id}, "error": {"code": -32001, "message": "Session not found"}}'
@@ -284,6 +284,11 @@ UNKNOWN = '{"jsonrpc": "2.0", "id": {id}, "error": {"code": -32001, "message": "
         (404, "application/json", UNKNOWN),
         (400, "text/plain", "Bad Request: No valid session ID provided"),
         (400, "application/json", UNKNOWN.replace("{id}", "null")),
+        (
+            400,
+            "application/json",
+            UNKNOWN.replace("-32001", "-32000").replace("Session not found", "Bad Request: No valid session ID"),
+        ),
         (200, "application/json", UNKNOWN),
         (200, "text/event-stream", f"event: message\ndata: {UNKNOWN}\n\n"),
         (400, "text/event-stream", f"event: message\ndata: {UNKNOWN.replace('not found', 'expired')}\n\n"),

@@ -268,6 +268,8 @@ RIGHT = {"choices": [{"message": {"content": "right"}, "finish_reason": "stop"}]
         {"object": "error", "message": "CUDA", "code": 500},
         {"errors": [{"message": "gateway", "code": 502}], "success": False},
         [{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "quota"}}],
+        {"error": True, "message": "try later"},
+        {"status": "error", "message": "try later"},
         {"choices": []},
         {"choices": [{"error": {"code": 502, "message": "no provider"}, "finish_reason": "error"}]},
         {"choices": [{"message": {"content": "ri"}, "finish_reason": "error"}]},

@@ -188,12 +188,12 @@ class McpTool:
         try:
             return await session.race(ask)
         except MCPError as error:
-            if error.code == CONNECTION_CLOSED:
-                self._retire(session)
-                raise Unavailable(f"the MCP server {self._where} went away ({error})") from error
-            if _LOST.search(str(error)):
+            if _LOST.search(str(error)):  # before the code, which servers use for other errors, too
                 self._retire(session)
                 raise _SessionLost(str(error)) from error
+            if error.code == CONNECTION_CLOSED and not str(error).startswith("HTTP "):
+                self._retire(session)
+                raise Unavailable(f"the MCP server {self._where} went away ({error})") from error
             if _REFUSED.match(str(error)):
                 raise Unavailable(f"the MCP server {self._where}: {error}") from error
             raise RuntimeError(f"the MCP server {self._where}: {error}") from error
