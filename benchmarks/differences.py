@@ -300,7 +300,7 @@ def _parts(answers: Sequence[Mapping[str, Any]], size: int = 100) -> list[float]
 
 def retrieval(workdir: pathlib.Path, data: str) -> dict[str, Any]:
     """Share of the gold passages of all HotpotQA questions that BM25 finds, by corpus and k."""
-    examples = _asked(ComparisonConfig(benchmarks=("hotpotqa",), data=data, questions=0, model=ModelConfig(path="-")))
+    examples = _asked(ComparisonConfig(benchmarks=("hotpotqa",), data=data, questions=-1, model=ModelConfig(path="-")))
     own = str(pathlib.Path(data).expanduser() / "hotpotqa" / "corpus.jsonl.gz")
     (small, gold), (large, all_of_them) = _hotpotqa_corpora(workdir / "all", data, examples)
     corpora = {

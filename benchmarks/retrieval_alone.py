@@ -1,7 +1,7 @@
 """Retrieval alone: the gold passages that BM25 finds for the questions of each benchmark at hand. No policy is asked.
 
 python -m benchmarks.retrieval_alone --data=DATA --keep=benchmarks/results/retrieval_alone.json [--benchmarks=hotpotqa,..] \
-    [--questions=0]
+    [--questions=-1]
 
 Prints a table of docs/comparisons.md. Each knowledge base of a benchmark is searched by itself, with the question as the query
 and BM25 for its passages or its tables' rows, whatever the benchmark's own retriever is. Only gold passages that it holds
@@ -47,7 +47,7 @@ def measured(name: str, data: str, questions: int) -> dict[str, Any]:
     benchmark = located(name, BENCHMARKS.get(name), data)
     source = open_dataset(benchmark.questions[0])
     questions_with_gold = [(source[i], gold) for i in range(len(source)) if (gold := gold_passages_of(source[i]))]
-    questions_with_gold = questions_with_gold[: questions or None]
+    questions_with_gold = questions_with_gold[: None if questions == -1 else questions]
     if not questions_with_gold:
         raise ValueError("its questions name no gold passages")
     specs = {kb: spec for kb, spec in benchmark.knowledge.items() if spec.kind in _READABLE and spec.source}
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--keep", type=pathlib.Path, required=True, help="JSON file of the results")
     parser.add_argument("--data", default="", help="directory with the files of the benchmarks")
     parser.add_argument("--benchmarks", default=",".join(BENCHMARKS), help="default: all")
-    parser.add_argument("--questions", type=int, default=0, help="the first so many with gold passages; 0: all")
+    parser.add_argument("--questions", type=int, default=-1, help="the first so many with gold passages; -1: all")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(arguments.keep.read_text()) if arguments.keep.exists() else {}
     for name in arguments.benchmarks.split(",") if arguments.data else ():

@@ -196,8 +196,8 @@ def _run() -> schema.TrainConfig:
         ),
         evaluation=schema.EvaluationConfig(
             every=8,
-            examples=0,
-            final_examples=0,
+            examples=-1,
+            final_examples=-1,
             before_baselines=("direct", "rag_workflow"),
             calibration=schema.CalibrationConfig(kind="search_free"),
             names={"trained": "mmsearch_r1"},

@@ -68,6 +68,6 @@ def _run(released: bool) -> schema.TrainConfig:
             micro_tokens=64 * 6144,  # one long row for each group of four of the 256 chips
             remat="full",
         ),
-        evaluation=schema.EvaluationConfig(every=_PASS, examples=0, final_examples=1000, normalizer="vqa"),
+        evaluation=schema.EvaluationConfig(every=_PASS, examples=-1, final_examples=1000, normalizer="vqa"),
         checkpoint=schema.CheckpointConfig(every=_PASS),
     )

@@ -149,8 +149,8 @@ def _step_grpo() -> schema.TrainConfig:
         ),
         evaluation=schema.EvaluationConfig(
             every=20,
-            examples=0,
-            final_examples=0,
+            examples=-1,
+            final_examples=-1,
             normalizer="vqa",
             names={
                 "warm_start": "prompt",

@@ -95,7 +95,7 @@ def searcher_run(path: str, variant: str = "paper") -> schema.TrainConfig:
             remat="full",
         ),
         evaluation=schema.EvaluationConfig(
-            every=20, examples=128, final_examples=0, k=EVALUATION_K, normalizer="r1_searcher"
+            every=20, examples=128, final_examples=-1, k=EVALUATION_K, normalizer="r1_searcher"
         ),
         checkpoint=schema.CheckpointConfig(every=20),
     )

@@ -59,7 +59,7 @@ def _on_one_gpu() -> schema.TrainConfig:
             micro_tokens=32 * 1280,
             remat="full",
         ),
-        evaluation=schema.EvaluationConfig(every=20, examples=56, final_examples=0),
+        evaluation=schema.EvaluationConfig(every=20, examples=56, final_examples=-1),
         checkpoint=schema.CheckpointConfig(every=20),
         warm_start=schema.WarmStartConfig(
             steps=80,
@@ -90,7 +90,7 @@ def _on_two_cores() -> schema.TrainConfig:
             ),  # a reference would take a sixth of the time of a step
             optimizer=schema.OptimizerConfig(lr=2e-5, warmup=2, weight_decay=0.0),
         ),
-        evaluation=schema.EvaluationConfig(every=0, final_examples=0, stages=False),
+        evaluation=schema.EvaluationConfig(every=0, final_examples=-1, stages=False),
         checkpoint=schema.CheckpointConfig(every=4),
         warm_start=dataclasses.replace(run.warm_start, steps=30, examples=6),
     )

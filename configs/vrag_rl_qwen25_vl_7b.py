@@ -134,7 +134,7 @@ def vrag_run(model: str, tensor: int, variant: str) -> schema.TrainConfig:
         ),
         judge=_RELEASED_JUDGE if released else _JUDGE,
         evaluation=schema.EvaluationConfig(
-            every=25, examples=128, final_examples=0, judge=not supervised, headline=() if supervised else ("judge",)
+            every=25, examples=128, final_examples=-1, judge=not supervised, headline=() if supervised else ("judge",)
         ),
         checkpoint=schema.CheckpointConfig(every=25),
         warm_start=schema.WarmStartConfig(

@@ -178,7 +178,7 @@ def _run() -> schema.TrainConfig:
             length_buckets=(256,),
             micro_tokens=2560,
         ),
-        evaluation=schema.EvaluationConfig(every=25, examples=0, final_examples=0, names={"trained": "vrag_rl"}),
+        evaluation=schema.EvaluationConfig(every=25, examples=-1, final_examples=-1, names={"trained": "vrag_rl"}),
         checkpoint=schema.CheckpointConfig(every=50),
         warm_start=schema.WarmStartConfig(
             demonstrations="made:configs.vrag_rl_small:shown",

@@ -85,8 +85,9 @@ def define_flags() -> None:
         "finished", False, "Of a comparison: ask nothing, and report what is finished; one may be running in --output."
     )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
-    flags.DEFINE_integer(
-        "limit", None, "Questions; 0: all; default: the configuration's evaluation.final_examples.", lower_bound=0
+    flags.DEFINE_integer("limit", None, "Questions; -1: all; default: the configuration's evaluation.final_examples.")
+    flags.register_validator(
+        "limit", lambda n: n is None or n == -1 or n > 0, "--limit=-1 asks all, and 0 would ask none"
     )
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")

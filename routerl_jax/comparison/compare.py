@@ -230,7 +230,9 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
             source = open_examples(benchmark.questions[0], (), "test")
-        examples = [source[i] for i in range(min(config.questions or len(source), len(source)))]
+        examples = [
+            source[i] for i in range(len(source) if config.questions == -1 else min(config.questions, len(source)))
+        ]
         if any(golden_step(example) is not None for example in examples):
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"

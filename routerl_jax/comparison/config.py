@@ -10,7 +10,7 @@ from routerl_jax.comparison.benchmarks.benchmark import Benchmark
 from routerl_jax.comparison.benchmarks.known import BENCHMARKS
 from routerl_jax.comparison.captions import CaptionConfig
 from routerl_jax.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
-from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
@@ -34,7 +34,7 @@ class ComparisonConfig:
     agents: tuple[str, ...] = ("direct", "vanilla_rag")
     # comparison.benchmarks, or names of `own`; --benchmarks of launch.evaluate replaces them
     benchmarks: tuple[str, ...] = ("atlas",)
-    questions: Count = 200  # the first so many questions of each benchmark; 0: all
+    questions: Amount = 200  # the first so many questions of each benchmark; -1: all
     k: Size = 3  # documents per search and knowledge base
     searches: Size = 3  # most rounds of searching per question
     turn_tokens: Count = 0  # most tokens of a turn; 0: each agent's own limit

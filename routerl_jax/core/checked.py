@@ -26,18 +26,20 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `least` to `most`, and those in `also`. An end that is in `open` does not belong to the range."""
+    """The numbers from `least` to `most`, and those in `also`. An end that is in `open` does not belong to the range. `all` is
+    the one among `also` that stands for all."""
 
     least: float = -math.inf
     most: float = math.inf
     open: tuple[float, ...] = ()
     also: tuple[float, ...] = ()
+    all: float | None = None
 
     def __contains__(self, value: float) -> bool:
         return value in self.also or (self.least <= value <= self.most and value not in self.open)
 
     def __str__(self) -> str:
-        others = "".join(f", or {value}" for value in self.also)
+        others = "".join(f", or {value}{' for all' if value == self.all else ''}" for value in self.also)
         if self.most < math.inf:
             brackets = ["(" if self.least in self.open else "[", ")" if self.most in self.open else "]"]
             return f"be in {brackets[0]}{self.least}, {self.most}{brackets[1]}{others}"
@@ -48,6 +50,7 @@ class Range:
 
 Count = Annotated[int, Range(least=0)]
 Size = Annotated[int, Range(least=1)]
+Amount = Annotated[int, Range(least=1, also=(-1,), all=-1)]  # so many of what there is; -1: all
 Seed = Annotated[int, Range(least=0, most=2**31 - 1)]
 NonNegative = Annotated[float, Range(least=0)]
 Positive = Annotated[float, Range(least=0, open=(0,))]

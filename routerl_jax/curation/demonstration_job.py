@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from routerl_jax.agents.config import AgentConfig
-from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Example
@@ -52,7 +52,7 @@ class DemonstrationConfig:
     max_length: Count = 0
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
     normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
-    questions: Count = 0  # most questions that are tried per data set; 0: all
+    questions: Amount = -1  # most questions that are tried per data set; -1: all
     concurrency: Size = 32  # questions in progress at once
     patience: Size = 20  # the job stops after so many failed questions in a row
     search_timeout: Positive = 60.0  # seconds after which a search counts as failed

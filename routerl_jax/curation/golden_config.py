@@ -6,7 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.core.checked import BelowOne, Count, NonNegative, Positive, PositiveFraction, Seed, Size, checked
+from routerl_jax.core.checked import (
+    Amount,
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    Size,
+    checked,
+)
 from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
@@ -57,7 +67,7 @@ class AttemptConfig:
 class AmountConfig:
     """How much is made, and how much of it goes into the files. A job may be continued with other values."""
 
-    questions: Count = 0  # most questions that are tried per data set; 0: all
+    questions: Amount = -1  # most questions that are tried per data set; -1: all
     per_dataset: Size = 1000  # most trajectories per data set; then no more of its questions are tried
     dataset_ratio: NonNegative = 2.0  # most trajectories of a data set, relative to the smallest one; 0: no limit
     at_least: Count = 100  # a data set keeps so many trajectories, if it has them, whatever the ratio

@@ -59,12 +59,12 @@ def all_questions(data: str, seed: int) -> list[Question]:
 
 
 def within(questions: Sequence[Question], most: int) -> list[Question]:
-    """The first `most` questions of each data set; all if `most` is 0."""
+    """The first `most` questions of each data set; -1: all."""
     counts: collections.Counter[str] = collections.Counter()
     selected = []
     for question in questions:
         counts[question.dataset] += 1
-        if not most or counts[question.dataset] <= most:
+        if most == -1 or counts[question.dataset] <= most:
             selected.append(question)
     return selected
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.checked import Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
@@ -73,7 +73,7 @@ class VqaConfig:
     attempts: Size = 3  # most requests until a reply keeps the rules; the model is told what was wrong
     temperature: NonNegative = 0.7  # temperature of the sampling of replies
     max_tokens: Size = 1024  # most tokens of a reply
-    sample: Count = 6000  # questions of the sample, equally many of each kind if there are enough; 0: all
+    sample: Amount = 6000  # questions of the sample, equally many of each kind if there are enough; -1: all
     test: Count = 600  # number of these that go to test.jsonl
     concurrency: Size = 32  # concepts in progress at once
     patience: Size = 20  # the job stops after so many failed concepts in a row
@@ -90,7 +90,7 @@ class VqaConfig:
                 "config.knowledge must be one knowledge base, which finds pictures of a concept; it has "
                 f"{', '.join(self.knowledge) or 'none'}"
             )
-        if self.sample and self.test >= self.sample:
+        if self.sample != -1 and self.test >= self.sample:
             raise ValueError(f"config.test={self.test} must be less than config.sample={self.sample}")
 
     def decisive(self) -> dict[str, Any]:
@@ -368,14 +368,14 @@ def balanced(
     Each row belongs to one concept, so no concept is in both.
 
     Args:
-      sample: size of both together; 0: all.
+      sample: size of both together; -1: all.
       test: size of the test part, also with equally many of each kind; at most half of the sample.
     """
     rng = np.random.default_rng(seed)
     by_kind: dict[str, list[int]] = {name: [] for name in TAXONOMY}
     for number in rng.permutation(len(rows)).tolist():
         by_kind[rows[number]["metadata"]["type"]].append(number)
-    sampled = equal_shares({name: len(items) for name, items in by_kind.items()}, sample or len(rows))
+    sampled = equal_shares({name: len(items) for name, items in by_kind.items()}, len(rows) if sample == -1 else sample)
     held_out = equal_shares(sampled, min(test, sum(sampled.values()) // 2))
     tested = {number for name, items in by_kind.items() for number in items[: held_out[name]]}
     drawn = {number for name, items in by_kind.items() for number in items[: sampled[name]]}

@@ -1,12 +1,14 @@
-"""Checks whether a run trains on its own evaluation questions."""
+"""Checks of a run's questions: whether it trains on those it is evaluated on, and whether their gold paths name its sources."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 
 from absl import logging
 
 from routerl_jax.core.types import Example
+from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import MADE, shown_questions
@@ -52,6 +54,35 @@ def check_overlap(config: TrainConfig) -> None:
         f"{message}. Set config.data.train_range, validation_range and test_range apart, or remove them from a file "
         f"(launch.check_data lists them); config.data.overlap=warn trains all the same"
     )
+
+
+def check_gold_paths(config: TrainConfig) -> None:
+    """Compares the sources that gold paths name with config.knowledge.
+
+    Gold paths that name none of several sources are of another division of the facts, and score no routing. A name among known
+    ones, or one that is nearly a known one, is a mistake: searches there would always count as wrong.
+
+    Raises:
+      ValueError: a gold path names a source that the run lacks; says which question and which source.
+    """
+    names = tuple(config.knowledge)
+    lacking: dict[str, str] = {}  # the first question of each name
+    gold: set[str] = set()
+    for part, examples in (("train", _trained_on(config)), ("validation or test", _evaluated(config))):
+        for example in examples:
+            for hop in known_path(example.metadata) or ():
+                gold.add(hop["kb"])
+                if hop["kb"] not in names:
+                    lacking.setdefault(hop["kb"], f"question {example.id!r} (config.data, {part})")
+    mixed = len(names) > 1 and bool(gold & {*names})
+    for kb, where in lacking.items():
+        close = difflib.get_close_matches(kb, names, n=1, cutoff=0.75)
+        if mixed or close:
+            hint = f"did you mean {close[0]!r}? There are" if close else "there are"
+            raise ValueError(
+                f"the gold path of {where} names the knowledge base {kb!r}, which the run lacks; {hint}: {', '.join(names)}. "
+                "Mend `kb` in the question's path, or add the knowledge base to config.knowledge"
+            )
 
 
 def _trained_on(config: TrainConfig) -> Iterator[Example]:

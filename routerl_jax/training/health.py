@@ -43,6 +43,10 @@ def rollout_metrics(
     thoughts = [turn.action.thought for episode in episodes for turn in episode.turns if turn.action]
     metrics["rollout/thought_words"] = float(np.mean([len(thought.split()) for thought in thoughts] or [0]))
     metrics |= _searches_by_kind(episodes)
+    failed: dict[str, list[bool]] = {}
+    for call in (call for episode in episodes for call in episode.calls):
+        failed.setdefault(call.tool, []).append(call.error is not None)
+    metrics |= {f"tools/{name}/error_rate": float(np.mean(of_tool)) for name, of_tool in sorted(failed.items())}
     # The mean of -log p of the sampled tokens is an unbiased estimate of the policy's entropy per token.
     sampled = np.concatenate([np.zeros(0), *(s.logprobs[s.loss_mask] for e in episodes for s in e.sequences)])
     metrics["rollout/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0

@@ -13,11 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.request import Request
 from routerl_jax.core.buckets import fetched, in_bucket
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.types import Query, TextAndImage
+from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.cassette import RecordedTool
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
 from routerl_jax.knowledge.index import AUTO, has_scann
@@ -28,6 +33,7 @@ from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
+from routerl_jax.remote.background import run_coroutine
 from routerl_jax.training.atlas_sources import ATLAS, atlas_passages, atlas_triples, shows_pages, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots
@@ -35,6 +41,8 @@ from routerl_jax.training.snapshots import snapshots
 _PAGED = ("ocr", "pages")  # kinds that show pages
 TOOL = "tool"
 _HYBRID = "hybrid"
+_TRIED = 3  # questions for the trial of a source ..
+_SCANNED = 256  # .. and those among which one with a picture is looked for
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _FACTORIES: Registry[Callable[..., Any]] = Registry("tool")
 
@@ -51,6 +59,42 @@ def open_knowledge(
       ValueError: a knowledge base can't be opened or built; names its section of config.knowledge, or config.snapshot.
     """
     return open_knowledge_bases(config.knowledge, snapshots(config, workdir), progress=progress)
+
+
+def try_sources(config: TrainConfig, tools: Mapping[str, SearchTool], workdir: pathlib.Path | None = None) -> None:
+    """Searches every knowledge base once before the first step (a collective call).
+
+    The query is a training question or, where that fails or only pictures are read, its picture; if both fail, the next
+    question is tried. Records of earlier searches answer no new query, so cassettes and replayed snapshots are not tried.
+
+    Raises:
+      ValueError: all searches of a knowledge base failed; names it and the first error.
+    """
+    replayed = snapshots(config, workdir) if config.snapshot.mode == "replay" else {}
+    untried = {name for name, tool in tools.items() if not (isinstance(tool, RecordedTool) or name in replayed)}
+    errors: dict[str, str] = {}
+    reads = {name: getattr(tool, "reads", ("text", "image")) for name, tool in tools.items()}
+    pictured = any("text" not in of_tool for of_tool in reads.values())
+    with naming("config.data.train"):
+        source = open_dataset(config.data.train)
+    first = config.data.train_range[0] if config.data.train_range else 0
+    examples = [source[i] for i in range(first, min(first + (_SCANNED if pictured else _TRIED), len(source)))]
+    examples = [*examples[:_TRIED], *[example for example in examples[_TRIED:] if example.images][:_TRIED]]
+    for example in examples:
+        queries: list[tuple[str, Query]] = [("text", example.question)]
+        queries += [("image", TextAndImage(image=image)) for image in example.images[:1]]
+        for kind, query in queries:
+            requests = [Request(name, query, config.agent.k) for name in sorted(untried) if kind in reads[name]]
+            for call in run_coroutine(calls_of_all(tools, requests, config.rollout.tool_timeout)):
+                if call.error is None:
+                    untried.discard(call.tool)
+                else:
+                    errors.setdefault(call.tool, f"{call.error} (query: {call.query or 'a picture'!r:.100})")
+    if failed := [name for name in sorted(untried) if name in errors]:
+        raise ValueError(
+            f"config.knowledge.{failed[0]}: every search failed that was tried before the first step, of {len(examples)} "
+            f"training questions. The first error: {errors[failed[0]]}. Mend the source, or leave it out"
+        )
 
 
 def with_knowledge(config: TrainConfig, pairs: Sequence[str]) -> TrainConfig:

@@ -33,13 +33,13 @@ from routerl_jax.training.ahead import Ahead
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.contamination import check_overlap
+from routerl_jax.training.contamination import check_gold_paths, check_overlap
 from routerl_jax.training.controls import check_controls, fork, run_controls
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.inputs import check_inputs, keep_inputs
-from routerl_jax.training.knowledge import check_knowledge
+from routerl_jax.training.knowledge import check_knowledge, try_sources
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.passes import count_steps
@@ -127,6 +127,7 @@ class _Training:
             check_controls(config, workdir)
             check_overlap(config)
             check_inputs(config, workdir, resume)
+            check_gold_paths(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             check_engine_devices(config.mesh)
             self.validation, self.test = evaluation_questions(config)
@@ -147,6 +148,7 @@ class _Training:
         # searches run beside the updates: programs of both on the same devices might wait for each other
         search_on(self.engine.mesh if config.mesh.engine else None)
         self.tools = open_knowledge(config, self.workdir, progress=multihost.is_main())
+        try_sources(config, self.tools, self.workdir)
         loss, keeps = first.config.learner.loss, self.stages.has_reference
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         multihost.on_main(lambda: keep_inputs(config, self.workdir))

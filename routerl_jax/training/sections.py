@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from routerl_jax.core.checked import (
+    Amount,
     BelowOne,
     Count,
     Fraction,
@@ -196,8 +197,8 @@ class EvaluationConfig:
     """Greedy evaluation."""
 
     every: Count = 20  # steps between validations; 0: never
-    examples: Count = 128  # validation questions; 0: all
-    final_examples: Count = 512  # test questions of the final table; 0: all
+    examples: Amount = 128  # validation questions; -1: all
+    final_examples: Amount = 512  # test questions of the final table; -1: all
     # also score the policy with one fixed knowledge base, with a random one, and without searches
     baselines: bool = True
     canary: bool = False  # also validate with a retriever that returns passages for other questions
@@ -251,8 +252,9 @@ class CheckpointConfig:
 class WatchConfig:
     """When a run that goes wrong is stopped. It keeps the weights from before the trouble.
 
-    Names are those of metrics.jsonl. validation/*, canary/* and held_out/* are checked only when they are measured, every
-    config.evaluation.every steps.
+    Names are those of metrics.jsonl. In `least` and `most`, a `*` stands for any part of a name, such as the names of all
+    knowledge bases; a bound of a whole name goes before. validation/*, canary/* and held_out/* are checked only when they are
+    measured, every config.evaluation.every steps.
     """
 
     patience: Count = 5  # number of bad values of a metric in a row that stops the run; 0: never stop
@@ -263,7 +265,12 @@ class WatchConfig:
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})
     # values above which a metric is bad
     most: Mapping[str, float] = dataclasses.field(
-        default_factory=lambda: {"sampler_gap/mean": 0.2, "actor/grad_norm": 1e3, "rollout/tool_error_rate": 0.99}
+        default_factory=lambda: {
+            "sampler_gap/mean": 0.2,
+            "actor/grad_norm": 1e3,
+            "rollout/tool_error_rate": 0.99,
+            "tools/*/error_rate": 0.99,
+        }
     )
     # A metric is bad below this share of its best in the stage (means of `patience` values; only if the best is above 0).
     falls: Mapping[str, Fraction] = dataclasses.field(default_factory=lambda: {"rollout/well_formed_rate": 0.25})

@@ -213,8 +213,13 @@ def build_recipe(config: TrainConfig) -> Recipe:
 
 
 def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:
-    """What the recipe's function returns. Raises ValueError if it takes other arguments, or does not return a Recipe."""
-    arguments = (config.agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
+    """What the recipe's function returns.
+
+    Raises:
+      ValueError: it takes other arguments, does not return a Recipe, or never reads a setting of config.agent that was changed.
+    """
+    agent, read = _noting_reads(config.agent)
+    arguments = (agent, config.stages, tuple(config.knowledge), config.evaluation.normalizer)
     try:
         inspect.signature(build).bind(*arguments)
     except TypeError as error:
@@ -229,7 +234,30 @@ def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:
             f"config.recipe={config.recipe!r} gave {wrong}: it must give a Recipe with an object of a class that derives from "
             "routerl_jax.Agent (docs/extending.md)"
         )
+    for name, default in (
+        (field.name, getattr(AgentConfig(), field.name)) for field in dataclasses.fields(AgentConfig)
+    ):
+        if name not in read and name != "settings" and (value := getattr(config.agent, name)) != default:
+            raise ValueError(
+                f"config.agent.{name}={value!r:.80}: config.recipe={config.recipe!r} never reads it; leave it out, or let the "
+                f"recipe use agent.{name}"
+            )
     return recipe
+
+
+def _noting_reads(agent: AgentConfig) -> tuple[AgentConfig, set[str]]:
+    """A copy of the section, and the names of its fields that have been read from the copy."""
+    read: set[str] = set()
+
+    class Noting(AgentConfig):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    noting = object.__new__(Noting)
+    noting.__dict__.update(agent.__dict__)
+    read.clear()
+    return noting, read
 
 
 def _judged_terms(stage: Stage) -> tuple[str, ...]:
@@ -320,7 +348,7 @@ def evaluation_examples(
     """The questions that a run is evaluated on.
 
     Args:
-      count: take the first `count` questions (0: all); default: the number in config.evaluation.
+      count: take the first `count` questions (-1: all); default: the number in config.evaluation.
     """
     data, evaluation = config.data, config.evaluation
     if part == "test":
@@ -331,9 +359,9 @@ def evaluation_examples(
 
 
 def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
-    """The first `count` examples of a data set, or of a range of it (0: all)."""
+    """The first `count` examples of a data set, or of a range of it (-1: all)."""
     source = open_examples(name, limits, key)
-    return [source[i] for i in range(min(count, len(source)) if count else len(source))]
+    return [source[i] for i in range(len(source) if count == -1 else min(count, len(source)))]
 
 
 def open_examples(name: str, limits: tuple[int, ...], key: str) -> ExampleSource:

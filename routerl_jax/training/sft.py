@@ -44,6 +44,7 @@ from routerl_jax.training.writer import read_metrics
 
 _VOCABULARY_EXAMPLES = 6000
 _HELD_OUT = 256
+_LEARNT = 0.75  # of the loss of a guess by the frequency of tokens; policies that can work have a tenth of it and less
 
 
 def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, float]:
@@ -109,6 +110,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 owed = False
             if alarm:
                 raise RunStopped(_stopped(run, alarm))
+    _tell_if_nothing_was_learnt(run, fitting, source)
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
@@ -147,6 +149,26 @@ def _update(
     if len(sequences) < batch_size:
         metrics["perf/left_out"] = batch_size - len(sequences)
     return metrics, sum(len(s) for s in sequences)
+
+
+def _tell_if_nothing_was_learnt(run: Run, fitting: _Fitting, source: Demonstrations) -> None:
+    """Warns if the policy predicts what it was shown no better than a guess by how frequent each token is there."""
+    sequences = fitting.worked(source, range(min(_HELD_OUT, len(source))))
+    if not sequences:
+        return
+    counts = np.bincount(np.concatenate([sequence.tokens[sequence.loss_mask] for sequence in sequences]))
+    shares = counts[counts > 0] / counts.sum()
+    guess, few = float(-(shares * np.log(shares)).sum()), sequences[: run.config.warm_start.examples]
+    logprobs = run.learner.logprobs(few, portion=len(few))
+    loss = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, few)]).mean())
+    if loss > _LEARNT * guess:
+        logging.warning(
+            "after %d supervised updates the policy has a loss of %.2f nats per token on what it was shown, and a guess by the "
+            "frequency of tokens alone has %.2f: it has learnt next to nothing of how to work. Raise the learning rate "
+            "(config.warm_start.optimizer.lr of a start, config.learner.optimizer.lr of a run of kind 'sft'; it was %g; 1e-3 "
+            "suits a small model from random weights) or the number of steps",
+            *(run.config.steps, loss, guess, run.config.learner.optimizer.lr),
+        )
 
 
 def _stopped(run: Run, alarm: Alarm) -> str:

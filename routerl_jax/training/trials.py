@@ -44,7 +44,7 @@ class Trials:
       config: the run's configuration.
       workdir: the run's directory. Weights and knowledge bases are loaded when a trial needs them.
       trained: the episode records of its final evaluation, for the rows `USUAL`.
-      limit: number of questions; 0: all.
+      limit: number of questions; -1: all.
 
     Raises:
       ValueError: the records do not belong to the run's test questions.
@@ -53,7 +53,7 @@ class Trials:
     def __init__(self, config: TrainConfig, workdir: pathlib.Path, trained: Sequence[Record], limit: int) -> None:
         self._config, self._workdir = config, workdir
         self._agent = evaluated_agent(config, build_recipe(config))
-        count = min((n for n in (limit, config.evaluation.final_examples) if n), default=0)
+        count = min((n for n in (limit, config.evaluation.final_examples) if n != -1), default=-1)
         self._questions = evaluation_examples(config, "test", count)
         records = {str(record["id"]): record for record in trained}
         missing = [question.id for question in self._questions if question.id not in records]

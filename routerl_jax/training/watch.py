@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import fnmatch
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +65,7 @@ class Watch:
     """
 
     def __init__(self, config: WatchConfig) -> None:
-        self._config = config
+        self._given = self._config = config
         self._followed = (*config.falls, *config.drops)
         self._stage = ""
         self._recent: dict[str, list[float]] = {}
@@ -73,7 +74,8 @@ class Watch:
         self._idle: dict[str, int] = {}  # for each metric of `_IDLE`, steps in a row that teach nothing
         self._reasons: list[str] = []  # of the last steps without a signal
         usual = {*_USUAL.least, *_USUAL.most, *_USUAL.falls}
-        self._awaited = {*config.least, *config.most, *self._followed} - usual  # metrics that no step has had yet
+        # metrics that no step has had yet; a pattern awaits none
+        self._awaited = {name for name in (*config.least, *config.most, *self._followed) if "*" not in name} - usual
 
     @property
     def worried(self) -> bool:
@@ -103,6 +105,8 @@ class Watch:
         """`see` of these very metrics, without asking other processes: also for reading a finished run."""
         if not self._config.patience:
             return None
+        least, most = _named(self._given.least, metrics), _named(self._given.most, metrics)
+        self._config = dataclasses.replace(self._given, least=least, most=most)
         if stage != self._stage:
             self._stage, self._best, self._recent, self._idle = stage, {}, {}, {}
             # A new stage may lack the metric; a metric that only some steps measure will come again.
@@ -228,12 +232,25 @@ class Watch:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the state of a checkpoint. Metrics that were not watched then start without history."""
         self._stage = state["stage"]
-        watched = {*self._config.least, *self._config.most, *self._followed}
+        watched = (*self._given.least, *self._given.most, *self._followed)
         self._recent, self._best, self._bad = (
-            {name: value for name, value in state[part].items() if name in watched or name.startswith("idle ")}
+            {
+                name: value
+                for name, value in state[part].items()
+                if name.startswith("idle ") or any(fnmatch.fnmatchcase(name, one) for one in watched)
+            }
             for part in ("recent", "best", "bad")
         )
         self._idle, self._reasons = dict(state.get("idle", {})), list(state.get("reasons", []))
+
+
+def _named(bounds: Mapping[str, float], metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The bounds of whole names, those of patterns being of the metrics that match."""
+    whole = {name: bound for name, bound in bounds.items() if "*" not in name}
+    matched = {
+        name: bound for pattern, bound in bounds.items() if "*" in pattern for name in fnmatch.filter(metrics, pattern)
+    }
+    return {**matched, **whole}
 
 
 def _not_finite(metrics: Mapping[str, Any]) -> str | None:

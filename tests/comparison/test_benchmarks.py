@@ -28,7 +28,7 @@ from routerl_jax.training.knowledge import open_knowledge_bases
 from tests.data import original_rows as rows
 from tests.data.original_rows import as_json, as_parquet, png
 
-GIVEN = ComparisonConfig(agents=("direct", "vanilla_rag"), model=ModelConfig(path="atlas-warm-start"), questions=0)
+GIVEN = ComparisonConfig(agents=("direct", "vanilla_rag"), model=ModelConfig(path="atlas-warm-start"), questions=-1)
 TABLE = {"header": [["Mill", []], ["Keeper", []]], "data": [[["Blue Mill", ["/wiki/Blue_Mill"]], ["Kim Ott", []]]]}
 PLAIN = {"title": "Mills", "section_title": "Ems", "header": ["Mill", "Keeper"], "data": [["Blue Mill", "Kim Ott"]]}
 PASSAGE = {"id": "1", "title": "Ems", "text": "Ems has mills."}

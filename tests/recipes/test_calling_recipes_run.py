@@ -153,7 +153,7 @@ def test_a_step(recipe: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
         rollout=schema.RolloutConfig(examples=2, samples=2, temperature=0.5),
         stages={"main": schema.StageConfig(reward=paid)},
         learner=schema.LearnerConfig(drop_no_signal=False, length_buckets=(LENGTH,), micro_tokens=LENGTH),
-        evaluation=schema.EvaluationConfig(every=0, examples=0, final_examples=2, before=False, baselines=False),
+        evaluation=schema.EvaluationConfig(every=0, examples=-1, final_examples=2, before=False, baselines=False),
         warm_start=schema.WarmStartConfig(
             steps=80,
             examples=4 if steps else 1,

@@ -75,7 +75,7 @@ def make_config(encoder: pathlib.Path) -> schema.TrainConfig:
             drop_no_signal=False, length_buckets=(512,), micro_tokens=1024, share_prefixes=True
         ),
         "evaluation": schema.EvaluationConfig(
-            every=0, examples=0, final_examples=0, before_baselines=("direct", "rag_workflow")
+            every=0, examples=-1, final_examples=-1, before_baselines=("direct", "rag_workflow")
         ),
     }
     return schema.TrainConfig(**fields)

@@ -37,7 +37,7 @@ def config(questions: pathlib.Path, every: int = 0, **data: Any) -> schema.Train
         model=schema.ModelConfig(path="nowhere"),
         knowledge={"text": schema.KnowledgeConfig(source="atlas/text")},
         data=schema.DataConfig(train=str(questions), validation="", test="", train_range=(0, 2), **data),
-        evaluation=schema.EvaluationConfig(every=every, final_examples=0),
+        evaluation=schema.EvaluationConfig(every=every, final_examples=-1),
     )
 
 

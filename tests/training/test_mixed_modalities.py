@@ -170,7 +170,7 @@ def test_a_run_with_and_without_pictures(tmp_path: pathlib.Path, one_device: Non
         ),
         warm_start=schema.WarmStartConfig(steps=1, examples=8),
         evaluation=schema.EvaluationConfig(
-            every=0, final_examples=0, baselines=False, names={"warm_start": "prompt", "trained": "step_grpo"}
+            every=0, final_examples=-1, baselines=False, names={"warm_start": "prompt", "trained": "step_grpo"}
         ),
     )
     results = rl.train_rl(config, tmp_path / "run")

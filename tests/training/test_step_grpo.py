@@ -139,7 +139,7 @@ def test_what_is_evaluated_on_is_checked(trajectories: pathlib.Path, tmp_path: p
         knowledge={"text": whole.knowledge["text"], "elements": whole.knowledge["elements"]},
         data=dataclasses.replace(whole.data, validation=f"trajectories:{trajectories}", validation_range=()),
         stages={"main": schema.StageConfig(reward={"em": 1.0})},
-        evaluation=schema.EvaluationConfig(examples=0),
+        evaluation=schema.EvaluationConfig(examples=-1),
     )
     with pytest.raises(
         ValueError, match=r"^config.data.validation=trajectories:.* retrievers that config.knowledge lack"

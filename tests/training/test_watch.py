@@ -62,6 +62,23 @@ def test_by_default_a_run_stops_where_every_search_fails() -> None:
     assert stops["a third"] == stops["none"] == [None] * 6
 
 
+def test_by_default_a_run_stops_where_one_of_its_sources_always_fails() -> None:
+    """Though the share of all searches is low; steps in which nobody asks it do not count."""
+    row, quiet = {"tools/facts/error_rate": 1.0, "tools/text/error_rate": 0.2}, {"tools/text/error_rate": 0.2}
+    alarms = seen(Watch(WatchConfig()), *(dict(r) for r in (row, row, quiet, row, quiet, row, row)))
+    assert alarms == [*[None] * 6, "tools/facts/error_rate"]
+    assert seen(Watch(WatchConfig()), *({"tools/facts/error_rate": 0.9} for _ in range(9))) == [None] * 9
+
+
+def test_a_bound_of_one_source_goes_before_that_of_all_and_both_survive_a_checkpoint() -> None:
+    watch = Watch(WatchConfig(patience=2, most={"tools/*/error_rate": 0.5, "tools/web/error_rate": 0.9}))
+    row = {"tools/web/error_rate": 0.8, "tools/text/error_rate": 0.6}
+    assert seen(watch, dict(row)) == [None]
+    resumed = Watch(WatchConfig(patience=2, most={"tools/*/error_rate": 0.5, "tools/web/error_rate": 0.9}))
+    resumed.restore(watch.state())
+    assert seen(resumed, {**row, "stage": "one"}) == ["tools/text/error_rate"]
+
+
 def test_bad_values_in_a_row_are_an_alarm() -> None:
     good, low, high = {"share": 0.5, "norm": 1.0}, {"share": 0.05}, {"norm": 6.0}
     assert seen(Watch(CONFIG), low, good, low, low) == [None, None, None, "share"]

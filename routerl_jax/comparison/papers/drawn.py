@@ -35,7 +35,7 @@ def draw_figures(
       directory: directory of a run (launch.train) or of a comparison (launch.evaluate); None: only `rows` are drawn.
       rows: runs by the keys of a figure's methods. Of a comparison: its agents.
       ks: numbers of documents, or of pages, that a run's policy tries, for figures that need it.
-      limit: questions of these trials; 0: all.
+      limit: questions of these trials; -1: all.
 
     Returns:
       The pictures by name.

@@ -1,0 +1,187 @@
+"""Extensions as a user writes them, each trained for two steps on Atlas's questions, without a change of the package."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.core.types import Passage
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
+from routerl_jax.recipes.recipe import Recipe
+from routerl_jax.recipes.search import stages_of
+from routerl_jax.rewards.terms import TurnTerm
+from routerl_jax.training import config as schema
+from routerl_jax.training import rl
+from routerl_jax.training.writer import read_metrics
+from tests.training.small_run import make_config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Believing(SearchAgent):
+    """Measures, before and after every search, how likely the policy finds the first gold answer."""
+
+    async def show(self, call, chat, reserve):
+        turn = chat._rollout.turns[-1]
+        turn.info["before"] = await self.belief(chat)
+        shown = await super().show(call, chat, reserve)
+        turn.info["after"] = await self.belief(chat)
+        return shown
+
+    async def belief(self, chat):
+        async with chat.aside() as probe:
+            probe.force(self.grammar.answer_opening)
+            (logprob,) = await probe.score([chat._rollout.example.answers[0]])
+        return logprob
+
+
+def recipe(agent, stages, tools, normalizer):
+    made = Believing(
+        grammar=R1RouterGrammar(tools=tuple(tools)),
+        max_searches=agent.max_searches,
+        k=agent.k,
+        max_turn_tokens=agent.max_turn_tokens,
+        answer_tokens=agent.answer_tokens,
+    )
+    return Recipe(agent=made, stages=stages_of(stages, normalizer))
+
+
+def _gain(episodes):
+    return [
+        [turn.info["after"] - turn.info["before"] if "after" in turn.info else None for turn in e.turns]
+        for e in episodes
+    ]
+
+
+gain = TurnTerm(_gain)
+
+
+def _new(episodes):
+    """Per search the share of passages that no search before it found; None for other turns."""
+    result = []
+    for episode in episodes:
+        seen: set[str] = set()
+        values: list[float | None] = []
+        for turn in episode.turns:
+            found = [passage.id for call in turn.calls for passage in call.passages]
+            values.append(float(np.mean([name not in seen for name in found])) if found else None)
+            seen |= {*found}
+        result.append(values)
+    return result
+
+
+new = TurnTerm(_new)
+
+
+def records(workdir: pathlib.Path, step: int) -> list[dict[str, Any]]:
+    lines = (workdir / "episodes" / f"step-{step:06d}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def short(whole: schema.TrainConfig, **changes: Any) -> schema.TrainConfig:
+    """Two steps, without an evaluation between them, with all episodes and tokens in the log."""
+    return dataclasses.replace(
+        whole,
+        steps=2,
+        stages={"main": schema.StageConfig(reward={"em": 1.0, **changes.pop("reward")})},
+        learner=dataclasses.replace(whole.learner, credit="turn"),
+        evaluation=schema.EvaluationConfig(every=0, final_examples=2, before=False, baselines=False),
+        log_episodes=16,
+        log_tokens=True,
+        **changes,
+    )
+
+
+@pytest.mark.slow
+def test_a_reward_from_the_policy_s_own_belief_in_the_answer_trains_on_no_answer_that_it_was_shown(tmp_path) -> None:
+    config = short(make_config(tmp_path / "home"), recipe=f"{__name__}:recipe", reward={f"{__name__}:gain": 0.5})
+    rl.train_rl(config, tmp_path / "run")
+    rows = read_metrics(tmp_path / "run")
+    assert all(row["actor/trained_sequences"] <= 16 for row in rows)
+    judged = 0
+    for record in records(tmp_path / "run", 0):
+        assert len(record["tokens"]) == 1
+        for turn in record["turns"]:
+            if not turn["info"]:
+                assert not turn["rewards"]
+                continue
+            judged += 1
+            measured = turn["info"]["after"] - turn["info"]["before"]
+            assert turn["rewards"][f"{__name__}:gain"] == pytest.approx(0.5 * measured)
+        assert sum(record["tokens"][0]["sampled"]) == sum(turn["tokens"] for turn in record["turns"])
+    assert judged
+
+
+@pytest.mark.slow
+def test_a_reward_of_steps_judges_searches_alone(tmp_path) -> None:
+    rl.train_rl(short(make_config(tmp_path / "home"), reward={f"{__name__}:new": 0.3}), tmp_path / "run")
+    assert all(np.isfinite(row["actor/loss"]) for row in read_metrics(tmp_path / "run") if "actor/loss" in row)
+    for record in records(tmp_path / "run", 0):
+        for turn in record["turns"]:
+            assert bool(turn["rewards"]) == any(call["passages"] for call in turn["calls"])
+
+
+class Broken:
+    """A source whose every search fails; `after` so many have worked."""
+
+    def __init__(self, after: int = 0) -> None:
+        self.left = after
+
+    def search(self, queries, k):
+        self.left -= len(queries)
+        if self.left < 0:
+            raise ConnectionError("no route to the facts")
+        return [[Passage(id="f", title="F", text="a fact")] for _ in queries]
+
+
+def with_broken(whole: schema.TrainConfig, **settings: Any) -> schema.TrainConfig:
+    broken = schema.KnowledgeConfig(kind="tool", source=f"{__name__}:Broken", settings=settings)
+    return short(dataclasses.replace(whole, knowledge={**whole.knowledge, "elements": broken}), reward={"f1": 0.1})
+
+
+def test_a_source_that_always_fails_is_named_before_the_first_step(tmp_path) -> None:
+    config = with_broken(make_config(tmp_path / "home"))
+    with pytest.raises(ValueError, match=r"config\.knowledge\.elements.*no route to the facts"):
+        rl.train_rl(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("gold", "hint"),
+    [
+        (["text", "wiki"], "'wiki', which the run lacks; there are: text, table, elements"),
+        (["txt"], "did you mean 'text'"),
+    ],
+)
+def test_a_gold_path_that_names_a_source_which_the_run_lacks_is_refused(tmp_path, gold, hint) -> None:
+    whole = make_config(tmp_path / "home")
+    path = pathlib.Path(whole.data.train)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row, kb in zip(rows, gold):
+        row["metadata"] = {"path": [{"kb": kb, "passage_id": "p"}]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=rf"question '{rows[len(gold) - 1]['id']}'.*{hint}"):
+        rl.train_rl(short(whole, reward={"f1": 0.1}), tmp_path / "run")
+
+
+def test_a_gold_path_of_another_division_of_the_facts_is_not(tmp_path) -> None:
+    from routerl_jax.training.contamination import check_gold_paths
+
+    whole = make_config(tmp_path / "home")
+    path = pathlib.Path(whole.data.train)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["metadata"] = {"path": [{"kb": "graph", "passage_id": "p"}]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    check_gold_paths(whole)
+
+
+@pytest.mark.parametrize("field", ["examples", "final_examples"])
+def test_zero_questions_are_not_all_questions(field) -> None:
+    with pytest.raises(ValueError, match=rf"{field}=0 .*-1 for all"):
+        schema.EvaluationConfig(**{field: 0})
+    assert getattr(schema.EvaluationConfig(**{field: -1}), field) == -1
