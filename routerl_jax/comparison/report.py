@@ -39,6 +39,9 @@ _BEHAVIOUR = (
     ("ndcg", "NDCG"),
 )
 
+# (key, heading) of the questions that the knowledge bases can answer
+_ANSWERABLE = (("answerable", "answerable"), ("em", "EM of all"), ("em_answerable", "EM of answerable ones"))
+
 # (key, heading) of the shares of right and wrong answers
 _BREAKDOWN = (
     ("correct_with_search", "right, searched"),
@@ -135,6 +138,16 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
         Paragraph("Percent of questions, by EM, with and without a search."),
         _shares(benchmarks, "breakdown", _BREAKDOWN),
     ]
+    marked = {
+        name: result
+        for name, result in benchmarks.items()
+        if any("answerable" in row for row in result["rows"].values())
+    }
+    if marked:
+        about = (
+            "Percent of questions. What can be answered is what the questions' metadata say (launch.check_data --mark)."
+        )
+        blocks += [Heading("Answerable questions", 3), Paragraph(about), _shares(marked, "", _ANSWERABLE)]
     blocks += _verdicts(benchmarks, card) + _left_out(card) + _unfinished(card) + _failures(benchmarks, card)
     return [*blocks, *_card(results)]
 

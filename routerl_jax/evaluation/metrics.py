@@ -38,7 +38,7 @@ _BEHAVIOUR = (
     "box_iou",
     "image_tokens_per_question",
 )
-_OF_GROUPS = (*ANSWER, JUDGE, "routing_accuracy", *RETRIEVAL, *_BEHAVIOUR)
+_OF_GROUPS = (*ANSWER, "answerable", "em_answerable", JUDGE, "routing_accuracy", *RETRIEVAL, *_BEHAVIOUR)
 
 
 def summarize(
@@ -126,6 +126,8 @@ def averages(
       Metrics by name. Rates are shares of episodes unless another unit is given.
 
       - Answers: `em`, `f1`, `cover_em`, `substring_em`, `f1_recall`, `anls`, in [0, 1].
+      - If it is known which questions can be answered (metadata["answerable"], as `launch.check_data --mark` writes it):
+        `answerable`, the share of those for which it is known, and `em_answerable`, the EM of these.
       - Searches: `searches_per_question`; `searched_rate` (at least one search); `search_ratio` (searches divided by those
         allowed, if `summarize` knows their number); `valid_search_share` (at least one search that follows the protocol to the
         letter and succeeded); `repeated_search_rate` (the same query to the same knowledge base twice); `tool_error_rate` (of
@@ -203,13 +205,23 @@ def _averages(
         "tokens_per_question": sum(turn.tokens for e in episodes for turn in e.turns) / len(episodes),
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
-    result |= _endpoint(episodes)
+    result |= _of_answerable(episodes, scores) | _endpoint(episodes)
     result |= _judged(episodes, scores) | _retrieved(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
     accuracy = routing_accuracy(list(episodes), tools)
     return result if accuracy is None else {**result, "routing_accuracy": accuracy}
+
+
+def _of_answerable(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> dict[str, float]:
+    """The share of questions that can be answered, and their EM; {} if that is not known of any question."""
+    known = [e.example.metadata.get("answerable") for e in episodes]
+    if not any(isinstance(value, bool) for value in known):
+        return {}
+    can = np.asarray([value is True for value in known])
+    share = {"answerable": float(can.sum() / sum(isinstance(value, bool) for value in known))}
+    return {**share, "em_answerable": float(scores[can, 0].mean())} if can.any() else share
 
 
 def _last_action(episode: Episode) -> str:

@@ -81,8 +81,8 @@ def write_records(
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """The record of an episode: all but its token sequences. Of its metadata it has `groups.GROUPS`; the judge's verdict, an
-    endpoint's usage and its failure are included if there are any.
+    """The record of an episode: all but its token sequences. Of its metadata it has `groups.GROUPS` and `answerable`; the
+    judge's verdict, an endpoint's usage and its failure are included if there are any.
 
     Args:
       pictures: writes the pictures. Without it, pictures are named by their path or `data:` URI, or "" if they are in memory.
@@ -94,7 +94,8 @@ def episode_record(episode: Episode, pictures: PictureFiles | None = None, **ext
         "question": episode.example.question,
         "images": [name(image) for image in episode.example.images],
         "golden_answers": list(accepted_answers(episode.example, episode.answer)),
-        "metadata": group_fields(episode.example.metadata),
+        "metadata": group_fields(episode.example.metadata)
+        | {key: episode.example.metadata[key] for key in ("answerable",) if key in episode.example.metadata},
         "prediction": episode.answer,
         "prompt": episode.prompt,
         "turns": [turn_record(turn, name) for turn in episode.turns],

@@ -21,6 +21,8 @@ _COLUMNS = (
     ("substring_em", "SubEM %", 100, 1),
     ("f1_recall", "F1-recall %", 100, 1),
     ("anls", "ANLS %", 100, 1),
+    ("em_answerable", "EM of answerable %", 100, 1),
+    ("answerable", "answerable %", 100, 1),
     ("judge", "judge %", 100, 1),
     ("routing_accuracy", "routing %", 100, 1),
     ("searches_per_question", "searches", 1, 2),
