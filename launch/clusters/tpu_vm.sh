@@ -4,7 +4,7 @@
 #     export TPU=router ZONE=us-west4-a TYPE=v5litepod-16 BUCKET=my-bucket
 #     launch/clusters/tpu_vm.sh create
 #     launch/clusters/tpu_vm.sh setup
-#     launch/clusters/tpu_vm.sh train --config=configs/search_r1_qwen25_3b.py --workdir=runs/mine
+#     launch/clusters/tpu_vm.sh train --config=configs/search_r1_qwen25_3b.py --workdir=runs/mine ..
 #     launch/clusters/tpu_vm.sh log
 #     launch/clusters/tpu_vm.sh stop        # ends the run; `train` with the same workdir resumes it
 #     launch/clusters/tpu_vm.sh delete
@@ -90,8 +90,7 @@ train() {
   [[ $workdir != /* ]] || fail "--workdir=$workdir: give a path relative to the bucket"
   # Every worker runs the same command, and goes on where a killed run was. The session ends, the run does not.
   everywhere "cd ~/bucket
-resume=; if [ -e $(printf '%q' "$workdir")/config.json ]; then resume=--resume; fi
-nohup ~/routerl/bin/python -m launch.train$words --distributed \$resume > ~/train.log 2>&1 < /dev/null &
+nohup ~/routerl/bin/python -m launch.train$words --distributed --resume=auto > ~/train.log 2>&1 < /dev/null &
 echo \$! > ~/train.pid"
 }
 
