@@ -3,6 +3,7 @@
 import atexit
 import functools
 import gc
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -12,9 +13,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # XLA's compilations of small programs are most of the tests' time: without LLVM's optimisations and with the older of its
 # two code generators they take half of it. An empty XLA_FLAGS compiles as for users.
+# Newer versions of XLA have one code generator, and a flag that XLA does not know ends the process.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 os.environ.pop("COLUMNS", None)  # xdist's workers have 80; tables are as wide as in a log
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -10,13 +10,15 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from absl import flags, logging
 
+from launch.command import read_config_dict
 from launch.command import start as start_program
-from routerl_jax.core.config import to_config_dict
+from routerl_jax.core.config import from_config_dict, to_config_dict
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -98,6 +100,32 @@ def launch_here(program: str, *arguments: Any) -> Any:
                 if not _of_a_library(name):
                     delattr(flags.FLAGS, name)
     return stopped.value.code
+
+
+def read_by(program: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a launch program reads of its --config and the settings after it, None without one. The program does nothing."""
+    from routerl_jax.comparison.config import ComparisonConfig
+    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.training.config import TrainConfig
+
+    module, read = importlib.import_module(f"launch.{program}"), []
+
+    def main(_: Sequence[str]) -> None:
+        if not any(word.startswith("--config") for word in words):
+            read.append(None)
+            return
+        settings = read_config_dict()
+        jobs = module.schemas()
+        schema = {
+            "build_kb": lambda: KB_BUILDERS.get(str(settings.get("kind", "dense_text"))).config,
+            "construct_data": lambda: jobs[f"A job: {settings.job}"],
+            "evaluate": lambda: ComparisonConfig if "benchmarks" in settings else TrainConfig,
+        }.get(program, lambda: next(iter(jobs.values())))()
+        read.append(from_config_dict(schema, settings))
+
+    monkeypatch.setattr(module, "main", main)
+    assert launch_here(program, *words) in (None, 0)
+    return read[0]
 
 
 def _of_a_library(name: str) -> bool:

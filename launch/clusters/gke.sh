@@ -4,7 +4,7 @@
 #     docker build -f launch/clusters/Dockerfile --target=tpu -t REGION-docker.pkg.dev/PROJECT/REPOSITORY/routerl_jax:tpu .
 #     docker push REGION-docker.pkg.dev/PROJECT/REPOSITORY/routerl_jax:tpu
 #     export CLUSTER=research ZONE=us-west4-a TYPE=v5litepod-256 IMAGE=REGION-docker.pkg.dev/PROJECT/REPOSITORY/routerl_jax:tpu
-#     launch/clusters/gke.sh router-1 --config=configs/search_r1_qwen25_3b.py --workdir=/bucket/runs/mine
+#     launch/clusters/gke.sh router-1 --config=configs/search_r1_qwen25_3b.py --workdir=/bucket/runs/mine ..
 #
 # The first word is the workload's name. --workdir must lie in storage that all pods mount: STORAGE names a storage of the
 # cluster (xpk storage attach). DRY_RUN=1 prints the command.

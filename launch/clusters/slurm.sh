@@ -2,7 +2,7 @@
 # Trains on GPUs of a Slurm cluster, a process for each (docs/clusters.md). Flags of sbatch come first, those of launch.train last:
 #
 #     sbatch --nodes=2 --ntasks-per-node=8 --gpus-per-node=8 launch/clusters/slurm.sh \
-#         --config=configs/search_r1_qwen25_3b.py --workdir=/shared/runs/mine
+#         --config=configs/search_r1_qwen25_3b.py --workdir=/shared/runs/mine ..
 #
 # Submit it from the directory in which Python is found (.venv there, or PYTHON). --workdir must be on a file system that all
 # nodes see. A job that is preempted or runs out of time and is queued again goes on where it was.
@@ -19,11 +19,7 @@
 set -euo pipefail
 
 PYTHON=${PYTHON:-.venv/bin/python}
-workdir=""
-for argument in "$@"; do
-  if [[ $argument == --workdir=* ]]; then workdir=${argument#--workdir=}; fi
-done
-if [[ -z $workdir ]]; then
+if [[ " $*" != *" --workdir="?* ]]; then
   echo "slurm.sh: give --workdir=DIR, on a file system that all nodes see" >&2
   exit 2
 fi

@@ -4,7 +4,7 @@
 #     export TPU=router ZONE=us-west4-a TYPE=v5litepod-16 BUCKET=my-bucket
 #     launch/clusters/tpu_vm.sh create
 #     launch/clusters/tpu_vm.sh setup
-#     launch/clusters/tpu_vm.sh train --config=configs/search_r1_qwen25_3b.py --workdir=runs/mine
+#     launch/clusters/tpu_vm.sh train --config=configs/search_r1_qwen25_3b.py --workdir=runs/mine ..
 #     launch/clusters/tpu_vm.sh log
 #     launch/clusters/tpu_vm.sh stop        # ends the run; `train` with the same workdir resumes it
 #     launch/clusters/tpu_vm.sh delete

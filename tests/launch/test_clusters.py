@@ -1,4 +1,5 @@
 """The launch helpers of launch/clusters, with stand-ins for gcloud, xpk and srun: what they call, and what runs where they say.
+The commands of docs/clusters.md, too.
 
 Docker, Google Cloud and Slurm are not here. A stand-in keeps its arguments; that of `gcloud .. ssh` runs the command in a home
 directory of its own, as a worker would.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -18,8 +20,9 @@ from collections.abc import Callable
 
 import pytest
 
+from routerl_jax.training.config import TrainConfig
 from tests.packaging import declared
-from tests.programs import ROOT
+from tests.programs import ROOT, read_by
 
 CLUSTERS = ROOT / "launch" / "clusters"
 SCRIPTS = sorted(CLUSTERS.glob("*.sh"))
@@ -67,6 +70,10 @@ def calls(world: pathlib.Path) -> str:
 def test_scripts_are_sound(path: pathlib.Path) -> None:
     """bash can read them, they may be run, and shellcheck has nothing to say."""
     assert os.access(path, os.X_OK)
+    check_script(path)
+
+
+def check_script(path: pathlib.Path) -> None:
     subprocess.run(["bash", "-n", str(path)], check=True)
     shellcheck = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(pathlib.Path(sys.executable).parent))
     if shellcheck is None:
@@ -129,7 +136,7 @@ def test_a_slice_is_set_up(world: pathlib.Path) -> None:
     assert f"gcsfuse --implicit-dirs --rename-dir-limit=1000 mine {world}/home/bucket" in said
 
 
-def test_a_slice_trains_resumes_and_stops(world: pathlib.Path) -> None:
+def test_a_slice_trains_and_stops(world: pathlib.Path) -> None:
     """Words with spaces and quotes arrive as they are; `stop` ends the run."""
     stand_in(world / "home" / "routerl" / "bin" / "python", 'printf "[%s]" "$@"; echo; pwd; exec sleep 60')
     (world / "home" / "bucket").mkdir()
@@ -167,7 +174,7 @@ GKE = {"CLUSTER": "c", "ZONE": "z", "TYPE": "v5litepod-256", "IMAGE": "i:tpu"}
 
 
 def test_a_workload_of_a_cluster(world: pathlib.Path) -> None:
-    """The command that xpk is given runs in the image's shell, and resumes what is there."""
+    """The command that xpk is given runs in the image's shell."""
     workdir = world / "shared"
     done = script(world, "gke.sh", "router-1", "--config=c.py", f"--workdir={workdir}", **GKE, STORAGE="s", PROJECT="p")
     assert done.returncode == 0, done.stderr
@@ -253,3 +260,60 @@ def test_a_dry_run_calls_nothing(world: pathlib.Path) -> None:
     assert "gcloud compute tpus tpu-vm scp" in done.stdout
     assert "xpk workload create" in script(world, "gke.sh", "a", "--workdir=/runs", **GKE, DRY_RUN="1").stdout
     assert calls(world) == ""
+
+
+_, _, EXAMPLES = (ROOT / "docs" / "clusters.md").read_text().partition("\n## What the commands")
+SETTINGS, *SECTIONS = EXAMPLES.split("\n## ")
+
+
+def commands(text: str) -> str:
+    """The lines of a page that are indented as code is."""
+    return "".join(f"{line[4:]}\n" for line in text.splitlines() if line.startswith("    "))
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.partition("\n")[0])
+def test_the_pages_commands_run(section: str, world: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the page's settings, from the checkout, as one script. Each program that they start, here or on a worker, takes its
+    arguments; a run has questions that are there for all its processes, and a server that is not each host itself."""
+    program = world / "section.sh"
+    program.write_text(f"#!/usr/bin/env bash\nset -eu\n{commands(SETTINGS)}{commands(section)}")
+    check_script(program)
+    keeps_words = """printf '%q ' "$@" >> "$CALLS.programs"; echo >> "$CALLS.programs"\n"""
+    for name in ("docker", "python", "srun"):
+        stand_in(world / "bin" / name, keeps_words)
+    stand_in(
+        world / "bin" / "xpk",
+        'for word in "$@"; do case $word in --command=*) bash -c "${word#--command=}";; esac; done',
+    )
+    stand_in(world / "bin" / "sbatch", 'while [[ $1 == -* ]]; do shift; done; exec bash "$@"')
+    makes = (
+        'for word in "$@"; do case $word in --wheel-dir=*) touch "${word#--wheel-dir=}/routerl_jax-1.whl";; esac; done'
+    )
+    stand_in(world / "bin" / "python3", makes)
+    stand_in(world / "home" / "routerl" / "bin" / "pip", "")
+    stand_in(world / "home" / "routerl" / "bin" / "python", f"{keeps_words}[[ $1 == -c ]] || exec sleep 60")
+    stand_in(world / "bin" / "python3.11", "")
+    env = {
+        "PATH": f"{world / 'bin'}:{os.environ['PATH']}",
+        "CALLS": str(world / "calls"),
+        "WORKER_HOME": str(world / "home"),
+        "HOME": str(world),
+    }
+    done = subprocess.run(
+        ["bash", str(program)], cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    started = [shlex.split(line) for line in (world / "calls.programs").read_text().splitlines()]
+    runs = 0
+    for words in started:
+        at = next((at for at, word in enumerate(words) if word.startswith("launch.")), None)
+        if at is None:
+            continue
+        config = read_by(words[at].removeprefix("launch."), words[at + 1 :], monkeypatch)
+        if isinstance(config, TrainConfig):
+            runs += 1
+            for questions in (config.data.train, config.data.validation, config.data.test):
+                assert questions.startswith(("atlas/", "data/", "/"))
+            for knowledge in config.knowledge.values():
+                assert "127.0.0.1" not in knowledge.source
+    assert runs == 1
