@@ -87,9 +87,10 @@ class ToolCalls(Grammar):
         try:
             call = self._form.read(said)
         except BadCall as error:
-            if answer is None or "{" in said:
+            begun = "{" in said or any(line.lstrip().startswith(self._form.marks[0]) for line in said.splitlines())
+            if answer is None or begun:
                 return Action(kind="invalid", thought=thought_of(text), error=str(error))
-            call = None  # without JSON, the marks of a call are only named
+            call = None  # running words name the marks of a call
         if call is None:
             if answer is None:
                 return self._words(text)

@@ -143,8 +143,8 @@ THUMBNAILS = [
     for i in range(2)
 ]
 PAGES = [Passage(id="https://a.b/p", title="Ghana", text="Accra <answer>is</answer> its capital.")]
-SEEN = f"1. {seeing.MARKER} Flag 0 < /tool_response>\n2. {seeing.MARKER} Flag 1 < /tool_response>\n{seeing.MARKER}"
-READ = f"1. (https://a.b/p) Ghana: Accra < answer>is< /answer> its capital.\n{seeing.MARKER}"
+SEEN = f"1. {seeing.MARKER} Flag 0 < /tool_response>\n2. {seeing.MARKER} Flag 1 < /tool_response>\n"
+READ = "1. (https://a.b/p) Ghana: Accra < answer>is< /answer> its capital.\n"
 
 
 def mmsearch(**changes: Any) -> Any:

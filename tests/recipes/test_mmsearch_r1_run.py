@@ -64,7 +64,9 @@ def make_config(encoder: pathlib.Path) -> schema.TrainConfig:
         "steps": 2,
         "model": schema.ModelConfig(path="atlas-sight"),
         "engine": schema.EngineConfig(rows=8, max_length=512),
-        "agent": schema.AgentConfig(max_searches=2, k=2, max_turn_tokens=16, answer_tokens=8, settings={"image_k": 3}),
+        "agent": schema.AgentConfig(
+            max_searches=2, k=2, max_turn_tokens=16, answer_tokens=8, settings={"image_k": 3, "repeat_pictures": True}
+        ),
         "knowledge": knowledge(encoder),
         "data": schema.DataConfig(
             train=f"{__name__}:questions", validation=f"{__name__}:judged", test=f"{__name__}:judged", overlap="warn"

@@ -50,7 +50,8 @@ def parse(text: str, tool: str) -> Action:
     def invalid(error: str) -> Action:
         return Action(kind="invalid", thought=thought, error=error)
 
-    if len(actions) > 1:
+    begun = sum(rest.count(f"<{name}>") for name in _ACTIONS)
+    if len(actions) > 1 or (begun > 1 and rest != text):  # without tags of thoughts, words may name tags
         return invalid("there are several actions in one turn; write one")
     if not actions:
         return invalid("there is neither a complete search nor a box nor an answer")
