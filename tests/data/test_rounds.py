@@ -48,7 +48,7 @@ def test_rows_of_any_format_keep_their_gold_passages(tmp_path: pathlib.Path) -> 
         assert recorded.example.images == (tmp_path / "a.png",)
         write_rounds(tmp_path / "again.jsonl", [recorded])
         assert read(tmp_path / "again.jsonl") == [recorded]
-    with pytest.raises(ValueError, match="line 1: key 'evidence_pages' .* without 'doc_id'"):
+    with pytest.raises(ValueError, match=r"line 1: key 'evidence_pages' .* without 'doc_id'"):
         read(as_json(tmp_path / "alone.jsonl", {**question, "evidence_pages": [3]}))
 
 
