@@ -77,6 +77,20 @@ def test_the_truth_of_verl_in_a_string(tmp_path: pathlib.Path, truth: str) -> No
     assert (only(packed).answers, only(packed).id) == (("Marie", "Curie"), "3")
 
 
+@pytest.mark.parametrize("in_a_string", [False, True])
+def test_a_range_of_infoseek_as_one_object(tmp_path: pathlib.Path, in_a_string: bool) -> None:
+    accepted = {"wikidata": 170.0, "range": [153.0, 187.0]}
+    example = only(row_file(tmp_path, answer=["170"], answer_eval=str(accepted) if in_a_string else accepted))
+    assert (example.answers, example.metadata["answer_ranges"]) == (("170",), [[153.0, 187.0]])
+    assert only(row_file(tmp_path, answer="170", answer_eval="Ada")).answers == ("170", "Ada")
+
+
+def test_an_example_with_half_a_surrogate_pair_is_refused() -> None:
+    for fields in ({"question": "Who \ud83d?", "answers": ("x",)}, {"question": "Who?", "answers": ("\ude00",)}):
+        with pytest.raises(ValueError, match=r"example 'q7': .*half of a surrogate pair"):
+            Example(id="q7", **fields)
+
+
 def test_lists_of_gold_passages_in_strings(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "q.csv"
     path.write_text('question,answer,supporting,metadata\nWho?,Marie,"[\'p1\' \'p2\']","{""hops"": 2}"\n')
