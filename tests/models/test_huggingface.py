@@ -509,17 +509,15 @@ def test_ids_without_a_row_are_refused_at_load(saved: Models, tmp_path: pathlib.
             read(str(directory))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).unlink()
-    for file, changes in {
-        "config.json": {"eos_token_id": rows, "bos_token_id": 1},
-        "generation_config.json": {"eos_token_id": [1, rows + 5]},
-    }.items():
-        copy(saved, tmp_path, **({"eos_token_id": 2} | changes if file == "config.json" else {"eos_token_id": 2}))
-        if file == "generation_config.json":
-            (directory / file).write_text(json.dumps(changes))
-        with pytest.raises(
-            ValueError, match=rf"{directory}/config\.json \(or generation_config\.json\): eos_token_id: id {rows}"
-        ):
-            load_without_weights(str(directory))
+    message = rf"{directory}/config\.json \(or generation_config\.json\): eos_token_id: id {rows}"
+    copy(saved, tmp_path, eos_token_id=rows)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=message):
+        load_without_weights(str(directory))
+    copy(saved, tmp_path, eos_token_id=2)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, rows]}))
+    with pytest.raises(ValueError, match=message):
+        load_without_weights(str(directory))
     (directory / "generation_config.json").unlink(missing_ok=True)
     for wrong in (-1, rows):
         copy(saved, tmp_path, eos_token_id=2, bos_token_id=wrong)

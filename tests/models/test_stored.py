@@ -6,10 +6,10 @@ import pathlib
 import ml_dtypes
 import numpy as np
 import pytest
-from absl import logging
 import safetensors.numpy
 import safetensors.torch
 import torch
+from absl import logging
 
 from routerl_jax.models.reading import Checkpoint
 from routerl_jax.models.stored import DTYPES, TensorWriter, tensors_of
