@@ -237,6 +237,7 @@ class Decoder(nnx.Module):
           replayed: see `run`.
         """
         backend = attention or Attention.for_weight(self.embedding[...])
+        check_ids(tokens, self.config.vocab_size)  # before JAX cuts them to 32 bits
         tokens = jnp.asarray(tokens)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -337,7 +338,6 @@ class Decoder(nnx.Module):
         routing: dict[str, Any],
     ) -> DecoderOutput:
         dtype = self.compute_dtype
-        check_ids(tokens, self.config.vocab_size)
         x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
         if features is not None:
             x = features.instead_of(x)

@@ -232,6 +232,7 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
     if family.role == "decoder":
         _write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
     if tokenizer is not None:
+        tokenizer.check(text_rows(model.architecture), "the export")
         tokenizer.save(scratch)
     family.save(model, scratch)
 

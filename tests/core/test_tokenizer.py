@@ -548,3 +548,13 @@ def test_what_is_saved_loads_in_transformers_4(tmp_path: pathlib.Path, kind: str
         done = subprocess.run(command, input=json.dumps(probes), capture_output=True, text=True, check=True)
         special = sorted(tokenizer.hf.all_special_tokens)
         assert json.loads(done.stdout) == [expected, special, tokenizer.hf.chat_template]
+
+
+def test_ids_between_others_that_no_token_has() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 3}, []))
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert len(tokenizer) == 4
+    assert tokenizer.token_bytes == [b"a", b"", b"", b"b"]
+    assert tokenizer.used_rows(6).tolist() == [True, False, False, True, False, False]
+    with pytest.raises(ValueError, match=r"ids up to 3 \('b'\), the model 3 rows"):
+        tokenizer.check(3, "here")

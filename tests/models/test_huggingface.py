@@ -28,6 +28,7 @@ from routerl_jax.models.reading import Checkpoint, fill
 from routerl_jax.models.stored import TensorWriter
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
+from tests import tiny
 from tests.models.families import FAMILIES, Saved, hf_logits, parameters, random_decoder
 from tests.programs import two_processes
 
@@ -90,7 +91,7 @@ def test_export_of_a_model_made_here(tmp_path: pathlib.Path) -> None:
     """Not imported first, as after training from scratch; 1e-4: float32 sums in another order."""
     config = DecoderConfig(
         model_type="qwen3",
-        vocab_size=131,
+        vocab_size=261,
         embed=32,
         layers=2,
         heads=4,
@@ -245,7 +246,7 @@ def test_only_the_main_process_writes_and_holds_one_tensor(
 def test_end_tokens_of_generation(saved: Models, tmp_path: pathlib.Path) -> None:
     """An export ends turns where the engine does, an import where transformers' `generate` does."""
     tokenizer = train_tokenizer(["some text"], 259 + 3, ["<|im_end|>", "<a>", "</a>"], context=64)
-    model = load(saved("llama_mqa").directory)  # ends at 2 and 3
+    model = Decoder(tiny.config(eos_ids=(2, 3)), jax.random.key(0))
     assert not {2, 3} & tokenizer.eos_ids
     assert len(tokenizer.eos_ids) == 2
     save_pretrained(model, tmp_path / "export", tokenizer)
@@ -509,17 +510,15 @@ def test_ids_without_a_row_are_refused_at_load(saved: Models, tmp_path: pathlib.
             read(str(directory))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / name).unlink()
-    for file, changes in {
-        "config.json": {"eos_token_id": rows, "bos_token_id": 1},
-        "generation_config.json": {"eos_token_id": [1, rows + 5]},
-    }.items():
-        copy(saved, tmp_path, **({"eos_token_id": 2} | changes if file == "config.json" else {"eos_token_id": 2}))
-        if file == "generation_config.json":
-            (directory / file).write_text(json.dumps(changes))
-        with pytest.raises(
-            ValueError, match=rf"{directory}/config\.json \(or generation_config\.json\): eos_token_id: id {rows}"
-        ):
-            load_without_weights(str(directory))
+    message = rf"{directory}/config\.json \(or generation_config\.json\): eos_token_id: id {rows}"
+    copy(saved, tmp_path, eos_token_id=rows)
+    (directory / "generation_config.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=message):
+        load_without_weights(str(directory))
+    copy(saved, tmp_path, eos_token_id=2)
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, rows]}))
+    with pytest.raises(ValueError, match=message):
+        load_without_weights(str(directory))
     (directory / "generation_config.json").unlink(missing_ok=True)
     for wrong in (-1, rows):
         copy(saved, tmp_path, eos_token_id=2, bos_token_id=wrong)
