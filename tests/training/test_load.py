@@ -17,8 +17,8 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
-from routerl_jax.training.load import load_config, load_policy
-from routerl_jax.training.run import Run
+from routerl_jax.training.load import load_config, load_policy, steps_done
+from routerl_jax.training.run import Run, policy_damage
 from tests import tiny
 
 
@@ -96,6 +96,28 @@ def test_frozen_weights_are_those_it_was_trained_beside(config: TrainConfig, tmp
     save_pretrained(tiny.model(seed=1), tmp_path / "initial")
     with pytest.raises(ValueError, match="was trained beside other frozen weights than these"):
         load_policy(tmp_path / "run", config)
+
+
+def test_a_damaged_policy_is_refused(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """A byte of the weights, the tokenizer or the settings; without the note of an earlier version nobody can tell."""
+    run = session(config, tmp_path / "run", make_mesh({"fsdp": 8}), resume=False)
+    run.save(1)
+    run.finish()
+    assert steps_done(tmp_path / "run", config) == config.steps
+    stopped = {"stopped": {"steps": 1}}
+    (tmp_path / "run" / "results.json").write_text(json.dumps(stopped))
+    assert steps_done(tmp_path / "run", config) == 1
+    for file in sorted((tmp_path / "run" / "policy").iterdir()):
+        content = file.read_bytes()
+        for damaged in (content[:-1], content[:-2] + bytes([content[-2] ^ 1]) + content[-1:]):
+            file.write_bytes(damaged)
+            with pytest.raises(ValueError, match=rf"policy/{file.name} has .*--resume"):
+                load_policy(tmp_path / "run", config)
+        file.write_bytes(content)
+    load_policy(tmp_path / "run", config)
+    file.write_bytes(damaged)
+    (tmp_path / "run" / "policy.json").unlink()
+    assert policy_damage(tmp_path / "run") == ""
 
 
 def test_initial_weights_are_not_kept(config: TrainConfig, tmp_path: pathlib.Path) -> None:

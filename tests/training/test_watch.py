@@ -388,10 +388,11 @@ def test_the_kept_runs_would_not_have_been_stopped() -> None:
 
 
 def test_a_policy_that_knows_other_names_of_knowledge_bases_stops_the_run(
-    small_run: pathlib.Path, tmp_path: pathlib.Path
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The packaged policy, without a warm start, searches for what is not there. The policy is kept."""
-    config = make_config(small_run, steps=6, watch=dataclasses.replace(WatchConfig(), patience=1, idle=3))
+    monkeypatch.setattr(rl, "build_mesh", lambda _: single_device_mesh())
+    config = make_config(tmp_path / "home", steps=6, watch=dataclasses.replace(WatchConfig(), patience=1, idle=3))
     specs = list(config.knowledge.values())
     config = dataclasses.replace(
         config,
