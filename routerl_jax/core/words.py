@@ -90,19 +90,25 @@ def words(text: str, *, pairs: bool = False) -> list[str]:
     text = folded(text)
     if text.isascii():
         return _ASCII_WORD.findall(text)
-    any_word, piece = _patterns()
-    found = any_word.findall(text)
-    if not _CHARACTER.search(text):
-        return found
+    found = _patterns()[0].findall(text)
+    if not pairs or not _CHARACTER.search(text):
+        return [piece for run in found for piece in split(run)]
     pieces: list[str] = []
     for run in found:
         before = ""
-        for character, other in piece.findall(run):
-            if pairs and before and character:
-                pieces.append(before + character)
-            pieces.append(character or other)
+        for piece in split(run):
+            character = piece if is_unspaced(piece) else ""
+            pieces += [before + character, piece] if before and character else [piece]
             before = character
     return pieces
+
+
+def split(text: str) -> list[str]:
+    """The parts of a text between spaces; each character of text without spaces between words is a part of its own."""
+    parts = text.split()
+    if text.isascii() or not _CHARACTER.search(text):
+        return parts
+    return [piece for part in parts for piece in _patterns()[1].findall(part)]
 
 
 def is_unspaced(word: str) -> bool:
@@ -117,4 +123,4 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     marks = "".join(chr(i) for i in range(0x10000) if unicodedata.category(chr(i)) in ("Mn", "Mc", "Me"))
     letter = rf"[\w{marks}]"
     any_word = re.compile(rf"(?<!{letter}'){letter}+{_ENDING}|(?<={letter}'){letter}{letter}+{_ENDING}")
-    return any_word, re.compile(rf"([{_UNSPACED}][{marks}]*)|([^{_UNSPACED}]+)")
+    return any_word, re.compile(rf"[{_UNSPACED}][{marks}]*|[^{_UNSPACED}]+")
