@@ -165,7 +165,7 @@ class McpTool:
         longer knows is not used again either, and the call is repeated once in a new one.
         """
         seconds = seconds_left(self._timeout)
-        session, answered = self._current(), -1
+        session, answered, lost = self._current(), -1, None
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(2):
@@ -276,12 +276,12 @@ class _PatientClient(httpx2.AsyncClient):
                 self.refusals.clear()
                 return _whole(reply, body)
             if not may_pass(said.status, said.message) or attempt + 1 == retries.attempts:
-                break
+                tried = f" (tried {attempt + 1} times)" if attempt else ""
+                return _whole(reply, _with_status(request, body, f"HTTP {said.status}: ", f"{said.message}{tried}"))
             self.refusals.append(f"HTTP {said.status}: {said.message}")
             wait = retry_after(reply.headers.get("retry-after", "")) or 0.0
             await asyncio.sleep(wait + retries.pause(attempt, rng))
-        tried = f" (tried {attempt + 1} times)" if attempt else ""
-        return _whole(reply, _with_status(request, body, f"HTTP {said.status}: ", f"{said.message}{tried}"))
+        raise AssertionError("unreachable")
 
 
 def _said(status: int, body: bytes) -> ReplyError | None:
