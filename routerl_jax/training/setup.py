@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
@@ -234,15 +235,19 @@ def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:
             f"config.recipe={config.recipe!r} gave {wrong}: it must give a Recipe with an object of a class that derives from "
             "routerl_jax.Agent (docs/extending.md)"
         )
-    for name, default in (
-        (field.name, getattr(AgentConfig(), field.name)) for field in dataclasses.fields(AgentConfig)
-    ):
-        if name not in read and name != "settings" and (value := getattr(config.agent, name)) != default:
-            raise ValueError(
-                f"config.agent.{name}={value!r:.80}: config.recipe={config.recipe!r} never reads it; leave it out, or let the "
-                f"recipe use agent.{name}"
-            )
+    default = AgentConfig()
+    for name in (field.name for field in dataclasses.fields(AgentConfig)):
+        if name in read or name == "settings" or (value := getattr(config.agent, name)) == getattr(default, name):
+            continue
+        message = f"config.agent.{name}={value!r:.80}: config.recipe={config.recipe!r} never reads it"
+        if name not in _CARRIED:
+            raise ValueError(f"{message}; leave it out, or let the recipe use agent.{name}")
+        logging.warning("%s, so it has no effect", message)
     return recipe
+
+
+# what a configuration that begins from a shipped one carries along, though its own recipe has another protocol
+_CARRIED = ("grammar", "max_searches", "k", "max_turn_tokens", "answer_tokens")
 
 
 def _noting_reads(agent: AgentConfig) -> tuple[AgentConfig, set[str]]:

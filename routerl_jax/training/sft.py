@@ -159,7 +159,7 @@ def _tell_if_nothing_was_learnt(run: Run, fitting: _Fitting, source: Demonstrati
     counts = np.bincount(np.concatenate([sequence.tokens[sequence.loss_mask] for sequence in sequences]))
     shares = counts[counts > 0] / counts.sum()
     guess, few = float(-(shares * np.log(shares)).sum()), sequences[: run.config.warm_start.examples]
-    logprobs = run.learner.logprobs(few, portion=len(few))
+    logprobs = run.learner.logprobs(few, portion=run.config.warm_start.examples)
     loss = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, few)]).mean())
     if loss > _LEARNT * guess:
         logging.warning(

@@ -18,6 +18,8 @@ from routerl_jax.recipes.search import stages_of
 from routerl_jax.rewards.terms import TurnTerm
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
+from routerl_jax.training.contamination import check_gold_paths
+from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.writer import read_metrics
 from tests.training.small_run import make_config
 
@@ -170,8 +172,6 @@ def test_a_gold_path_that_names_a_source_which_the_run_lacks_is_refused(tmp_path
 
 
 def test_a_gold_path_of_another_division_of_the_facts_is_not(tmp_path) -> None:
-    from routerl_jax.training.contamination import check_gold_paths
-
     whole = make_config(tmp_path / "home")
     path = pathlib.Path(whole.data.train)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -185,3 +185,13 @@ def test_zero_questions_are_not_all_questions(field) -> None:
     with pytest.raises(ValueError, match=rf"{field}=0 .*-1 for all"):
         schema.EvaluationConfig(**{field: 0})
     assert getattr(schema.EvaluationConfig(**{field: -1}), field) == -1
+
+
+def test_a_setting_that_a_recipe_never_reads_is_refused_and_not_ignored(tmp_path) -> None:
+    whole = make_config(tmp_path / "home", recipe=f"{__name__}:recipe")
+    assert build_recipe(whole).agent.max_searches == whole.agent.max_searches
+    prompted = dataclasses.replace(whole, agent=dataclasses.replace(whole.agent, prompt="Q: {question}"))
+    with pytest.raises(
+        ValueError, match=r"config\.agent\.prompt='Q: {question}'.*test_extensions:recipe.*agent\.prompt"
+    ):
+        build_recipe(prompted)
