@@ -50,10 +50,8 @@ _PROGRESS = "progress"
 _BYTES_SHARD, _BYTES_CHUNK = 2**24, 2**16  # 16 MiB files, 64 KiB compressed at a time
 _OFFSETS_SHARD, _OFFSETS_CHUNK = 2**20, 2**12
 _ROWS_CHUNK = 16  # vectors read together
-_FIRST_PIECE, _GROWTH = (
-    8,
-    4,
-)  # rows that are embedded first, and how many times more may follow what was embedded before
+_FIRST_PIECE = 32  # rows that are embedded first, while the speed is not known
+_GROWTH = 4  # how many times more may follow
 _SAVE_SECONDS = 60.0  # unsaved work of a shard from which on it is saved, and what one piece of it should take
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -51,6 +51,20 @@ def test_a_place_in_the_cache_depends_on_all_that_is_read(encoder: str, cache: p
     assert len(set(places)) == len(places)
 
 
+def test_a_folder_of_documents_is_a_source(encoder: str, cache: pathlib.Path):
+    folder = cache / "handbook"
+    (folder / "rules").mkdir(parents=True)
+    (folder / "rules" / "leave.md").write_text("# Days of leave\n\nThirty in a year.\n")
+    (folder / "torn.pdf").write_bytes(b"%PDF-1.4")
+    one = spec(encoder, source=str(folder))
+    (found,) = opened(text=one)["text"].search(["days of leave"], k=3)
+    assert [(passage.id, passage.title) for passage in found] == [("rules/leave.md#0", "leave > Days of leave")]
+    place = knowledge.kb_cache_directory("text", one)
+    (folder / "more.txt").write_text("Another text.")
+    assert knowledge.kb_cache_directory("text", one) != place  # it is built anew
+    assert len(opened(text=one)["text"].search(["text"], k=3)[0]) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
