@@ -53,6 +53,40 @@ def test_groups_share_prompts_and_the_long_tail_is_drawn() -> None:
     assert agentic_work.must_prefill(work) == must
 
 
+def test_more_attempts_than_were_recorded_are_drawn_again() -> None:
+    """All of the record before any comes twice; and what is drawn of fewer does not change."""
+    recorded = len(json.loads(agentic_work.RECORD.read_text())["rollouts"])
+    shapes = [tuple((step.sampled, step.observed) for step in each.steps) for each in agentic_work.trajectories(300, 8)]
+    assert len(shapes) == 2400 > 2 * recorded
+    assert sorted(shapes[:recorded]) == sorted(shapes[recorded : 2 * recorded]) != shapes[:recorded]
+    with pytest.raises(ValueError, match="at most 5 tokens"):
+        agentic_work.trajectories(1, 1, longest=5)
+
+
+@pytest.mark.slow
+def test_continuous_batching_writes_what_was_recorded_and_reads_pages_again() -> None:
+    """Every conversation has its recorded length (the rollout asserts it), twice with one manager; less is computed than the
+    whole conversations of every turn."""
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("torch")
+    from benchmarks.agentic_transformers import ContinuousRollout
+
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    model = transformers.LlamaForCausalLM(config)
+    work = [
+        dataclasses.replace(each, prompt=600, steps=(Step(sampled=5, observed=300, seconds=0.01), Step(sampled=4)))
+        for each in WORK
+    ]
+    rollout = ContinuousRollout(model, work)
+    whole = len(work) * (600 + 905)
+    for _ in range(2):
+        found = rollout.run()
+        assert found["sampled"] == len(work) * 9
+        assert agentic_work.must_prefill(work) <= found["prefilled_tokens"] < whole
+
+
 def test_episodes_have_the_recorded_lengths() -> None:
     found = agentic_work.episodes(WORK, 100)
     for each, attempt in zip(found, WORK, strict=True):
