@@ -335,7 +335,7 @@ def _parsed(hint: Any, text: str) -> Any:
 
 def _set_entries(entries: Sequence[_Entry]) -> None:
     for keys, value in entries:
-        section: ConfigDict = FLAGS["config"].value
+        section: Any = FLAGS["config"].value
         with section.unlocked():
             for depth, key in enumerate(keys[:-1], 1):
                 if key not in section:

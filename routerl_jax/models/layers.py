@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 Axes = tuple[str | None, ...]
@@ -54,7 +55,7 @@ class Initializer:
 
 def check_ids(tokens: Any, rows: int, where: str = "tokens") -> None:
     """Raises ValueError for ids without a row in the embedding. JAX would take the last row; traced ids can't be checked."""
-    if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
+    if isinstance(tokens, Tracer) or not getattr(tokens, "is_fully_addressable", True):
         return
     ids = np.asarray(tokens)
     if ids.size and not 0 <= ids.min() <= ids.max() < rows:

@@ -95,7 +95,7 @@ def _of_updates(watch: WatchConfig) -> WatchConfig:
         return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
 
     bounds = {field: actor_bounds(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
-    return WatchConfig(patience=watch.patience, **bounds)
+    return dataclasses.replace(watch, **bounds)
 
 
 def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:

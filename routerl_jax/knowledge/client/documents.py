@@ -86,8 +86,8 @@ def document_passage(item: Any, score: float = 0.0) -> Passage:
     image = image if image.startswith("data:") else ""  # a path would be read on this machine
     if not texts and not image:
         raise NoValue(f"a document without a text: {str(item)[:200]!r}")
-    about = document.get("metadata") if isinstance(document.get("metadata"), dict) else {}
-    title = _string(document, "title") or _string(about, "title") or ""
+    about = document.get("metadata")
+    title = _string(document, "title") or (_string(about, "title") if isinstance(about, dict) else None) or ""
     if "text" in texts or "contents" not in texts:
         text = next((texts[key] for key in TEXT_KEYS if key in texts and key != "contents"), "")
         title, text = title_and_text(title, text, texts.get("contents"))
