@@ -87,7 +87,7 @@ class ScriptedEngine:
         assert len(tokens) <= self.room(stream)
         stream.ledger.feed(tokens)
 
-    def request(self, stream, *, stops=(), max_tokens=None, sampling=None, given=(), begun=()):
+    def request(self, stream, *, stops=(), max_tokens=None, sampling=None, given=(), begun=(), scored=False):
         self._wanted[id(stream)] = (stream, stops, min(max_tokens or 10**9, self.room(stream)), list(given))
 
     def share(self, pairs):

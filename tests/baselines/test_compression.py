@@ -40,9 +40,9 @@ class ScoringEngine(ScriptedEngine):
                 for token in given:
                     at += len(self.tokenizer.decode([token]))
                     values.append(self.score(before, next((word for end, word in words if end >= at), words[-1][1])))
-                stream.ledger.sample(given, values, 0)
+                stream.ledger.feed(given)
                 del self._wanted[key]
-                finished.append((stream, Generated(tokens=given, stop_reason="length", stop=None)))
+                finished.append((stream, Generated(tokens=given, stop_reason="length", stop=None, logprobs=values)))
         return finished or super().step()
 
 

@@ -76,7 +76,7 @@ def config(concepts: pathlib.Path | str, **changes: Any) -> VqaConfig:
         "concepts": str(concepts),
         "llm": ChatModelConfig(model="scripted"),
         "knowledge": {"pictures": KnowledgeConfig(source="facts")},
-        "sample": 0,
+        "sample": -1,
         "test": 0,
     }
     return VqaConfig(**{**fields, **changes})
