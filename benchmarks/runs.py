@@ -32,7 +32,7 @@ def train(config: str, workdir: pathlib.Path, *, seed: int, isa: str = NATIVE, f
     command = [
         *(sys.executable, "-m", "launch.train", f"--config={config}", f"--workdir={workdir}", f"--config.seed={seed}"),
         *(f"--{flag}" for flag in flags),
-        "--resume",
+        "--resume=auto",
     ]
     environment = dict(os.environ)
     if isa != NATIVE:

@@ -34,6 +34,7 @@ from routerl_jax.parallel.sharding import bit_sums
 
 DIGESTS = "digests"  # in a checkpoint: SHA-256 of the second line, which is JSON
 _COMMITTED = "commit_success.txt"  # orbax's last file of a checkpoint in a bucket
+_UNFINISHED = ".orbax-checkpoint-tmp"
 _SMALL = 2**20  # bytes; larger files are those of arrays
 
 
@@ -216,14 +217,15 @@ class Checkpoints:
         if not multihost.is_main():
             return
         root, name = self._manager.directory, str(self._writing)
-        (place,) = [path for path in root.iterdir() if path.name == name or path.name.startswith(f"{name}.")]
+        places = [path for path in root.iterdir() if path.name == name or path.name.startswith(f"{name}{_UNFINISHED}")]
+        place = min(places, key=lambda path: len(path.name))  # beside it may lie what a killed session left
         files = {}
         for path in _files(place):
             if path.name == MARK:  # gets the time at which it was complete
                 continue
             size = path.stat().length
             files[str(path.relative_to(place))] = [size, _sha256(path) if size <= _SMALL else ""]
-        text = json.dumps({"files": files, "arrays": self._sums}).encode()
+        text = json.dumps({"step": self._writing, "files": files, "arrays": self._sums}).encode()
         (place / DIGESTS).write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
 
     def _check_files(self, step: int) -> dict[str, int]:
@@ -248,6 +250,8 @@ class Checkpoints:
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return f"{DIGESTS} has other bytes than were written", {}
         written = json.loads(text)
+        if written.get("step", step) != step:
+            return f"it is a copy of step {written['step']}", {}
         try:
             json.loads((place / MARK).read_bytes())
         except (ValueError, OSError):

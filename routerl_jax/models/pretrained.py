@@ -62,7 +62,7 @@ PYPI_MODELS = {
 }
 
 
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files that are fetched from the hub
+FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files that are fetched from the hub
 _PICKLED = "pytorch_model*.bin"  # and, where there are no safetensors, this
 
 # Models that ship inside this package.
@@ -97,9 +97,9 @@ def resolve(path_or_id: str | pathlib.Path, instead: str = f"one of {', '.join(P
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(_FILES)))
+        directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(FILES)))
         if not list(directory.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
-            directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*_FILES, _PICKLED]))
+            directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*FILES, _PICKLED]))
         return directory
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(

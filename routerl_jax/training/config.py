@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Count, Seed, checked
-from routerl_jax.core.config import naming, override, unknown_key
+from routerl_jax.core.config import from_config_dict, naming, override, unknown_key
 from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
@@ -451,3 +451,15 @@ class TrainConfig:
             return dataclasses.replace(self, stages={name: StageConfig(reward=stage.reward)}, controls={}, **sections)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
+
+
+def kept_config(kept: Any) -> TrainConfig:
+    """The configuration in a run's config.json. In earlier versions 0 questions of an evaluation were all.
+
+    Raises:
+      ValueError: a key is unknown or a value has the wrong type; names the key.
+    """
+    if isinstance(kept, dict) and isinstance(evaluation := kept.get("evaluation"), dict):
+        everything = {key: -1 for key in ("examples", "final_examples") if evaluation.get(key) == 0}
+        kept = {**kept, "evaluation": {**evaluation, **everything}}
+    return from_config_dict(TrainConfig, kept)

@@ -3,8 +3,10 @@ began with."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -83,7 +85,8 @@ def read_inputs(config: TrainConfig) -> Inputs:
             "sha256": _sha256(digests),
         }
     if config.model.path:
-        files = sorted(file for file in pretrained.resolve(config.model.path).iterdir() if file.is_file())
+        directory = pretrained.resolve(config.model.path)
+        files = sorted({file for pattern in (*pretrained.FILES, "*.bin") for file in directory.glob(pattern)})
         inputs["config.model.path"] = {
             "name": config.model.path,
             "bytes": sum(file.stat().st_size for file in files),
@@ -129,12 +132,13 @@ def _questions_sha256(source: ExampleSource) -> str:
 
 def _picture(image: Any) -> Any:
     if isinstance(image, str | pathlib.Path):
-        path = pathlib.Path(image)
-        return [str(image)[:200], path.stat().st_size if path.is_file() else 0]
+        return [os.path.basename(image), os.path.getsize(image)] if os.path.isfile(image) else str(image)
     return hashlib.sha256(image if isinstance(image, bytes) else np.asarray(image).tobytes()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):  # a golden step
+        return dataclasses.asdict(value)
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else type(value).__name__
@@ -158,7 +162,9 @@ def _knowledge(spec: KnowledgeConfig) -> dict[str, str]:
     if (passages := atlas_passages(spec)) is not None:
         result["source"] = passages_sha256(passages)
     elif spec.source and spec.kind not in ("tool", "hybrid") and not spec.source.startswith(("http://", "https://")):
-        settings = [pathlib.Path(value) for value in spec.settings.values() if value and isinstance(value, str)]
+        settings = [
+            pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)
+        ]
         if (source := fetched(spec.source)).exists():
             paths = [source, *(path for path in settings if path.is_file())]  # such as triples
             result["source"] = _sha256([content_sha256(path) for path in paths])

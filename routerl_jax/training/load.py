@@ -8,7 +8,6 @@ import pathlib
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import read_json
 from routerl_jax.learning.checkpoints import Checkpoints, saved_steps
 from routerl_jax.learning.learner import trained_parameters
@@ -20,7 +19,7 @@ from routerl_jax.models.lora import lora_fields
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of
 from routerl_jax.parallel import multihost
-from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.run import POLICY, frozen_digest, policy_damage
 from routerl_jax.training.setup import build_mesh, build_policy
 from routerl_jax.training.warm_start import started
@@ -35,7 +34,7 @@ def load_config(workdir: pathlib.Path) -> TrainConfig:
     path = workdir / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} holds no run (config.json is missing); give the --workdir of launch.train")
-    return from_config_dict(TrainConfig, read_json(path, "the run can't be used without it"))
+    return kept_config(read_json(path, "the run can't be used without it"))
 
 
 def load_policy(

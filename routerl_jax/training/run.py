@@ -17,7 +17,7 @@ from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.core.config import first_difference, from_config_dict, naming
+from routerl_jax.core.config import first_difference, naming
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.corpus import file_sha256
@@ -32,7 +32,7 @@ from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.writer import MetricWriter
 
@@ -364,7 +364,7 @@ def _saved(path: pathlib.Path) -> dict[str, Any]:
     """The configuration in a workdir. Settings that did not exist yet have their defaults."""
     saved = read_json(path, "use another --workdir")
     try:
-        return _as_json(from_config_dict(TrainConfig, saved))
+        return _as_json(kept_config(saved))
     except ValueError:  # no longer a valid configuration: returned unchanged, so that it differs from the current one
         return saved
 

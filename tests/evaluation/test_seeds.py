@@ -133,7 +133,7 @@ def test_a_run_that_has_begun_is_resumed(tmp_path: pathlib.Path, monkeypatch: py
         f"--workdir={tmp_path}",
         "--config.seed=3",
         "--config.steps=4",
-        "--resume",
+        "--resume=auto",
     ]
     (tmp_path / "config.json").write_text('{"controls": {"sft": {}}}')
     for results in ({"agents": {"trained": {}}, "stopped": {"message": "worse"}}, {"agents": {"trained": {}}}):

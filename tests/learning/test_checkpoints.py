@@ -212,3 +212,19 @@ def test_checkpoints_of_earlier_versions_are_read(whole: pathlib.Path, tmp_path:
     state, reference = small_state()
     with contextlib.closing(Checkpoints(tmp_path / "checkpoints", keep=2)) as checkpoints:
         assert_close(checkpoints.restore(4, state, reference, tiny.config())[0], state)
+
+
+def test_copies_beside_a_checkpoint_do_no_harm(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What a killed session left, and a user's copies; under the name of another step one is refused."""
+    place = pathlib.Path(shutil.copytree(whole, tmp_path / "checkpoints"))
+    for name in ("5.orbax-checkpoint-tmp-1234", "5.bak", "4 (copy)"):
+        shutil.copytree(place / "4", place / name)
+    state, reference = small_state()
+    with contextlib.closing(Checkpoints(place, keep=2)) as checkpoints:
+        checkpoints.save(5, state, reference, {"model": model_fields(tiny.config())})
+    shutil.copytree(place / "4", place / "6")
+    with contextlib.closing(Checkpoints(place, keep=2)) as checkpoints:
+        assert checkpoints.steps() == [6, 5, 4]
+        assert_close(checkpoints.restore(5, state, reference, tiny.config())[0], state)
+        with pytest.raises(Damaged, match=r"checkpoints/6 is damaged: it is a copy of step 4; take .* \(5, 4\)"):
+            checkpoints.restore(6, state, reference, tiny.config())

@@ -1,17 +1,21 @@
 """A run that is resumed reads what it began with; files that changed behind their names are refused."""
 
+import base64
 import dataclasses
+import io
 import json
 import logging
 import pathlib
 import shutil
 from collections.abc import Callable
 
+import PIL.Image
 import pytest
 
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training import config as schema
 from routerl_jax.training.inputs import check_inputs, keep_inputs
+from tests.data.trajectories import CAPITAL, write
 from tests.training.small_run import make_config, make_sft_config
 
 
@@ -115,6 +119,59 @@ def test_a_moved_time_or_another_setting_is_no_other_content(home: pathlib.Path,
     check_inputs(config, workdir, resume=True)
     other = dataclasses.replace(config, data=dataclasses.replace(config.data, test=str(home / "questions.jsonl")))
     check_inputs(other, workdir, resume=True)  # what may change is said elsewhere
+
+
+def test_what_a_model_does_not_have_is_not_compared(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    config, workdir = run_config(home), tmp_path / "run"
+    begun(config, workdir)
+    for name in (".DS_Store", ".gitattributes", "README.md", "curve.png"):
+        (home / "model" / name).write_text("seen")
+    check_inputs(config, workdir, resume=True)
+
+
+def trained_on(questions: str) -> schema.TrainConfig:
+    return schema.TrainConfig(
+        kind="rl",
+        model=schema.ModelConfig(path="atlas-warm-start"),
+        knowledge={"text": schema.KnowledgeConfig()},
+        data=schema.DataConfig(train=questions, validation="", test=""),
+        stages={"one": schema.StageConfig(reward={"em": 1.0})},
+    )
+
+
+def test_pictures_are_compared_wherever_they_lie(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that was moved has the same pictures; another one within the file of questions is another one."""
+
+    def questions(project: pathlib.Path, colour: str) -> None:
+        (project / "images").mkdir(parents=True, exist_ok=True)
+        picture = io.BytesIO()
+        PIL.Image.new("RGB", (64, 64), colour).save(picture, "BMP")
+        (project / "images" / "a.bmp").write_bytes(picture.getvalue())
+        uri = f"data:image/bmp;base64,{base64.b64encode(picture.getvalue()).decode()}"
+        rows = [
+            {"question": f"What is {i}?", "golden_answers": ["it"], "images": [x]} for i, x in ((1, "a.bmp"), (2, uri))
+        ]
+        (project / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    config = trained_on("questions.jsonl")
+    for place, colour in (("here", "red"), ("there", "red"), ("elsewhere", "blue")):
+        questions(tmp_path / place, colour)
+    monkeypatch.chdir(tmp_path / "here")
+    begun(config, tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "there")
+    check_inputs(config, tmp_path / "run", resume=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"config\.data\.train.*questions\.jsonl: its content is not"):
+        check_inputs(config, tmp_path / "run", resume=True)
+
+
+def test_golden_steps_are_compared(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "steps.jsonl", CAPITAL)
+    config = trained_on(f"trajectories:{path}")
+    begun(config, tmp_path / "run")
+    edit("capital of ghana? ", "capital of Ghana today? ")(path)
+    with pytest.raises(ValueError, match=r"config\.data\.train.*steps\.jsonl: its content is not"):
+        check_inputs(config, tmp_path / "run", resume=True)
 
 
 def test_demonstrations_that_changed_are_refused(tmp_path: pathlib.Path) -> None:

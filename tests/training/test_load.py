@@ -12,13 +12,14 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.load import load_config, load_policy, steps_done
-from routerl_jax.training.run import Run, policy_damage
+from routerl_jax.training.run import Run, check_workdir, policy_damage
 from tests import tiny
 
 
@@ -118,6 +119,18 @@ def test_a_damaged_policy_is_refused(config: TrainConfig, tmp_path: pathlib.Path
     file.write_bytes(damaged)
     (tmp_path / "run" / "policy.json").unlink()
     assert policy_damage(tmp_path / "run") == ""
+
+
+def test_a_run_of_an_earlier_version_is_read(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Its 0 questions of an evaluation were all. A 0 of today is refused, as it might mean none."""
+    kept = json.loads(json.dumps(dataclasses.asdict(config)))
+    kept["evaluation"] |= {"every": 0, "examples": 0, "final_examples": 0}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    read = load_config(tmp_path)
+    assert (read.evaluation.every, read.evaluation.examples, read.evaluation.final_examples) == (0, -1, -1)
+    check_workdir(config, tmp_path, resume=True)
+    with pytest.raises(ValueError, match=r"evaluation\.examples=0 must be at least 1, or -1 for all"):
+        from_config_dict(TrainConfig, kept)
 
 
 def test_initial_weights_are_not_kept(config: TrainConfig, tmp_path: pathlib.Path) -> None:
