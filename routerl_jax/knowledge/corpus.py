@@ -44,6 +44,7 @@ from routerl_jax.knowledge.corpora.tsv import read_tsv
 from routerl_jax.knowledge.corpora.wikipedia import read_dump
 from routerl_jax.knowledge.store import MANIFEST, Store
 
+READING = 2  # version of the rules by which a corpus becomes passages; raise it with them
 IDS = ("id", "_id", "docid")  # keys of a row's id
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
