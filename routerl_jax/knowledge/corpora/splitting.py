@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from routerl_jax.core.words import split
 
 WORDS = 100  # words of a passage: DPR (Karpukhin et al. 2020, section 4.1)
+_LONGEST = 1000  # characters of a word of a document; a longer one (encoded data) counts as several
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +39,7 @@ class Split:
     def whole_pieces(self, text: str) -> Iterator[str]:
         """Like `pieces`, with the white space inside a passage as it is, and no word is dropped: a last piece of fewer than
         `least` words belongs to the one before."""
-        words = _characters(text) or re.findall(r"\S+\s*", text)
+        words = _characters(text) or re.findall(rf"\S{{1,{_LONGEST}}}\s*", text)
         starts = list(range(0, len(words), self.words))
         if len(starts) > 1 and len(words) - starts[-1] < self.least:
             starts.pop()
