@@ -20,12 +20,22 @@ SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 def plain_name(path: pathlib.Path) -> str:
     """The file's name without the extension of its compression."""
-    return path.name.removesuffix(path.suffix) if path.suffix in SUFFIXES else path.name
+    return path.stem if _packing(path) in SUFFIXES else path.name
+
+
+def plain_suffix(path: pathlib.Path) -> str:
+    """The extension without that of its compression, in lower case: `.jsonl` of A.JSONL.gz."""
+    return pathlib.Path(plain_name(path)).suffix.lower()
+
+
+def _packing(path: pathlib.Path) -> str:
+    return path.suffix.lower()
 
 
 @contextlib.contextmanager
 def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Iterator[BinaryIO]:
-    """The file's content, decompressed while it is read. UTF-16, which spreadsheets and Windows write, becomes UTF-8.
+    """The file's content, decompressed while it is read. UTF-16 and UTF-32, which spreadsheets and Windows write, become
+    UTF-8.
 
     Args:
       where: returns how far the reader is (" after line 7"), for error messages.
@@ -35,12 +45,17 @@ def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Ite
     """
     try:
         with _open(path) as file:
-            if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            mark = file.peek(4)[:4]
+            if mark in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):  # first: it begins with UTF-16's
+                yield io.BytesIO(file.read().decode("utf-32").encode())
+            elif mark[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 yield io.BytesIO(file.read().decode("utf-16").encode())
             else:
                 yield file
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: begins like UTF-16 text, but is none ({error}). Convert it to UTF-8") from error
+        raise ValueError(
+            f"{path}: begins like UTF-16 or UTF-32 text, but is none ({error}). Convert it to UTF-8"
+        ) from error
     except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, _Damaged) as error:
         raise _damaged(path, where(), error) from error
     except OSError as error:
@@ -54,21 +69,21 @@ class _Damaged(Exception):
 
 
 def _damaged(path: pathlib.Path, where: str, error: Exception) -> ValueError:
-    kind = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}.get(path.suffix, "gzip")
-    suffix = path.suffix if path.suffix in SUFFIXES else ".gz"
+    kind = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}.get(_packing(path), "gzip")
+    suffix = path.suffix if _packing(path) in SUFFIXES else ".gz"
     return ValueError(
         f"{path}: damaged or not {kind}{where} ({error}). Fetch it again, or drop {suffix} if it is plain"
     )
 
 
 def _open(path: pathlib.Path) -> io.BufferedReader:
-    if path.suffix == ".gz":
+    if _packing(path) == ".gz":
         return cast(io.BufferedReader, gzip.open(path))
-    if path.suffix == ".bz2":
+    if _packing(path) == ".bz2":
         return cast(io.BufferedReader, bz2.open(path))
-    if path.suffix == ".xz":
+    if _packing(path) == ".xz":
         return cast(io.BufferedReader, lzma.open(path))
-    return _open_zstd(path) if path.suffix == ".zst" else path.open("rb")
+    return _open_zstd(path) if _packing(path) == ".zst" else path.open("rb")
 
 
 def _open_zstd(path: pathlib.Path) -> io.BufferedReader:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from routerl_jax.core.buckets import fetched
-from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.compressed import open_bytes, plain_suffix
 
 
 class RowLocation(NamedTuple):
@@ -43,7 +43,7 @@ def read_rows(path: str | pathlib.Path, *, lines: bool = False) -> Iterator[tupl
     path = fetched(path)
     location = RowLocation(path, "line", 0)
     with open_bytes(path, lambda: f" after {location.unit} {location.number}") as file:
-        as_list = _suffix(path) == ".json" and not lines
+        as_list = plain_suffix(path) == ".json" and not lines
         rows = _items(path, file.read()) if as_list else _lines(path, file)
         for location, row in rows:
             if not isinstance(row, dict):
@@ -82,7 +82,7 @@ def checked_path(path: str | pathlib.Path) -> pathlib.Path:
     if not path.is_file():
         problem = "is a directory" if path.is_dir() else "does not exist"
         raise ValueError(f"{path} {problem}. Give a .jsonl, .jsonl.gz or .json file")
-    if _suffix(path) not in (".jsonl", ".json"):
+    if plain_suffix(path) not in (".jsonl", ".json"):
         raise ValueError(f"{path}: unknown extension. Rename it: .jsonl or .jsonl.gz (a row per line), .json (a list)")
     return path
 
@@ -150,7 +150,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         raise _RepeatedKeyError(repr(next(name for name in names if names.count(name) > 1)))
     return fields
-
-
-def _suffix(path: pathlib.Path) -> str:
-    return pathlib.Path(plain_name(path)).suffix

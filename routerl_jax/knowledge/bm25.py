@@ -21,6 +21,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.core.words import words as text_words
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import (
+    VERSIONS,
     BuildReport,
     changes,
     corpus_source,
@@ -33,7 +34,7 @@ from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.store import FORMAT, INDEX, Store, StoredPassages
+from routerl_jax.knowledge.store import INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
@@ -181,10 +182,10 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     )
     config.words.tokenizer()  # raises if a package is missing, before anything is written
     clock = Clock()
-    fingerprint = digest_of([FORMAT, source.digest, changes(config), config.words.split])
+    fingerprint = digest_of([*VERSIONS, source.digest, changes(config), config.words.split])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         as_split = writer.existing is None or writer.existing.index.get("split", "latin") == config.words.split
-        if not (as_split and is_built(writer, config, source.digest)):
+        if not (as_split and is_built(writer, config, source)):
             reading = Bar(source.read(), desc="reading", unit="passage", disable=not progress)
             count = writer.passages(reading, source.left_out)
             clock.lap("read")

@@ -19,6 +19,7 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
+    VERSIONS,
     BuildReport,
     Source,
     corpus_source,
@@ -53,7 +54,6 @@ from routerl_jax.knowledge.precomputed_vectors import backend_over, check_vector
 from routerl_jax.knowledge.recall import jittered, recall
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
-    FORMAT,
     INDEX,
     VECTORS,
     Embedding,
@@ -205,7 +205,7 @@ def _build(
     fingerprint = _fingerprint(config, source.digest, embedding.manifest, faiss_vectors)
     steps = _together if together else _alone
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite, together=together) as writer:
-        if not steps.main(lambda: is_built(writer, config, source.digest, embedding.manifest)):
+        if not steps.main(lambda: is_built(writer, config, source, embedding.manifest)):
             _write(config, writer, source, embedding, faiss_vectors, clock, progress, steps)
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
@@ -433,7 +433,7 @@ def _fingerprint(config: BuildConfig, corpus: str, embedding: Embedding, faiss_v
     tables += [config.passage_words, config.least_words] if config.passage_words or config.least_words != 7 else []
     tables += [faiss_vectors.digest] if faiss_vectors is not None else []
     parts = [
-        FORMAT,
+        *VERSIONS,
         config.kind,
         corpus,
         embedding.encoder,

@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 
 from routerl_jax.core.buckets import fetched, url_of
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import Embedding, Manifest, Store, nested
+from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, nested
 from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out
 
+VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its fingerprint
 # Settings of any kind that change nothing in what is built.
 _PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
+_BLOCK = 8192  # passages of a knowledge base that are read at a time
 _UNSAID = "dense_text"  # the kind that `changes` leaves out
 
 
@@ -33,12 +36,14 @@ class Source(NamedTuple):
       digest: SHA-256 of its content.
       read: returns the passages.
       left_out: why files or pages have no passage, by name; complete once all passages are read.
+      reading: version of the rules of `read` (`corpus.READING`); 0: the kind has its own.
     """
 
     path: str
     digest: str
     read: Callable[[], Iterable[Passage]]
     left_out: Mapping[str, str] = {}
+    reading: int = 0
 
 
 def corpus_source(
@@ -55,7 +60,7 @@ def corpus_source(
       expected: the expected content, for the message.
       read: called as `read(path, left_out=..)`; returns its passages, and fills `Source.left_out`.
       check: raises the errors that can be found without reading all of it.
-      digest: returns the digest of its content.
+      digest: returns the digest of its content. A kind with its own has its own rules of reading, too.
 
     Raises:
       ValueError: `corpus` is empty, or an error of `check` or `digest`.
@@ -65,7 +70,8 @@ def corpus_source(
     path = fetched(corpus)
     check(path)
     left_out: dict[str, str] = {}
-    return Source(url_of(path.resolve()), digest(path), lambda: read(path, left_out=left_out), left_out)
+    reading = READING if digest is corpus_sha256 else 0
+    return Source(url_of(path.resolve()), digest(path), lambda: read(path, left_out=left_out), left_out, reading)
 
 
 def passages_source(passages: Sequence[Passage], corpus: str) -> Source:
@@ -113,9 +119,9 @@ def _changes(config: Any, default: Any, prefix: str, without: Sequence[str] = ()
     return result
 
 
-def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding | None = None) -> bool:
+def is_built(writer: StoreWriter, config: Any, source: Source, embedding: Embedding | None = None) -> bool:
     """Whether the knowledge base of a configuration exists, with the same corpus, settings and encoder, and no updates
-    since."""
+    since. If other rules read the corpus then (`corpus.READING`), its passages are compared with what is read now."""
     manifest = writer.existing
     if config.overwrite or manifest is None or manifest.updates or manifest.kind != config.kind:
         return False
@@ -131,7 +137,17 @@ def is_built(writer: StoreWriter, config: Any, digest: str, embedding: Embedding
         built.pop("index", None)
         if not fits(config.index, str(manifest.index.get("backend"))):
             return False
-    return (manifest.corpus_sha256, nested(built)) == (digest, nested(requested))
+    if (manifest.corpus_sha256, nested(built)) != (source.digest, nested(requested)):
+        return False
+    if manifest.reading < source.reading:
+        logging.warning("%s is of an earlier version: its passages are compared with the corpus", writer.directory)
+        store = Store(writer.directory, memory_limit=0)
+        rows = range(0, leaves := manifest.settings.get("levels", [manifest.count])[0], _BLOCK)
+        stored = (passage for row in rows for passage in store.passages.read(row, min(row + _BLOCK, leaves)))
+        if passages_sha256(source.read()) != passages_sha256(stored):
+            return False
+        dataclasses.replace(manifest, reading=source.reading).write(writer.directory)
+    return True
 
 
 def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
@@ -141,6 +157,7 @@ def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str
         name=config.name or directory.name,
         corpus=corpus,
         corpus_sha256=digest,
+        reading=READING,
         config=changes(config),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **{"count": 0, **rest},

@@ -32,7 +32,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.compressed import plain_name
+from routerl_jax.core.compressed import plain_name, plain_suffix
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_named_columns
@@ -44,6 +44,7 @@ from routerl_jax.knowledge.corpora.tsv import read_tsv
 from routerl_jax.knowledge.corpora.wikipedia import read_dump
 from routerl_jax.knowledge.store import MANIFEST, Store
 
+READING = 2  # version of the rules by which a corpus becomes passages; raise it with them
 IDS = ("id", "_id", "docid")  # keys of a row's id
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
@@ -97,9 +98,15 @@ def _listed(path: pathlib.Path, left_out: dict[str, str]) -> list[pathlib.Path]:
     if path.is_file():
         files = [path]
     else:
-        files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+        found = sorted(file for file in path.rglob("*") if not _hidden(file.relative_to(path)))
+        files = [file for file in found if file.is_file()]
+        for link in (file for file in found if file.is_symlink() and not file.is_file()):
+            left_out[link.relative_to(path).as_posix()] = (
+                "a link to a directory, which is not followed" if link.is_dir() else "a link to nothing"
+            )
         if not files:
-            raise ValueError(f"{path} is an empty directory. {_HINT}")
+            links = "".join(f"; {name}: {why}" for name, why in left_out.items())
+            raise ValueError(f"{path} is an empty directory{links}. {_HINT}")
     has_documents = path.is_dir() and any(map(documents.is_document, files))
     folders: dict[pathlib.Path, pathlib.Path | None] = {}  # of pages that a browser saved
     kept = []
@@ -336,11 +343,9 @@ _READERS = {"rows": _from_rows, "csv": _from_csv, "tsv": _from_tsv, "xml": _from
 def _kind(path: pathlib.Path) -> str | None:
     if documents.is_document(path):
         return "document"
-    name = plain_name(path)
-    if _EXTRACTED.fullmatch(name):
+    if _EXTRACTED.fullmatch(plain_name(path)):
         return "rows"
-    suffix = pathlib.Path(name).suffix
-    return {".jsonl": "rows", ".json": "rows", ".csv": "csv", ".tsv": "tsv", ".xml": "xml"}.get(suffix)
+    return {".jsonl": "rows", ".json": "rows", ".csv": "csv", ".tsv": "tsv", ".xml": "xml"}.get(plain_suffix(path))
 
 
 def _hidden(path: pathlib.Path) -> bool:

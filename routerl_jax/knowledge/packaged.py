@@ -27,12 +27,21 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser
-from routerl_jax.knowledge.builds import BuildReport, changes, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import (
+    VERSIONS,
+    BuildReport,
+    changes,
+    corpus_source,
+    digest_of,
+    is_built,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, StoredPassages, nested
+from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.llms.base import ChatModel
 from routerl_jax.llms.cached import CachedModel
@@ -209,9 +218,9 @@ def build_packaged(
     inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
     vectors = Vectoriser(inner, model)
     embedding = dataclasses.replace(vectors.manifest, dim=vectors.width())
-    fingerprint = digest_of([FORMAT, source.digest, embedding.digest, changes(config)])
+    fingerprint = digest_of([*VERSIONS, source.digest, embedding.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        built = is_built(writer, config, source.digest)
+        built = is_built(writer, config, source)
         if not built or writer.existing is None or _embedding(writer.existing) != embedding:
             writer.check_target()
             count = writer.passages(

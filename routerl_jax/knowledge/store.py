@@ -73,6 +73,7 @@ class Manifest:
     count: int  # passages of the main part: without those added since, with those deleted since
     corpus: str  # the file it was built from; empty: from passages in memory
     corpus_sha256: str
+    reading: int = 1  # `knowledge.corpus.READING` when the corpus was read
     # dotted keys of the build that were not defaults
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     created: str  # UTC, ISO 8601

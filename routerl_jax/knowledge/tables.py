@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from routerl_jax.core.compressed import plain_name
+from routerl_jax.core.compressed import plain_name, plain_suffix
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_cells
@@ -55,7 +55,7 @@ def holds_tables(path: pathlib.Path) -> bool:
     called `text`."""
     if _is_csv(path) and path.is_file():
         return "text" not in next(iter(read_cells(path)), (None, ["text"]))[1]
-    if not path.is_file() or not plain_name(path).endswith(".jsonl"):
+    if not path.is_file() or plain_suffix(path) != ".jsonl":
         return False
     first = next(iter(read_rows(path)), None)
     return first is not None and "header" in first[1]
@@ -238,7 +238,7 @@ def _rows_of(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]
 
 
 def _is_csv(path: pathlib.Path) -> bool:
-    return pathlib.Path(plain_name(path)).suffix == ".csv"
+    return plain_suffix(path) == ".csv"
 
 
 def _csv_table(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:

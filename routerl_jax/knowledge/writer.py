@@ -52,7 +52,7 @@ _OFFSETS_SHARD, _OFFSETS_CHUNK = 2**20, 2**12
 _ROWS_CHUNK = 16  # vectors read together
 _FIRST_PIECE = 32  # rows that are embedded first, while the speed is not known
 _GROWTH = 4  # how many times more may follow
-_SAVE_SECONDS = 60.0  # unsaved work of a shard from which on it is saved, and what one piece of it should take
+SAVE_SECONDS = 60.0  # unsaved work from which on it is saved, and what one piece of a shard should take
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_TEXTS = (*(os.strerror(code) for code in _FULL), "I/O error")  # the last one is ScaNN's message
@@ -215,8 +215,9 @@ class StoreWriter:
             raise ValueError(f"{self.directory} exists and is not a knowledge base; give a new or empty directory")
         if not self.overwrite:
             raise ValueError(
-                f"{self.directory} already holds a knowledge base, of another corpus, encoder or configuration. Load it with "
-                f"load_kb, give another directory, or set config.overwrite=True to replace it"
+                f"{self.directory} already holds a knowledge base, of another corpus, encoder or configuration, or read "
+                f"by the rules of an earlier version. Load it with load_kb, give another directory, or set "
+                f"config.overwrite=True to replace it"
             )
 
 
@@ -295,10 +296,10 @@ class Shards:
             end, began = min(row + self._piece, stop), time.monotonic()
             parts.append(self._checked(vectors(row, end), row, end))
             now = time.monotonic()
-            in_time = int((end - row) * _SAVE_SECONDS / max(now - began, 1e-6))
+            in_time = int((end - row) * SAVE_SECONDS / max(now - began, 1e-6))
             self._piece = max(1, min(_GROWTH * max(end - row, self._piece), in_time))
             row = end
-            if now - since >= _SAVE_SECONDS and row < stop:
+            if now - since >= SAVE_SECONDS and row < stop:
                 new = np.concatenate(parts)[saved - row :]
                 self._saved[saved] = self._progress / f"piece-{saved}-{row}.npy"
                 with atomic_file(self._saved[saved], sync=True) as file:

@@ -47,7 +47,7 @@ def build(directory: pathlib.Path, log: pathlib.Path, stage: str) -> None:
     if stage == "index":
         index.ScannIndex.save = lambda *_: die()  # type: ignore[method-assign]
     if stage == "piece":
-        writer._SAVE_SECONDS = 0.0
+        writer.SAVE_SECONDS = 0.0
     build_from_passages(
         make_passages(COUNT),
         BuildConfig(name="kb", shard_size=SHARD),

@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import pathlib
+import shutil
 import types
 from collections.abc import Sequence
 from unittest import mock
@@ -15,9 +16,10 @@ import pytest
 
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb, recall
 from routerl_jax.knowledge.builds import changes
-from routerl_jax.knowledge.corpus import read_corpus
+from routerl_jax.knowledge.corpus import READING, corpus_sha256, read_corpus
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.index import ScannIndex, ScannSettings, VectorIndex
 from routerl_jax.knowledge.load import load_kb
@@ -43,6 +45,35 @@ def test_report(tmp_path: pathlib.Path) -> None:
     assert manifest.corpus == config.corpus
     kb = load_kb(tmp_path / "kb", encoder=HashEncoder())
     assert kb.search([f"{rows[7]['title']}\n{rows[7]['text']}"], 1)[0][0].id == "p7"
+
+
+@pytest.mark.parametrize("kind", ["dense", "bm25"])
+def test_what_other_rules_read_is_taken_as_built_only_if_it_is_the_same(tmp_path: pathlib.Path, kind: str) -> None:
+    """A knowledge base of an earlier version says nothing of its rules, by which this row's title was "Accra lies"."""
+    corpus, place = tmp_path / "c.jsonl", tmp_path / "kb"
+    row = {"id": "1", "title": "Ghana", "contents": "Accra lies\non the coast."}
+
+    def build() -> int:
+        if kind == "bm25":
+            return build_bm25(Bm25Config(corpus=str(corpus)), place, progress=False).count
+        return build_kb(BuildConfig(corpus=str(corpus)), place, progress=False, encoder=HashEncoder()).numbers[
+            "embedded"
+        ]
+
+    for old_row, same in ((row, True), (row | {"title": "Accra lies"}, False)):
+        write_jsonl(corpus, [old_row])
+        build()
+        write_jsonl(corpus, [row])
+        manifest = json.loads((place / "kb.json").read_text()) | {"corpus_sha256": corpus_sha256(corpus)}
+        del manifest["reading"]
+        (place / "kb.json").write_text(json.dumps(manifest))
+        if same:
+            assert build() == (kind == "bm25")
+            assert json.loads((place / "kb.json").read_text())["reading"] == READING
+        else:
+            with pytest.raises(ValueError, match=r"kb already holds .* rules of an earlier version.*overwrite=True"):
+                build()
+        shutil.rmtree(place)
 
 
 def test_tables(tmp_path: pathlib.Path, minilm: Encoder) -> None:

@@ -135,6 +135,27 @@ def test_splitting() -> None:
         Split(words=5, least=6)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "北京市，是中华人民共和国的首都。\n又称 iPhone 15 之城（笑）",
+        "ความรักเป็นสิ่งที่ดี ประเทศไทย ",
+        "東京は日本の首都です。",
+    ],
+)
+def test_text_without_spaces_is_split_by_characters(text: str) -> None:
+    """A passage of it is as long as others, in their characters; punctuation marks stay with what they end."""
+    whole = text * 40
+    pieces = list(Split(words=100, least=7).pieces(whole))
+    assert all(60 < len(piece) < 250 for piece in pieces[:-1])
+    assert len(pieces) >= 4
+    assert "".join("".join(pieces).split()) == "".join(whole.split())
+    assert not any(piece[0] in "，。）" for piece in pieces)
+    kept = list(Split(words=100, least=7).whole_pieces(whole))
+    assert "".join("".join(kept).split()) == "".join(whole.split())
+    assert [len(piece.split()) for piece in Split().pieces("Tōkyō (東京都) is the capital " * 40)] == [100, 100]
+
+
 def test_kilt_pages(shared_data, tmp_path: pathlib.Path) -> None:
     """A page of KILT's knowledge source, laid out as R1-Searcher's script reads it; and the real sample, split."""
     page = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import pathlib
+import shutil
 import zipfile
 
 import pytest
@@ -125,6 +127,22 @@ Thirty *days* a [year](https://a.example).
     assert shown(list(read_corpus(path))) == [("rules.md#0", "The rules", "Text.")]
 
 
+@pytest.mark.parametrize(
+    ("text", "title", "body"),
+    [
+        ("---\ntitle: A\n...\nBody.", "A", "Body."),
+        ("---\n# of the wiki\n\ndate: 2020-01-01\ntitle: >\n  A long\n  one\n---\nBody.", "x", "Body."),
+        ('+++\ntitle = "A: B"\n+++\nBody.', "A: B", "Body."),
+        ("---\n\nBetween two rules.\n\n---\nBody.", "x", "Between two rules.\nBody."),
+        ("---\nTo whom: it concerns\n\n- - -\nBody.", "x", "To whom: it concerns\nBody."),
+        ("".join(f"{'  ' * i}- {i}\n" for i in range(15)), "x", "\n".join(map(str, range(15)))),
+    ],
+)
+def test_front_matter_and_lists_of_markdown(tmp_path: pathlib.Path, text: str, title: str, body: str) -> None:
+    path = write(tmp_path / "x.MD", text.replace("\n", "\r"))
+    assert shown(list(read_corpus(path))) == [("x.MD#0", title, body)]
+
+
 PAGE = """<!DOCTYPE html>
 <!-- saved from url=(0027)https://intranet.example/leave -->
 <html><head><meta charset="windows-1252"><title>Leave – Intranet</title><script>var advert = 1</script></head><body>
@@ -166,6 +184,45 @@ def test_a_page_in_one_file(tmp_path: pathlib.Path) -> None:
     tail = b"\r\n--xx\r\nContent-Type: text/css\r\n\r\np {}\r\n--xx--\r\n"
     path = write(tmp_path / "Leave.mhtml", head + quoted.replace(b"\n", b"\r\n") + tail)
     assert [(passage.title, passage.text) for passage in read_corpus(path)] == PAGE_TEXT
+
+
+def test_pages_are_read_to_their_end(tmp_path: pathlib.Path) -> None:
+    """However deep their elements are; a formula is a part of its line."""
+    deep = "<div>" * 300 + "deep" + "</div>" * 300 + "<p>so <math><mi>x</mi><mo>=</mo><mn>1</mn></math> holds</p>"
+    assert [p.text for p in read_corpus(write(tmp_path / "a.html", deep))] == ["deep\nso x=1 holds"]
+    for encoding in ("utf-8", "utf-16"):
+        page = '<meta charset="utf-16"><p>Größe ' + "x" * 20
+        for end in ("", "x"):  # two bytes to a letter, or not
+            path = write(tmp_path / "a.html", (page + end).encode(encoding))
+            assert [p.text for p in read_corpus(path)] == ["Größe " + "x" * 20 + end]
+    title = '<h2>History<span class="mw-editsection">[edit]</span></h2><p>of it'
+    assert [p.title for p in read_corpus(write(tmp_path / "a.html", title))] == ["a > History"]
+    write(tmp_path / "a.html", "<div>" * 5000 + "deep" + "</div>" * 5000)
+    with pytest.raises(ValueError, match=r"a\.html: .* inside each other"):
+        list(read_corpus(tmp_path / "a.html"))
+
+
+def test_links_in_a_folder(tmp_path: pathlib.Path) -> None:
+    """A link to a file is a file. Others are named, and none leads round in circles."""
+    write(tmp_path / "docs" / "deep" / "a.txt", "Text.")
+    write(tmp_path / "other" / "b.txt", "Text.")
+    for name, target in {"to.txt": "other/b.txt", "loop": "docs", "far": "other", "gone.txt": "nowhere"}.items():
+        (tmp_path / "docs" / name).symlink_to(tmp_path / target)
+    left_out: dict[str, str] = {}
+    passages = read_corpus(tmp_path / "docs", left_out=left_out)
+    assert [passage.id for passage in passages] == ["deep/a.txt#0", "to.txt#0"]
+    assert left_out.keys() == {"loop", "far", "gone.txt"}
+    shutil.rmtree(tmp_path / "docs" / "deep")
+    (tmp_path / "docs" / "to.txt").unlink()
+    with pytest.raises(ValueError, match=r"far: a link to a directory"):
+        read_corpus(tmp_path / "docs")
+
+
+def test_a_text_without_any_space_is_split_too(tmp_path: pathlib.Path) -> None:
+    path = write(tmp_path / "encoded.txt", "QUJD" * 50_000)
+    passages = [passage.text for passage in read_corpus(path)]
+    assert "".join(passages) == "QUJD" * 50_000
+    assert max(map(len, passages)) <= 106_000
 
 
 def test_word_files(tmp_path: pathlib.Path) -> None:
@@ -272,6 +329,20 @@ def test_ids_last_when_other_files_come(tmp_path: pathlib.Path) -> None:
     after = {passage.id: passage for passage in read_corpus(folder)}
     assert after == {**before, "another.txt#0": after["another.txt#0"]}
     assert corpus_sha256(folder) != digest
+
+
+def test_extensions_in_capitals(tmp_path: pathlib.Path) -> None:
+    row = '{"id": "1", "text": "A row."}'
+    for name, content in {
+        "A.JSONL": row,
+        "B.JSON": f"[{row}]",
+        "C.CSV": "id,text\n1,A row.",
+        "D.JSONL.GZ": gzip.compress(row.encode()),
+        "E.TXT.GZ": gzip.compress(b"A row."),
+        "F.Html": "<p>A row.",
+    }.items():
+        path = write(tmp_path / name, content)
+        assert [passage.text for passage in read_corpus(path)] == ["A row."]
 
 
 def test_files_of_data_stay_strict_beside_documents(tmp_path: pathlib.Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.knowledge.index import ExactIndex
+from routerl_jax.knowledge.pages import ragged
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
 from routerl_jax.knowledge.pages.maxsim import MaxSim, maxsim, padded_length
 from routerl_jax.knowledge.pages.pooling import pool
@@ -194,4 +195,28 @@ def test_a_lost_shard_is_made_again(tmp_path: pathlib.Path) -> None:
         writer.write(lambda start, stop: made.append(start) or pages[start:stop])
         assert made == expected
     for page, found in zip(whole, Ragged(tmp_path / "vectors", "float32", memory_limit=0, hint="").read(0, 6)):
+        np.testing.assert_array_equal(page, found)
+
+
+def test_a_killed_build_of_slow_pages_loses_one_batch(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes long is saved before its step is full."""
+    pages, made = [unit(n, 24) for n in (3, 1, 7, 4, 5, 9)], list[int]()
+    expected = write(tmp_path / "fast", pages).read(0, 6)
+    monkeypatch.setattr(ragged, "SAVE_SECONDS", 0.0)
+    (tmp_path / "progress").mkdir()
+    options: Any = {"width": 24, "precision": "float32", "count": 6, "step": 4, "batch": 2}
+
+    def make(start: int, stop: int) -> list[np.ndarray]:
+        if made == [0, 2]:
+            made.clear()
+            raise KeyboardInterrupt
+        made.append(start)
+        return pages[start:stop]
+
+    with pytest.raises(KeyboardInterrupt):
+        RaggedWriter(tmp_path, tmp_path / "progress", "vectors", **options).write(make)
+    writer = RaggedWriter(tmp_path, tmp_path / "progress", "vectors", **options)
+    writer.write(make)
+    assert (writer.resumed, made) == (4, [4])
+    for page, found in zip(expected, Ragged(tmp_path / "vectors", "float32", memory_limit=0, hint="").read(0, 6)):
         np.testing.assert_array_equal(page, found)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from routerl_jax.core.buckets import fetched
-from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.compressed import open_bytes, plain_suffix
 from routerl_jax.core.rows import RowLocation, read_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -32,7 +32,7 @@ def read_question_rows(path: str | pathlib.Path) -> Iterator[tuple[RowLocation, 
     if is_pattern(str(path)):
         return itertools.chain.from_iterable(map(read_question_rows, files_called(str(path))))
     path = fetched(path)
-    suffix = pathlib.Path(plain_name(path)).suffix.lower()
+    suffix = plain_suffix(path)
     if path.suffix.lower() in _PARQUET:
         return _parquet(path)
     return read_named_columns(path) if suffix in _DELIMITERS else read_rows(path)
@@ -87,7 +87,7 @@ def read_cells(path: pathlib.Path) -> Iterator[tuple[RowLocation, list[str]]]:
       ValueError: while reading: the file is damaged or neither UTF-8 nor UTF-16, or a row has another number of cells than the
         first line.
     """
-    delimiter = _DELIMITERS[pathlib.Path(plain_name(path)).suffix.lower()]
+    delimiter = _DELIMITERS[plain_suffix(path)]
     csv.field_size_limit(2**31 - 1)
     location = RowLocation(path, "line", 1)
     with open_bytes(path, lambda: f" after line {location.number}") as file:

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.extras import needs
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.data.page_ids import page_id
@@ -37,8 +37,13 @@ _KINDS = {
 _PAGE_FOLDERS = ("_files", ".files", "-Dateien", "_fichiers", "_archivos", "_arquivos", "_bestanden", "_file", "_pliki")
 _NO_TEXT = "without text (scanned, or blank); a knowledge base of kind 'ocr' reads scanned pages"
 _OLE = b"\xd0\xcf\x11\xe0"  # the container of old Word files, and of encrypted new ones
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", re.DOTALL)
-_FRONT_TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)
+# YAML or TOML; a rule and text below it are none
+_KEY = r"\s*(?:#.*\s+)*[\w\"'.-]+[ \t]*"
+_FRONT_MATTER = re.compile(
+    rf"\A(?:---[ \t]*\n(?={_KEY}:\s)(.*?\n)(?:---|\.\.\.)|\+\+\+[ \t]*\n(?={_KEY}=)(.*?\n)\+\+\+)[ \t]*(?:\n|\Z)",
+    re.DOTALL,
+)
+_FRONT_TITLE = re.compile(r"^title[ \t]*[:=](?![ \t]*[|>])[ \t]*(.+?)[ \t]*$", re.MULTILINE)
 _HYPHEN = re.compile("[\ufffe\x02]\\s*")  # PDFium's mark of a word that is divided at the end of a line
 
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
@@ -154,7 +159,10 @@ def sections_of(path: pathlib.Path) -> Iterator[Section]:
       ValueError: the package for it is not installed.
     """
     kind = _KINDS[_suffix(path)]
-    sections = list(_pages(path) if kind == "pdf" else _sections(path, kind))
+    try:
+        sections = list(_pages(path) if kind == "pdf" else _sections(path, kind))
+    except RecursionError as error:
+        raise Unreadable("hundreds of lists, tables or quotations inside each other") from error
     if not any(section.text for section in sections):
         count = f"{len(sections)} pages {_NO_TEXT}" if kind == "pdf" else "holds no text"
         raise Unreadable(count)
@@ -193,9 +201,9 @@ def _sections(path: pathlib.Path, kind: str) -> Iterator[Section]:
     if kind == "docx":
         blocks = _blocks(_word(content))[1]
     elif kind == "markdown":
-        text = _decoded(path, content).replace("\r\n", "\n")
+        text = re.sub("\r\n?", "\n", _decoded(path, content))
         if front := _FRONT_MATTER.match(text):
-            found = _FRONT_TITLE.search(front[1])
+            found = _FRONT_TITLE.search(front[1] or front[2])
             title, text = (found[1].strip("\"'") if found else stem), text[front.end() :]
         blocks = _blocks(_markdown(text))[1]
     else:
@@ -249,7 +257,11 @@ def _decoded(path: pathlib.Path, content: bytes, declared: str | None = None) ->
 def _markdown(text: str) -> str:
     with needs("reading Markdown", "documents"):
         import markdown_it
-    return markdown_it.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(text)
+    return (
+        markdown_it.MarkdownIt("commonmark", {"html": True, "maxNesting": 10_000})
+        .enable(["table", "strikethrough"])
+        .render(text)
+    )
 
 
 def _word(content: bytes) -> str:
@@ -281,7 +293,7 @@ def _blocks(page: str) -> tuple[str, list[tuple[int, str]]]:
         import lxml.etree
         import lxml.html
     # as bytes, since lxml refuses a text that declares an encoding
-    parser = lxml.html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True)
+    parser = lxml.html.HTMLParser(encoding="utf-8", remove_comments=True, remove_pis=True, huge_tree=True)
     try:
         root = lxml.html.document_fromstring(page.encode("utf-8", "replace"), parser=parser)
     except lxml.etree.ParserError:  # nothing but blanks
@@ -300,10 +312,11 @@ def _walk(element: Any, blocks: list[tuple[int, str]], open_text: list[str]) -> 
     style = (element.get("style") or "").replace(" ", "").lower()
     hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true" or "display:none" in style
     frame = tag in _OF_PAGE and not any(True for _ in element.iterancestors(*_PARTS))
-    if tag in _DROPPED or frame or hidden or element.get("role") in _ROLES:
+    if tag in _DROPPED or frame or hidden or element.get("role") in _ROLES or element.get("class") == "mw-editsection":
         return
-    if tag == "br":
-        open_text.append("\n")
+    if tag in ("br", "math"):
+        formula = element.get("alttext") or " ".join(element.text_content().split())  # "" for br
+        open_text.append(formula or "\n")
         return
     inline = tag in _INLINE
     if not inline:
@@ -350,10 +363,10 @@ def _close(blocks: list[tuple[int, str]], open_text: list[str]) -> None:
 
 def _clean(text: str) -> str:
     """A text that can be stored, without white space around it and without invisible marks."""
-    return replace_surrogates(re.sub("[\0\ufeff\u00ad\u200b]", "", text).replace("\r\n", "\n")).strip()
+    return replace_surrogates(re.sub("\r\n?", "\n", re.sub("[\0\ufeff\u00ad\u200b]", "", text))).strip()
 
 
 def _suffix(path: pathlib.Path) -> str:
-    suffix = pathlib.Path(plain_name(path)).suffix.lower()
+    suffix = plain_suffix(path)
     # of these two, the libraries open the file itself
     return path.suffix.lower() if suffix in (".docx", ".pdf") else suffix

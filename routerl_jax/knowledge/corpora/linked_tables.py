@@ -17,7 +17,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from routerl_jax.core.compressed import open_bytes, plain_name
+from routerl_jax.core.compressed import open_bytes, plain_suffix
 from routerl_jax.core.rows import RowLocation, check_text
 from routerl_jax.core.types import Passage
 
@@ -55,7 +55,7 @@ def linked_passages(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]]
 
 def _object(path: pathlib.Path) -> dict[str, Any] | None:
     """The JSON object in a .json file; None if the file is something else, which other readers handle."""
-    if pathlib.Path(plain_name(path)).suffix != ".json":
+    if plain_suffix(path) != ".json":
         return None
     with open_bytes(path) as file:
         if file.read(1) != b"{":

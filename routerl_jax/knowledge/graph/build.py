@@ -29,6 +29,7 @@ from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
+    VERSIONS,
     BuildReport,
     Source,
     corpus_source,
@@ -57,7 +58,6 @@ from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.precomputed_vectors import check_vectors, check_width
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
-    FORMAT,
     INDEX,
     Embedding,
     Manifest,
@@ -139,10 +139,10 @@ def _build(
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
         extractor += [llm.name, config.entities_first, dict(llm.settings)]
-    parts = [FORMAT, "graph", source.digest, extractor, triples_digest, embedding.digest, embedding.encoder]
+    parts = [*VERSIONS, "graph", source.digest, extractor, triples_digest, embedding.digest, embedding.encoder]
     parts += [embedding.passage_prefix, config.shard_size, dataclasses.asdict(config.synonyms)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest, embedding):
+        if not is_built(writer, config, source, embedding):
             writer.commit(
                 write_graph(config, writer, source, model, clock, llm=llm, earlier=earlier, progress=progress)
             )

@@ -69,7 +69,7 @@ class PagesConfig:
     questions: str = ""  # rows with `question` to measure recall with (.jsonl, .json); default: vectors of the pages
     check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
     embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
-    shard_size: Size = 64  # pages that are embedded and committed together
+    shard_size: Size = 64  # pages that are saved together; fewer if they take longer than a minute
     overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ def build_pages(
     parts += [config.precision, config.shard_size, config.pooling, config.pooled]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _PagesBuild(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, embedding):
+        if not is_built(writer, config, source, embedding):
             build.run(source, embedding)
     store = Store(writer.directory)
     recall = store.manifest.settings["recall"]
@@ -161,7 +161,7 @@ def build_ocr(config: OcrConfig, directory: str | pathlib.Path, *, progress: boo
     parts = [FORMAT, config.kind, source.digest, dataclasses.asdict(config.pages)]
     fingerprint = digest_of([*parts, config.retriever, config.encoder, config.index, dataclasses.asdict(config.words)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest):
+        if not is_built(writer, config, source):
             pages = PageWriter(config.corpus, config.pages, writer, keep_blank=False, progress=progress)
             count = writer.passages(pages.passages())
             clock.lap("pages")
@@ -213,6 +213,7 @@ class _PagesBuild:
     def _embed(self, count: int) -> Ragged:
         config, writer = self._config, self._writer
         files = PictureFiles(writer.scratch, config.pages.picture_format)
+        batch = config.embed_batch or _batch_size(self._encoder)
         ragged = RaggedWriter(
             writer.scratch,
             writer.progress,
@@ -221,8 +222,8 @@ class _PagesBuild:
             precision=config.precision,
             count=count,
             step=config.shard_size,
+            batch=batch,
         )
-        batch = config.embed_batch or _batch_size(self._encoder)
         bar = Bar(
             total=count,
             initial=ragged.resumed,
@@ -233,11 +234,8 @@ class _PagesBuild:
         )
 
         def embed(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
-            vectors = []
-            for first in range(start, stop, batch):
-                pictures = [files.path(row) for row in range(first, min(first + batch, stop))]
-                vectors += self._encoder.embed(pictures, batch_size=batch)
-                bar.update(len(pictures))
+            vectors = self._encoder.embed([files.path(row) for row in range(start, stop)], batch_size=batch)
+            bar.update(stop - start)
             self.embedded += stop - start
             return vectors
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from jaxtyping import Float32, Int
 
 from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import StoredArray, create_array, open_array
-from routerl_jax.knowledge.writer import finish, finished
+from routerl_jax.knowledge.writer import SAVE_SECONDS, finish, finished
 
 Precision = Literal["float32", "bfloat16", "int8"]
 _SHARD_BYTES, _CHUNK_BYTES = 2**25, 2**16
@@ -102,7 +103,8 @@ class RaggedWriter:
       directory, progress: directory of a `StoreWriter`, and the one of its markers.
       name: name of the array and of its markers.
       count: number of pages.
-      step: pages that are made and committed together.
+      step: pages that are committed together; fewer if they take longer than a minute.
+      batch: pages that are made together; default: a step.
     """
 
     def __init__(
@@ -115,44 +117,48 @@ class RaggedWriter:
         precision: Precision,
         count: int,
         step: int,
+        batch: int | None = None,
     ) -> None:
         self.width = width
         self._precision: Precision = precision
         self._directory, self._progress, self._name = directory / name, progress, name
-        self._steps = [(start, min(start + step, count)) for start in range(0, count, step)]
+        self._count, self._step, self._batch = count, step, batch or step
         self._lengths: list[int] = []
-        self._finished_steps, written = 0, 0
-        for start, _ in self._steps:
-            content = finished(self._marker(start))
-            if content is None:
-                break
+        markers, written = [], 0
+        while content := finished(self._progress / f"{name}-{len(self._lengths)}"):
+            markers.append(self._progress / f"{name}-{len(self._lengths)}")
             self._lengths += content["lengths"]
-            self._finished_steps, written = self._finished_steps + 1, content.get("bytes", 0)
+            written = content.get("bytes", 0)
         values = self._directory / "values"
-        if self._finished_steps and size_on_disk(values) < written:
+        if markers and size_on_disk(values) < written:
             logging.warning("%s has lost some of what was written there: it is made again", values)
-            for start, _ in self._steps[: self._finished_steps]:
-                self._marker(start).unlink()
-            self._lengths, self._finished_steps = [], 0
+            for marker in markers:
+                marker.unlink()
+            self._lengths = []
         self.resumed = len(self._lengths)  # pages of an earlier run
 
     def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
-        """Makes the missing steps. `make(start, stop)` returns the vectors of pages start..stop.
+        """Makes the missing pages. `make(start, stop)` returns the vectors of pages start..stop.
 
         Raises:
           ValueError: `make` returns a wrong number or shape, or values that are not finite.
         """
-        if self._finished_steps < len(self._steps):
-            array: Any = open_array(self._directory / "values") if self._finished_steps else self._create()
-            for start, stop in self._steps[self._finished_steps :]:
-                pages = make(start, stop)
-                self._check(pages, start, stop)
+        if len(self._lengths) < self._count:
+            array: Any = open_array(self._directory / "values") if self._lengths else self._create()
+            while (start := len(self._lengths)) < self._count:
+                pages: list[np.ndarray] = []
+                since, end = time.monotonic(), min(start + self._step, self._count)
+                while (row := start + len(pages)) < end and (not pages or time.monotonic() - since < SAVE_SECONDS):
+                    stop = min(row + self._batch, end)
+                    made = make(row, stop)
+                    self._check(made, row, stop)
+                    pages += made
                 begin, lengths = sum(self._lengths), [len(page) for page in pages]
                 array = array.resize(exclusive_max=[begin + sum(lengths), None]).result()
                 array[begin:].write(encode(np.concatenate(pages), self._precision)).result()
                 self._lengths += lengths
                 written = size_on_disk(self._directory / "values")
-                finish(self._marker(start), {"stop": stop, "lengths": lengths, "bytes": written})
+                finish(self._progress / f"{self._name}-{start}", {"lengths": lengths, "bytes": written})
         self._write_offsets()
 
     def _create(self) -> Any:
@@ -184,6 +190,3 @@ class RaggedWriter:
                 )
             if not np.isfinite(page).all():
                 raise ValueError(f"{self._name}: page {row} has values that are not finite")
-
-    def _marker(self, start: int) -> pathlib.Path:
-        return self._progress / f"{self._name}-{start}"

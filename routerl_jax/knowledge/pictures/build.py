@@ -111,7 +111,7 @@ def build_pictures(
     parts += [config.on_error, config.shard_size]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         build = _Build(config, writer, model, clock, progress)
-        if not is_built(writer, config, source.digest, embedding):
+        if not is_built(writer, config, source, embedding):
             build.run(source, embedding)
     store = Store(writer.directory)
     measured = _check(config, store)

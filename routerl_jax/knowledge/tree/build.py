@@ -25,13 +25,22 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser
-from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import (
+    VERSIONS,
+    BuildReport,
+    Source,
+    corpus_source,
+    digest_of,
+    is_built,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
 from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Store, StoredArray, StoredPassages
+from routerl_jax.knowledge.store import EMBEDDINGS, INDEX, Store, StoredArray, StoredPassages
 from routerl_jax.knowledge.tables import count_words
 from routerl_jax.knowledge.tree.clusters import soft_clusters
 from routerl_jax.knowledge.tree.config import TreeConfig
@@ -79,7 +88,7 @@ def build_tree(
     embedding = Vectoriser(inner, encoder or shared_encoder(config.encoder))
     manifest = embedding.manifest
     parts: list[Any] = [
-        FORMAT,
+        *VERSIONS,
         "tree",
         PROMPT,
         source.digest,
@@ -90,7 +99,7 @@ def build_tree(
     parts += [llm.name, dict(llm.settings), config.shard_size, config.passage_words, config.least_words]
     parts += [config.summary_words, config.read_words, config.levels, config.seed, dataclasses.asdict(config.clusters)]
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
-        if not is_built(writer, config, source.digest, manifest):
+        if not is_built(writer, config, source, manifest):
             INDEXES.get(backend_of(config.index)).require()
             writer.check_target()
             with _keeping(llm, writer.directory) as model:

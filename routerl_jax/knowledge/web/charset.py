@@ -55,15 +55,17 @@ def encoding_of(content: bytes, declared: str | None = None) -> Encoding:
         if content.startswith(bom):
             return Encoding(name, len(bom))
     inside = _META.search(content[:4096])
-    names = [_codec(name) for name in (declared, inside.group(1).decode() if inside else None) if name]
-    wide = [name for name in names if name and name.startswith(("utf-16", "utf-32"))]
+    header, page = (_codec(name) if name else None for name in (declared, inside and inside.group(1).decode()))
+    wide = [header] if header and header.startswith(("utf-16", "utf-32")) else []
+    # a page in which letters of one byte say so is not in UTF-16
+    names = [name for name in (header, page) if name and not name.startswith(("utf-16", "utf-32"))]
     if b"\0" in content[:4096] and not wide:
         if name := _unmarked(content[:4096]):
             return Encoding(name)
         raise ValueError("binary content, which is not read here")
-    escaped = [name for name in names if name and name.startswith(("iso2022", "hz"))] if b"\x1b" in content else []
+    escaped = [name for name in names if name.startswith(("iso2022", "hz"))] if b"\x1b" in content else []
     for name in (*wide, *escaped, "utf-8", *names):
-        if name and _is_valid(content, name):
+        if _is_valid(content, name):
             return Encoding(name)
     return Encoding(_likely(content), guessed=True)
 
