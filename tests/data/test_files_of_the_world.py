@@ -39,6 +39,7 @@ def row_file(folder: pathlib.Path, **fields: Any) -> pathlib.Path:
         ("['Marie', None, nan, 1903.0]", ("Marie", "1903")),
         ('[["Marie"], ["Curie"]]', ("Marie", "Curie")),
         (["['Marie', 'Curie']"], ("Marie", "Curie")),
+        ('"[\\"Marie\\", \\"Curie\\"]"', ("Marie", "Curie")),  # written as JSON twice
         (1903, ("1903",)),
         (1903.0, ("1903",)),
         (0, ("0",)),
@@ -46,6 +47,7 @@ def row_file(folder: pathlib.Path, **fields: Any) -> pathlib.Path:
         (["Marie", 1903, None], ("Marie", "1903")),
         # texts, although they have brackets
         ("[Fe/H]", ("[Fe/H]",)),
+        ('"[REC]"', ('"[REC]"',)),
         ("[Xe] 6s2", ("[Xe] 6s2",)),
         ("('Heroes') and Low", ("('Heroes') and Low",)),
         (["[4, 6]"], ("[4, 6]",)),
@@ -69,7 +71,12 @@ def test_what_may_be_a_list_is_refused_with_the_fix(tmp_path: pathlib.Path, valu
 
 @pytest.mark.parametrize(
     "truth",
-    ['{"target": ["Marie", "Curie"]}', "{'target': array(['Marie', 'Curie'], dtype=object)}", "['Marie' 'Curie']"],
+    [
+        r'"{\"target\": [\"Marie\", \"Curie\"]}"',
+        '{"target": ["Marie", "Curie"]}',
+        "{'target': array(['Marie', 'Curie'], dtype=object)}",
+        "['Marie' 'Curie']",
+    ],
 )
 def test_the_truth_of_verl_in_a_string(tmp_path: pathlib.Path, truth: str) -> None:
     assert only(row_file(tmp_path, reward_model={"ground_truth": truth})).answers == ("Marie", "Curie")
