@@ -113,6 +113,12 @@ def test_lists_of_gold_passages_in_strings(tmp_path: pathlib.Path) -> None:
     assert (title, example.metadata["decomposition"][0]["answer"]) == ("T", "a")
 
 
+def test_supporting_facts_as_the_hub_has_them_need_no_context(tmp_path: pathlib.Path) -> None:
+    for facts in ({"title": ["Accra"], "sent_id": [2]}, "[['Accra', 2]]"):
+        metadata = only(row_file(tmp_path, answer="x", metadata={"supporting_facts": facts})).metadata
+        assert metadata["supporting_facts"] == [["Accra", 2]]
+
+
 @pytest.mark.parametrize("key", ["evidence_pages", "reference_page", "hard_positive_idx"])
 def test_gold_that_no_score_would_see_is_refused(tmp_path: pathlib.Path, key: str) -> None:
     for fields in ({key: [3]}, {"metadata": {key: "[3]"}}):
