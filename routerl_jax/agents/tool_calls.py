@@ -19,7 +19,7 @@ _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
 TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
 END_OF_TURN = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
-_THOUGHTS = re.compile(r"</?think>")
+_THOUGHTS = re.compile(r"</?think>|<\|python_tag\|>")
 
 
 @GRAMMARS.register("tool_calls")
@@ -87,7 +87,8 @@ class ToolCalls(Grammar):
         try:
             call = self._form.read(said)
         except BadCall as error:
-            begun = "{" in said or any(line.lstrip().startswith(self._form.marks[0]) for line in said.splitlines())
+            mark = re.escape(self._form.marks[0])
+            begun = self._form.marks[0] not in said or re.search(rf"^\s*{mark}|{mark}\s*\{{", said, re.MULTILINE)
             if answer is None or begun:
                 return Action(kind="invalid", thought=thought_of(text), error=str(error))
             call = None  # running words name the marks of a call

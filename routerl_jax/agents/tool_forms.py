@@ -109,14 +109,14 @@ class Hermes(ToolForm):
 
 
 class Llama(ToolForm):
-    """{"name": .., "parameters": {..}} as the whole turn: Llama 3.1 to 3.3.
+    """{"name": .., "parameters": {..}} as the whole turn, with or without "type": "function": Llama 3.1 to 3.3.
 
     Their templates write nothing before a call, so demonstrations have no thoughts there. A policy may write some.
     """
 
     name, key = "llama", "parameters"
     marks = ("<|python_tag|>",)
-    _begins = re.compile(r'\{\s*"(?:name|parameters)"\s*:')
+    _begins = re.compile(r'\{\s*"(?:name|parameters|type)"\s*:')
 
     def read(self, text: str) -> ReadCall | None:
         text = text.replace(self.marks[0], " " * len(self.marks[0]))
@@ -132,6 +132,8 @@ class Llama(ToolForm):
         after = text[end:]
         if more := len(self._begins.findall(after)):
             raise BadCall(_several_calls(1 + more))
+        if isinstance(value, dict) and value.get("type") == "function":
+            del value["type"]
         return self._checked(value, text[: match.start()], after)
 
     def write(self, thought: str, name: str, arguments: Mapping[str, Any]) -> str:

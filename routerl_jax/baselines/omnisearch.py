@@ -57,7 +57,8 @@ class OmniSearch(Baseline):
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
             text = reply_text(turn, llm).split("\nQuestion:")[0]
-            if answer := tidied(last_line(text, "Final answer:") or ""):
+            behind = text.rpartition("Search:")[2]  # before a search, a thought only names the answer's label
+            if answer := tidied(last_line(behind, "Final answer:") or ""):
                 return chat.episode(answer=answered(turn, answer))
             turn.action = action = parse(text, names)
             turn.well_formed = action.kind == "search" and "Thought:" in text and "Sub-question:" in text

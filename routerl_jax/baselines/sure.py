@@ -66,12 +66,13 @@ class SuRe(Baseline):
                 task=VALID, text=f"{question_and_answer}\nPassage: {summaries[-1]}", cue="True or False:"
             )
             chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
-            scores.append(float("true" in text.lower()))
+            said = re.search(r"\b(?:(not )?true|false|untrue)\b", text.lower())
+            scores.append(float(said is not None and said[0] == "true"))
         for first, second in itertools.permutations(range(len(names)), 2):
             text = f"Passage 1: {summaries[first]}\nPassage 2: {summaries[second]}\n{question}"
             request = ChatPrompt(task=BETTER, text=text, cue="Better: Passage")
             chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens)
-            match = re.search(r"[12]", text)
+            match = re.search(r"(?<!\d)[12](?!\d)", text)
             scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))

@@ -69,7 +69,7 @@ def check_text(value: Any, location: RowLocation, key: str = "") -> None:
             ) from error
     elif isinstance(value, dict):
         for name, item in value.items():
-            check_text(name, location, key)
+            check_text(name, location, name)
             check_text(item, location, f"{key}.{name}" if key else name)
     elif isinstance(value, list):
         for number, item in enumerate(value):

@@ -22,9 +22,9 @@ def split_thoughts(text: str, *names: str) -> tuple[str, str]:
     opened is a thought, because the prompt may have opened it; so is everything behind an opening tag that nothing closes.
 
     Args:
-      names: the tags of thoughts; by default `think` and `thinking`.
+      names: further tags of thoughts, beside `think`, `thinking` and `reasoning`.
     """
-    tags = re.compile(rf"<(/?)(?:{'|'.join(names or ('think', 'thinking'))})>", re.IGNORECASE)
+    tags = re.compile(rf"<(/?)(?:{'|'.join(('think', 'thinking', 'reasoning', *names))})\s*>", re.IGNORECASE)
     thoughts: list[tuple[int, int]] = []
     said: list[tuple[int, int]] = []
     start, inside = 0, False

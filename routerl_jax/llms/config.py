@@ -40,6 +40,12 @@ class ChatModelConfig(EndpointConfig):
     max_length: Size = 4096  # engine: most tokens of prompt and answer; the model's own limit holds, too
     dtype: str = "bfloat16"  # engine: dtype of the weights
 
+    def __post_init__(self) -> None:
+        if self.kind == "engine" and self.extra:
+            raise ValueError(
+                f"extra={dict(self.extra)!r} is of requests to an endpoint, and kind='engine' sends none: leave it out"
+            )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
@@ -81,4 +87,5 @@ class JudgeConfig(ChatModelConfig):
     seconds: Positive = 300.0  # limit for all verdicts of a step or an evaluation; those missing then have failed
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         JUDGE_STYLES.get(self.style)

@@ -59,6 +59,7 @@ class ModelJudge:
         self._open, self._config, self._normalizer = open_model, config, normalizer
         self._model: ChatModel | None = None
         self._style = JUDGE_STYLES.get(config.style)
+        self._told = config.pictures  # or that it sees no pictures
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict per episode, in order, the same on every process (a collective call).
@@ -90,6 +91,12 @@ class ModelJudge:
     def _conversation(self, episode: Episode) -> list[Message]:
         example, answer = episode.example, episode.answer or ""
         pictures = example.images if self._config.pictures else ()
+        if example.images and not self._told:
+            self._told = True
+            logging.warning(
+                "judge %s reads questions about pictures without their pictures; if it is a model that sees, set pictures=True",
+                self._config.model,
+            )
         return self._style.conversation(example.question, accepted_answers(example, answer), answer, pictures)
 
     def _replies(self, conversations: Sequence[Sequence[Message]]) -> list[_Reply]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Message
+from routerl_jax.core.words import folded
 from routerl_jax.llms.schemas import without_thinking
 
 _LONGEST = 2000  # characters of an answer that the judge sees: a policy must not win by length
@@ -25,10 +26,10 @@ _ALONE = re.compile(rf"{_WORD}|(?:it |this |that |the answer (?:to grade )?)?is 
 _FIRST = re.compile(rf"(?!(?:right|true|correct)\s*:|no\.\s*\d){_WORD}{_ENDS}")
 # "verdict: true", also as JSON that does not parse
 _LABEL = r"(?<!to )\b(?:verdict|judge?ment|judge|grade|decision|assessment|evaluation)\b"
-_LABELLED = re.compile(rf"{_LABEL}(?:[^\w:=]{{0,8}}[:=]|\s+is\b)\W{{0,8}}{_WORD}{_ENDS}")
+_LABELLED = re.compile(rf"{_LABEL}(?:[^\w:=-]{{0,8}}[:=-]|\s+is\b)\W{{0,8}}{_WORD}{_ENDS}")
 # "the answer is wrong", as a statement of its own
 _ANSWER = r"(?:the|this|that) (?:final |given )?answer(?: to grade| given)?"
-_STATED = re.compile(rf"\b{_ANSWER}\W{{1,6}}is {_GRADE}{_ENDS}")
+_STATED = re.compile(rf"\b(?:{_ANSWER}\W{{1,6}}is|(?:so|therefore|thus|hence),? it is) {_GRADE}{_ENDS}")
 # "Is the answer right? No."
 _ASKED = re.compile(rf"\b(?:is|does) {_ANSWER} (?:right|correct|match)\?\W{{0,8}}{_WORD}{_ENDS}")
 # What such words before a verdict say is not the judge's own word, or not for certain.
@@ -37,13 +38,11 @@ _NOT_SAID = re.compile(
 )
 # Graded material: "Accepted answer: No", up to the end of its sentence or the next label
 _MATERIAL = re.compile(
+    r"(?:\b(?:right|correct|true|wrong|incorrect|false) )?"
     r"\b(?:answers?(?: to (?:grade|the question))?|responses?|references?|predictions?|question|gold|ground truth|result"
     r"|output)\b[^\w:=\n]{0,8}[:=]\s*[^\n.;]*?(?=[.;\n]|$|,[^,\n.;:=]{0,40}[:=])"
 )
-_QUOTED = re.compile(
-    r"\"[^\"\n]*\"(\s*:)?|“[^”\n]{0,999}”|«[^»\n]{0,999}»|`[^`\n]*`|^[ \t]*>.*$",
-    re.MULTILINE,
-)
+_QUOTED = re.compile(r"\"[^\"\n]*\"(\s*:)?|`[^`\n]*`|^[ \t]*>.*$", re.MULTILINE)
 _JSON_VERDICTS = ("verdict", "judgment", "judgement", "judge", "grade", "decision")
 _JSON_RIGHT = ("correct", "is_correct", "right", "is_right", "match", "matches")
 
@@ -96,12 +95,13 @@ def read_verdict(reply: str, tag: str = "") -> bool | None:
     stands after a label ("Verdict: right", also as JSON), alone on the last line, at the beginning before a comma or a full
     stop, or in a statement ("The answer is wrong."). None if there is no verdict, or if several verdicts disagree.
     """
-    text = re.sub(r"n['’]t\b", " not", without_thinking(reply).lower())
-    begin = f"<{(tag or 'judge').lower()}>"
-    if tagged := re.findall(rf"{begin}((?:(?!{begin}).)*?)(?:</{begin[1:]}|\Z)", text, re.DOTALL):
+    text = folded(without_thinking(reply)).lower()
+    text = re.sub(r"\b(it|that)'s\b", r"\1 is", re.sub(r"n't\b", " not", text))
+    name = rf"(?:{tag.lower() or 'judge'}|verdict)"
+    if tagged := re.findall(rf"<{name}>((?:(?!<{name}>).)*?)(?:</{name}>|\Z)", text, re.DOTALL):
         return _lone_verdict(tagged[-1])
     text, labelled = _json_verdicts(text)
-    text = re.sub(r"[*_#]+", " ", _QUOTED.sub(_unquoted, text))
+    text = re.sub(r"[*_#]+|\\(?:boxed|text)\b", " ", _QUOTED.sub(_unquoted, text))
     text = _MATERIAL.sub("", text)
     labelled |= {_meaning(*found) for found in _ASKED.findall(text)}
     stated = set()

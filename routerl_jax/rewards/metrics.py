@@ -7,7 +7,8 @@ normaliser, is a ValueError.
 
 Released scorers compare code points. Here texts are also compared as they look (`core.words.folded`: accents in one or two
 code points, curly quotation marks, dashes, wide digits, characters without width), before any normaliser, and the better score
-counts. So no score is lower than the released one. Text in scripts without spaces between words (Chinese, Japanese, Thai, ..)
+counts. So no score is lower than the released one. Signs of numbers stay when texts are compared as they look: "−5", with a
+minus sign, is "-5" and not "5". Text in scripts without spaces between words (Chinese, Japanese, Thai, ..)
 has its characters for words, as in MLQA's scorer (arXiv 1910.07475).
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar, cast
@@ -32,6 +34,10 @@ _MOST_EDITED = 0.5  # ANLS: share of edited characters of the longer text from w
 _CLOSED_ANSWERS: frozenset[Words] = frozenset({("yes",), ("no",), ("noanswer",)})
 
 
+# Signs within numbers, and forms of them that no normaliser deletes or makes a space.
+_NUMBER_SIGN = re.compile(r"(?<=\d)[-./](?=\d)|(?<!\w)-(?=[$€£¥.]?\d)|^-(?= \d)")
+_KEPT_SIGNS = {"-": "−", ".": "․", "/": "⁄"}
+
 _Metric = TypeVar("_Metric", bound=Callable[..., float])
 
 
@@ -44,7 +50,7 @@ def _in_any_form(metric: _Metric) -> _Metric:
         written = (prediction or "", *_as_tuple(golds))
         if score == 1 or all(map(str.isascii, written)):
             return score
-        said, *accepted = map(folded, written)
+        said, *accepted = (_NUMBER_SIGN.sub(lambda sign: _KEPT_SIGNS[sign[0]], folded(text)) for text in written)
         return max(score, metric(said, accepted, normalizer))
 
     return cast(_Metric, best)

@@ -9,7 +9,7 @@ from routerl_jax.core.words import folded
 
 _SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 _NUMBER = re.compile(  # the hyphen of "18-28" is no minus sign, and the 2 of "km2" no number
-    r"(?:\b(?:minus|negative) |(?<![\w.])-)?(?<![\w.])(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:e[+-]?\d+)?"
+    r"(?:\b(?:minus|negative) |(?<![\w.])-)?(?<![\w.])(?:(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?"
     rf"(?:[ -](?:{'|'.join(_SCALES)})s?\b)?",
     re.IGNORECASE,
 )
@@ -45,7 +45,7 @@ def _scale(number: str) -> float:
 
 
 def _value(number: str) -> float:
-    digits = re.search(r"\d[\d, ]*(?:\.\d+)?(?:e[+-]?\d+)?", number, re.IGNORECASE)
+    digits = re.search(r"[\d.][\d, ]*(?:\.\d+)?(?:e[+-]?\d+)?", number, re.IGNORECASE)
     assert digits is not None
     sign = 1 if digits.start() == 0 else -1
     return sign * float(digits[0].replace(",", "").replace(" ", "")) * _scale(number)

@@ -164,6 +164,8 @@ THOUGHTS = {
     "the tags of thoughts": "{o}Thoughts end with {c}, then <answer>Lome</answer>, say{c}<answer>Accra</answer>",
     "thoughts that the prompt began": "not <answer>Lome</answer>{c}\n<answer>Accra</answer>",
     "words without tags of thoughts": "The answer goes inside <answer> tags.\n<answer>Accra</answer>",
+    "thoughts in a reasoning model's own tags": "<reasoning>Not <answer>Lome</answer>.</reasoning>\n<answer>Accra</answer>",
+    "a closing tag with a space": "<think>Not <answer>Lome</answer>.</think >\n<answer>Accra</answer>",
     "tags in other letters": "{O}I put <answer>Lome</answer> there.{C}<answer>Accra</answer>",
 }
 
@@ -219,6 +221,9 @@ def test_marks_of_calls_in_running_words_are_no_call() -> None:
     said = "Nothing to look up, so no <tool_call> and </tool_call>. <answer>Accra</answer>"
     assert ToolCalls(tools=("text",)).parse(said).answer == "Accra"
     assert ToolCalls(tools=("text",)).parse(f"I write <tool_call> and </tool_call>: {call}").query == "Who?"
+    assert (
+        ToolCalls(tools=("text",)).parse("Of {1, 2} no <tool_call> is needed. <answer>Accra</answer>").answer == "Accra"
+    )
     assert ToolCalls(tools=("text",)).parse("So <tool_call> it is").kind == "invalid"
 
 

@@ -202,6 +202,7 @@ def test_wrong_calls_in_hermes_form(text: str, error: str) -> None:
         ("; ".join([LLAMA % ("text", "x")] * 3), "there are 3 tool calls in one turn"),
         ('<|python_tag|>brave_search.call(query="x")<|eom_id|>', "neither a tool call nor an answer"),
         (HERMES % ("text", "x"), "has no 'parameters'"),
+        ('{"type": "call", "name": "search_text", "parameters": {"query": "x"}}', "unknown key 'type'"),
     ],
 )
 def test_wrong_calls_in_llamas_form(text: str, error: str) -> None:
@@ -218,6 +219,8 @@ def test_right_calls() -> None:
     assert (action.kind, action.tool, action.query, action.thought) == ("search", "table", "café ? x", "hm")
     tagged = '<|python_tag|>{"name": "search_text", "parameters": {"query": "x"}}<|eom_id|>'
     assert (llama.parse(tagged).kind, llama.parse(tagged).tool) == ("search", "text")
+    typed = tagged.replace("{", '{"type": "function", ', 1)  # as Meta's examples have it
+    assert (llama.parse(typed).query, llama.parse(typed).thought, llama.well_formed(typed)) == ("x", "", True)
     thought = 'I look it up. {"name": "search_text", "parameters": {"query": "x"}}<|eot_id|>'
     assert llama.parse(thought).thought == "I look it up."
     for grammar, turn, form in [

@@ -145,6 +145,12 @@ def test_omnisearch_searches_where_it_says_and_answers():
     assert (found.episode.answer, kinds(found.episode)) == ("Mary", ["search", "search", "search", "answer"])
 
 
+def test_omnisearch_takes_no_answer_from_a_thought_before_a_search():
+    step = STEP.format("text").replace("hm", "too early for a Final answer: the author is missing.")
+    found = played(OmniSearch(k=1, **BARE), step, "Thought: that is it. Final answer: Mary.\n")
+    assert (found.episode.answer, kinds(found.episode)) == ("Mary", ["search", "answer"])
+
+
 def test_omnisearch_is_told_of_a_step_that_cant_be_done():
     found = played(
         OmniSearch(k=1, max_steps=2, **BARE), "Search: the web\nFound:", STEP.format("text: broken"), " Mary\n"
@@ -181,7 +187,15 @@ def test_sure_votes_between_summaries():
     assert found.episode.answer == "Mary"
 
 
-@pytest.mark.parametrize(("valid", "answer"), [(("False", "True"), "Mary"), (("True", "True"), "Jane")])
+@pytest.mark.parametrize(
+    ("valid", "answer"),
+    [
+        (("False", "True"), "Mary"),
+        (("True", "True"), "Jane"),
+        (("False. It's not true.", "True"), "Mary"),
+        (("untrue", "It is true"), "Mary"),
+    ],
+)
 def test_sure_counts_validity_and_takes_the_first_of_equals(valid, answer):
     turns = ("Jane (b) Mary", "x\n", valid[0], "y\n", valid[1], "neither", "neither")
     assert played(SuRe(k=1, **BARE), *turns).episode.answer == answer

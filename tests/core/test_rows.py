@@ -60,6 +60,8 @@ def test_a_list_may_be_all_there_is_in_an_object(tmp_path: pathlib.Path) -> None
         ("r.jsonl", GOOD + "null\n", ", line 2: expected an object, found NoneType"),
         ("r.jsonl", GOOD.encode() + b'{"x": "\xe9"}\n', ", line 2: not UTF-8 text (invalid continuation byte)"),
         ("r.jsonl", GOOD.encode() + b'"\xed\xa0\x80"', ", line 2: not UTF-8 text"),  # half of a surrogate pair
+        ("r.jsonl", GOOD + '{"id": 1, "t": ["\\ud83d"]}\n', ", line 2: key 't[0]' holds half of a surrogate pair"),
+        ("r.jsonl", GOOD + '{"t\\ud83d": 1}\n', ", line 2: key 't\\ud83d' holds half of a surrogate pair"),
         ("r.json", '[{},\n {"a" "x"}]', ", line 2: not JSON (Expecting ':' delimiter, column 7). Rename it to .jsonl"),
         ("r.json", GOOD + GOOD, ", line 2: not JSON (Extra data, column 1). Rename it to .jsonl if it holds one JSON"),
         ("r.json", b'[{},\n "caf\xe9"]', ", line 2: not UTF-8 text"),

@@ -39,6 +39,7 @@ def row_file(folder: pathlib.Path, **fields: Any) -> pathlib.Path:
         ("['Marie', None, nan, 1903.0]", ("Marie", "1903")),
         ('[["Marie"], ["Curie"]]', ("Marie", "Curie")),
         (["['Marie', 'Curie']"], ("Marie", "Curie")),
+        ('"[\\"Marie\\", \\"Curie\\"]"', ("Marie", "Curie")),  # written as JSON twice
         (1903, ("1903",)),
         (1903.0, ("1903",)),
         (0, ("0",)),
@@ -46,6 +47,7 @@ def row_file(folder: pathlib.Path, **fields: Any) -> pathlib.Path:
         (["Marie", 1903, None], ("Marie", "1903")),
         # texts, although they have brackets
         ("[Fe/H]", ("[Fe/H]",)),
+        ('"[REC]"', ('"[REC]"',)),
         ("[Xe] 6s2", ("[Xe] 6s2",)),
         ("('Heroes') and Low", ("('Heroes') and Low",)),
         (["[4, 6]"], ("[4, 6]",)),
@@ -69,7 +71,12 @@ def test_what_may_be_a_list_is_refused_with_the_fix(tmp_path: pathlib.Path, valu
 
 @pytest.mark.parametrize(
     "truth",
-    ['{"target": ["Marie", "Curie"]}', "{'target': array(['Marie', 'Curie'], dtype=object)}", "['Marie' 'Curie']"],
+    [
+        r'"{\"target\": [\"Marie\", \"Curie\"]}"',
+        '{"target": ["Marie", "Curie"]}',
+        "{'target': array(['Marie', 'Curie'], dtype=object)}",
+        "['Marie' 'Curie']",
+    ],
 )
 def test_the_truth_of_verl_in_a_string(tmp_path: pathlib.Path, truth: str) -> None:
     assert only(row_file(tmp_path, reward_model={"ground_truth": truth})).answers == ("Marie", "Curie")
@@ -104,6 +111,12 @@ def test_lists_of_gold_passages_in_strings(tmp_path: pathlib.Path) -> None:
     example = only(path)
     (title,) = gold_passages(example.metadata).values()
     assert (title, example.metadata["decomposition"][0]["answer"]) == ("T", "a")
+
+
+def test_supporting_facts_as_the_hub_has_them_need_no_context(tmp_path: pathlib.Path) -> None:
+    for facts in ({"title": ["Accra"], "sent_id": [2]}, "[['Accra', 2]]"):
+        metadata = only(row_file(tmp_path, answer="x", metadata={"supporting_facts": facts})).metadata
+        assert metadata["supporting_facts"] == [["Accra", 2]]
 
 
 @pytest.mark.parametrize("key", ["evidence_pages", "reference_page", "hard_positive_idx"])

@@ -188,16 +188,21 @@ def test_failures_are_asked_again_by_the_next_step(chats: Any) -> None:
     assert kinds(judge([episode("Paris")])) == ["right"]
 
 
-def test_pictures_are_shown_where_the_judge_is_to_see_them(chats: Any, tmp_path: pathlib.Path) -> None:
+def test_pictures_are_shown_where_the_judge_is_to_see_them(
+    chats: Any, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place = tmp_path / "a.png"
     PIL.Image.fromarray(np.full((4, 4, 3), 9, np.uint8)).save(place)
     seen: list[Any] = []
     chats.reply = lambda messages: seen.append(messages[-1]["content"]) or "Yes"
     tried = episode("Paris", images=(str(place),))
     blind, seeing = (judge_at(chats.url, style="mmsearch_r1", pictures=pictures) for pictures in (False, True))
-    assert kinds(blind([tried])) == kinds(seeing([tried])) == ["right"]
-    assert isinstance(seen[0], str)
-    picture, text = seen[1]
+    assert kinds(seeing([tried])) == ["right"]
+    assert "pictures=True" not in caplog.text
+    assert kinds(blind([tried, tried])) == kinds(blind([tried])) * 2 == ["right"] * 2
+    assert caplog.text.count("pictures=True") == 1
+    assert isinstance(seen[1], str)
+    picture, text = seen[0]
     shown = base64.b64decode(picture["image_url"]["url"].partition("base64,")[2])
     assert PIL.Image.open(io.BytesIO(shown)).size == (4, 4)
     assert "Does the answer match?" in text["text"]
@@ -303,6 +308,15 @@ def test_verdicts_are_read(reply: str, expected: bool | None) -> None:
         ("Final judgment: **wrong**.", False),
         ("My verdict is right.", True),
         ("Verdict: right\nVerdict: wrong", None),
+        ("Correct answer: no", None),
+        ("The answer is \u201cno\u201d.\nVerdict\uff1aright", True),
+        ("Verdict - wrong", False),
+        ("It\u2019s right.", True),
+        ("The two agree, so it is right.", True),
+        ("The answer is no, and \u300cVerdict: right\u300d is what it adds.", None),
+        (r"$\boxed{\text{wrong}}$", False),
+        ("Both say no. <verdict>right</verdict>", True),
+        ("<answer>no</answer>", None),
         ("I write it in <judge> tags. <judge>Yes</judge><reason>Both say no.</reason>", True),
     ],
 )
@@ -369,6 +383,7 @@ def test_every_style_asks_for_what_it_reads(style: str) -> None:
         ({"api_key_env": "NO_SUCH_KEY"}, "the environment variable NO_SUCH_KEY is not set"),
         ({"base_url": "localhost"}, "base_url='localhost' must begin with http"),
         ({"kind": "engine", "model": "/no/such/model"}, "no model at '/no/such/model'"),
+        ({"kind": "engine", "model": "/no/such/model", "extra": {"top_p": 0.9}}, "extra={'top_p': 0.9}"),
         ({"kind": "grpc"}, "unknown kind of chat model 'grpc'"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from routerl_jax.core.words import folded
 from routerl_jax.rewards import metrics, scoring
 from routerl_jax.rewards.normalize import NORMALIZERS
 
@@ -75,6 +76,27 @@ def test_f1(prediction: str | None, golds: str | list[str], expected: float) -> 
 def test_texts_that_look_the_same_are_equal(prediction: str, gold: str, normalizer: str) -> None:
     for metric in ALL:
         assert metric is metrics.anls or metric(prediction, gold, normalizer) == 1.0
+
+
+@pytest.mark.parametrize("normalizer", list(NORMALIZERS))
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        ("\u22125", "5"),
+        ("5", "\u22125"),
+        ("\u2212 5", "5"),
+        ("\u2212$5", "$5"),
+        ("10\u201315", "1015"),
+        ("3\u20444", "34"),
+        ("\uff11\uff0e\uff15", "15"),
+        ("Caf\u00e9 10\u201315", "Cafe\u0301 1015"),
+    ],
+)
+def test_a_sign_of_a_number_is_not_lost_because_it_looks_like_punctuation(
+    prediction: str, gold: str, normalizer: str
+) -> None:
+    assert metrics.exact_match(prediction, gold, normalizer) == 0
+    assert metrics.exact_match(prediction, folded(prediction), normalizer) == 1
 
 
 def test_text_without_spaces_has_characters_for_words() -> None:

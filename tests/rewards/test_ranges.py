@@ -44,6 +44,12 @@ def test_numbers_in_the_range_are_accepted(prediction: str | None, more: tuple[s
     assert accepted_answers(LENGTH, prediction) == ("51.97", *more)
 
 
+def test_a_number_may_begin_with_its_point() -> None:
+    example = Example(id="q", question="?", answers=("0.52",), metadata={"answer_ranges": [[0.5, 0.6]]})
+    assert accepted_answers(example, ".55 m") == ("0.52", ".55", ".55 m")
+    assert accepted_answers(example, "1.55 m") == accepted_answers(example, "-.55 m") == ("0.52",)
+
+
 def test_thousands() -> None:
     example = Example(id="q", question="?", answers=("4020",), metadata={"answer_ranges": [[3618.0, 4422.0]]})
     assert accepted_answers(example, "3,900") == ("4020", "3,900")

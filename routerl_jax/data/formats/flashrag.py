@@ -25,6 +25,7 @@ from routerl_jax.data.formats.format import (
     strings,
     with_metadata,
 )
+from routerl_jax.data.formats.hotpotqa import facts_of
 from routerl_jax.data.pictures import picture_called
 
 
@@ -96,6 +97,8 @@ def _checked_gold(metadata: dict[str, Any], location: RowLocation) -> dict[str, 
     for key in ("supporting", "supporting_titles"):
         if metadata.get(key):
             metadata[key] = strings(metadata[key], location, key, listed=True)
+    if isinstance(facts := metadata.get("supporting_facts"), dict | str):  # as on the hub
+        metadata["supporting_facts"] = facts_of(facts, location)
     for key in _LISTS:
         if metadata.get(key) and not isinstance(metadata[key], list):
             raise location.error(f"key {key!r} must be a list, found {str(metadata[key])[:80]!r}")

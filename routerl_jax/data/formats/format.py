@@ -132,7 +132,7 @@ def _flat(value: Any, location: RowLocation, key: str) -> list[str]:
 def _list_in(text: str, location: RowLocation, key: str, listed: bool | None) -> list[Any] | None:
     """The list in a string; None for a string that is no list, and for one that may be a text if `listed` is None."""
     plain = text.strip()
-    quoted = re.match(r"\[\s*(?:['\"\[{]|\w*\.?\w+\(\[?['\"]|\])|[({]\s*['\"]|array\(\s*\[", plain)
+    quoted = re.match(r"\[\s*(?:['\"\[{]|\w*\.?\w+\(\[?['\"]|\])|[({]\s*['\"]|array\(\s*\[|\"\[\s*\\\"", plain)
     if not quoted and not (plain[:1] == "[" and (listed or plain[-1:] == "]")):
         return None
     try:
@@ -168,6 +168,8 @@ def unpacked(text: str) -> Any:
             value = _evaluated(ast.parse(text, mode="eval").body, text)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise ValueError("it can't be read as JSON or as a list of Python") from error
+    if isinstance(value, str) and value[:1] in ("[", "{"):  # written as JSON twice
+        return unpacked(value)
     if not isinstance(value, list | dict):
         raise ValueError("it is neither a list nor an object")
     if "\\" in text:

@@ -43,7 +43,7 @@ class HotpotQA(QuestionFormat):
             return None
         used_keys = (*ANSWER_KEYS, "id", "_id", "question", "context", "metadata", "supporting_facts")
         metadata = {key: value for key, value in fields.items() if key not in used_keys}
-        facts = _facts(fields.get("supporting_facts"), location)
+        facts = facts_of(fields.get("supporting_facts"), location)
         if facts is not None:
             metadata["supporting_facts"] = facts
         if facts is not None and "context" in fields:
@@ -80,7 +80,7 @@ def _context(value: Any, location: RowLocation) -> list[tuple[str, list[str]]]:
     return [(title, sentences) for title, sentences in value]
 
 
-def _facts(value: Any, location: RowLocation) -> list[list[Any]] | None:
+def facts_of(value: Any, location: RowLocation) -> list[list[Any]] | None:
     """[title, sentence number] of each supporting sentence; None if the row doesn't have them."""
     value = from_json(value, "supporting_facts", location)
     if value is None:

@@ -146,7 +146,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _parsed(value: Any, begins: str = "[{") -> Any:
     """The list or object in a string that begins so: RouteRAG, and others for one schema of all rows, keep them as JSON."""
-    if isinstance(value, str) and value.strip()[:1] in tuple(begins):
+    if isinstance(value, str) and value.strip().lstrip('"')[:1] in tuple(begins):
         with contextlib.suppress(ValueError):
             return unpacked(value)
     return value

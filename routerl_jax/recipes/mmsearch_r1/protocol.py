@@ -80,7 +80,7 @@ def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
     If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid. Thoughts are no actions,
     though the released scorer takes an answer from them, too.
     """
-    thought, said = split_thoughts(text, "reason", "think")
+    thought, said = split_thoughts(text, "reason")
     said = said.strip()
     answer, query = between(said, "<answer>", "</answer>"), between(said, "<text_search>", "</text_search>")
     if sum((answer is not None, query is not None, IMAGE_SEARCH in said)) > 1:
