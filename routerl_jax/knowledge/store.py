@@ -6,6 +6,7 @@
     DIR/embeddings        float32 [N, D], one file per build shard (absent for kinds without vectors, and where kb.json names
                           a FAISS file that has them)
     DIR/index             files of the search index (in the backend's format)
+    DIR/sizes.json        bytes of these files
     DIR/delta-3           passages and embeddings added since, and the rows that were deleted (deleted.npy)
 
 A file has many small chunks, so that one passage or vector is read without its neighbours.
@@ -37,6 +38,7 @@ FORMAT = 1
 DELETED = "deleted.npy"
 MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
 VECTORS = "vectors"  # in a manifest's settings: a FAISS file with the vectors of the main part
+SIZES = "sizes.json"  # bytes of the files that were built; knowledge bases of earlier versions have none
 PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
 
@@ -308,6 +310,12 @@ class Store:
             self._check(EMBEDDINGS, self._embeddings.shape, (self.manifest.count, self.manifest.embedding.dim))
         if self.manifest.delta is not None:
             self._open_delta(self.manifest.delta, self.passages, memory_limit)
+        sizes = read_json(path, self.hint) if (path := self.directory / SIZES).is_file() else {}
+        for name, size in sizes.items():
+            file = self.directory / name
+            if (now := file.stat().st_size if file.is_file() else None) != size:
+                damage = "is missing" if now is None else f"has {now:,} bytes of {size:,}"
+                raise ValueError(f"{file} {damage}. {self.hint}")
 
     def __len__(self) -> int:
         """Number of passages, without deleted ones."""

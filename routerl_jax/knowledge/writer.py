@@ -17,7 +17,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ from routerl_jax.knowledge.store import (
     MANIFEST,
     OFFSETS,
     PASSAGES,
+    SIZES,
     Manifest,
     StoredPassages,
     create_array,
@@ -189,8 +190,14 @@ class StoreWriter:
                 finish(marker, work())
         return read_json(marker)
 
-    def commit(self, manifest: Manifest) -> None:
-        """Writes the manifest, and renames the directory to its final name."""
+    def commit(self, manifest: Manifest, drop: Sequence[str] = ()) -> None:
+        """Writes the manifest, and renames the directory to its final name.
+
+        Args:
+          drop: directories that only a killed build needs.
+        """
+        drop = (_PROGRESS, *drop)
+        write_atomic(self.scratch / SIZES, json.dumps(self._sizes({*drop, MANIFEST, SIZES}), indent=0) + "\n")
         manifest.write(self.scratch)
         self.check_target()
         sync_tree(self.scratch)
@@ -200,7 +207,19 @@ class StoreWriter:
         self.scratch.rename(self.directory)
         sync(self.directory.parent)  # from here on the new one survives a crash of the machine
         shutil.rmtree(self._replaced, ignore_errors=True)
-        shutil.rmtree(self.directory / _PROGRESS)
+        for name in drop:
+            shutil.rmtree(self.directory / name)
+
+    def _sizes(self, other: Collection[str]) -> dict[str, int]:
+        """Bytes of the files that were built. Without pictures, which are many and checked when they are decoded, and without
+        what other packages write, and may change."""
+        arrays = [path.parent for path in self.scratch.rglob("zarr.json")]
+        roots = [
+            path for path in (*arrays, self.index_directory) if path.relative_to(self.scratch).parts[0] not in other
+        ]
+        loose = [path for path in self.scratch.glob("*") if path.name not in other]
+        files = sorted({*loose, *(file for root in roots for file in root.rglob("*"))})
+        return {str(file.relative_to(self.scratch)): file.stat().st_size for file in files if file.is_file()}
 
     def check_target(self) -> None:
         """Raises ValueError if `directory` exists and may not or can't be replaced."""

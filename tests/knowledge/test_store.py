@@ -113,6 +113,8 @@ DAMAGE = {
     "no shard": (without("embeddings/c/3/0"), ["embeddings/c/3/0 is missing"]),
     "no passages": (without("passages/bytes"), ["passages/bytes is missing or damaged"]),
     "no text": (without("passages/bytes/c/0"), ["passages/bytes/c/0 is missing"]),
+    "torn shard": (cut("embeddings/c/3/0"), ["embeddings/c/3/0 has ", " bytes of "]),
+    "torn text": (cut("passages/bytes/c/0"), ["passages/bytes/c/0 has ", " bytes of "]),
     "no manifest": (without("kb.json"), ["kb.json is missing", "not a knowledge base"]),
     "torn manifest": (cut("kb.json"), ["kb.json is not JSON", "Rebuild it: "]),
     "another format": (with_manifest(format=2), ["kb.json has format 2, this version reads 1"]),
@@ -149,9 +151,12 @@ def test_embeddings_of_another_build(built: pathlib.Path, tmp_path: pathlib.Path
         Store(kb)
 
 
-def test_a_torn_shard_is_noticed_when_it_is_read(built: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_a_torn_shard_of_an_earlier_version_is_noticed_when_it_is_read(
+    built: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
     kb = tmp_path / "kb"
     shutil.copytree(built, kb)
+    (kb / "sizes.json").unlink()
     cut("embeddings/c/2/0")(kb)
     with pytest.raises(ValueError, match=r"embeddings is damaged .*launch\.build_kb"):
         Store(kb).embeddings.read(0, N)

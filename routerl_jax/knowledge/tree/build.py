@@ -256,9 +256,7 @@ class _Build:
             index=index,
             settings={"levels": counts, "failed": failed},
         )
-        writer.commit(manifest)
-        for level in range(len(counts)):  # only now, so that a build killed before this still has them
-            shutil.rmtree(writer.directory / self._part(level).directory.name)
+        writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
 
 KB_BUILDERS.register("tree")(Builder(TreeConfig, build_tree))
