@@ -30,11 +30,11 @@ _SAME_LOOK += ("<initial>", "<medial>", "<final>", "<isolated>")
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 # Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Chinese characters. (Korean has spaces.)
-_UNSPACED = (
+UNSPACED = (
     "\u0e01-\u0e4e\u0e80-\u0ece\u1000-\u103f\u1050-\u109f\u1780-\u17d3"
     "\u3005-\u3007\u3040-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 )
-_CHARACTER = re.compile(f"[{_UNSPACED}]")
+_CHARACTER = re.compile(f"[{UNSPACED}]")
 # A single letter after an apostrophe (Smith's, don't) is no word.
 _ENDING = r"(?:\+\+|#)?"  # of C++ and C#
 _ASCII_WORD = re.compile(rf"(?<!\w')\w+{_ENDING}|(?<=\w')\w\w+{_ENDING}", re.ASCII)
@@ -81,7 +81,7 @@ def words(text: str, *, pairs: bool = False) -> list[str]:
     """The words of a text, in order and in their own case, of its `folded` form.
 
     A word is a run of letters, digits and combining marks, of any length, with the signs of C++ and C#. A letter alone after
-    an apostrophe (Smith's, don't) is left out. Text in scripts without spaces between words (`_UNSPACED`) gives its
+    an apostrophe (Smith's, don't) is left out. Text in scripts without spaces between words (`UNSPACED`) gives its
     characters, each with its marks.
 
     Args:
@@ -123,4 +123,4 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
     marks = "".join(chr(i) for i in range(0x10000) if unicodedata.category(chr(i)) in ("Mn", "Mc", "Me"))
     letter = rf"[\w{marks}]"
     any_word = re.compile(rf"(?<!{letter}'){letter}+{_ENDING}|(?<={letter}'){letter}{letter}+{_ENDING}")
-    return any_word, re.compile(rf"[{_UNSPACED}][{marks}]*|[^{_UNSPACED}]+")
+    return any_word, re.compile(rf"[{UNSPACED}][{marks}]*|[^{UNSPACED}]+")

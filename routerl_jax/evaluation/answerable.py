@@ -16,6 +16,7 @@ import numpy as np
 
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example, Passage
+from routerl_jax.core.words import UNSPACED, folded
 from routerl_jax.data.gold_paths import bare_title, gold_path
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -28,7 +29,7 @@ REASONS = ("answer", "gold", "search")
 _CLOSED = frozenset(("yes", "no", "true", "false", "noanswer", "not answerable", "unanswerable"))
 _SHORT = 3  # letters up to which an answer stands somewhere in any large corpus
 _SAMPLE = 2000  # passages whose words tell which words are rare
-_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
+_UNSPACED = re.compile(f"[{UNSPACED}]+")
 _BATCH = 256  # queries of a search
 
 
@@ -80,7 +81,8 @@ class AnswerCheck:
 
     def __init__(self, examples: Sequence[Example], normalizer: str = "search_r1") -> None:
         self.examples = examples
-        self._normalize = NORMALIZERS.get(normalizer)
+        normalize = NORMALIZERS.get(normalizer)
+        self._normalize = lambda text: normalize(folded(text))  # as scores compare texts (rewards.metrics)
         self._golds = [gold_passages_of(example) for example in examples]
         # "" for an answer that the normaliser erases, such as the band The The
         self._answers = [[self._normalize(answer) for answer in example.answers] for example in examples]

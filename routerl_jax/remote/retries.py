@@ -58,8 +58,8 @@ def error_of(reply: Any) -> ReplyError | None:
     """The error of a parsed JSON reply whose HTTP status says success; None if it carries none.
 
     That is a value under `error`; or, if nothing else in the reply holds anything, one under `errors` or `detail`, or a
-    `message` beside a code of 400 or more or another sign of failure. A list around the one object is ignored. An error counts
-    as 502, which is tried again, if its code and name say nothing that is known.
+    `message` beside a code of 400 or more, an error's name, or another sign of failure. A list around the one object is
+    ignored. An error counts as 502, which is tried again, if its code and name say nothing that is known.
     """
     if isinstance(reply, list) and len(reply) == 1:
         reply = reply[0]
@@ -72,8 +72,9 @@ def error_of(reply: Any) -> ReplyError | None:
         failed = (
             "error" in (reply.get("status"), reply.get("object"), reply.get("type")) or reply.get("success") is False
         )
-        said = reply.get("message") or reply.get("msg")
-        error = reply.get("errors") or reply.get("detail") or (said if failed or (_number(reply) or 0) >= 400 else None)
+        said, code = reply.get("message") or reply.get("msg"), reply.get("code")
+        failed |= (_number(reply) or 0) >= 400 or (isinstance(code, str) and _stands_for(code) is not None)
+        error = reply.get("errors") or reply.get("detail") or (said if failed else None)
     if error is True:
         error = reply.get("message") or "an error without a message"
     while isinstance(error, list) and error:
@@ -88,10 +89,12 @@ def error_of(reply: Any) -> ReplyError | None:
     number = _number(fields) or 0
     if number >= 400 and may_pass(429, names):
         return ReplyError(number, message)
-    statuses = (
-        status for part in (names, text) for status, pattern in _NAMES if re.search(pattern, part, re.IGNORECASE)
-    )
-    return ReplyError(next(statuses, _UNNAMED), message)
+    return ReplyError(_stands_for(names) or _stands_for(text) or _UNNAMED, message)
+
+
+def _stands_for(text: str) -> int | None:
+    """The HTTP status of an error's name."""
+    return next((status for status, pattern in _NAMES if re.search(pattern, text, re.IGNORECASE)), None)
 
 
 def _number(fields: Mapping[str, Any]) -> int | None:

@@ -88,6 +88,18 @@ def test_scripts_without_spaces() -> None:
     assert reasons(examples, passages) == [("words", ""), ("words", "answer"), ("words", ""), ("short", "")]
 
 
+def test_answers_in_other_code_points() -> None:
+    """An answer that scores as right is found: composed accents, signs and wide digits."""
+    passages = [Passage(id="1", title="Go\u0308del", text="It was \u221240 degrees in \uff11\uff19\uff13\uff11.")]
+    examples = [
+        question("a", "G\u00f6del"),
+        question("b", "-40 degrees"),
+        question("c", "1931"),
+        question("d", "Godel"),
+    ]
+    assert reasons(examples, passages) == [("words", ""), ("words", ""), ("number", ""), ("words", "answer")]
+
+
 @pytest.mark.parametrize("normalizer", ["search_r1", "r1_searcher", "vqa"])
 def test_it_finds_what_reading_every_passage_for_every_answer_finds(normalizer: str) -> None:
     """More passages than those whose words are counted beforehand, and answers that come late, early or never."""

@@ -266,6 +266,7 @@ RIGHT = {"choices": [{"message": {"content": "right"}, "finish_reason": "stop"}]
         {"error": {"message": "slow down", "type": "rate_limit_exceeded", "code": None}},
         {"error": "The engine is overloaded", "choices": None},
         {"object": "error", "message": "CUDA", "code": 500},
+        {"code": "Throttling.RateQuota", "message": "later", "request_id": "1"},
         {"errors": [{"message": "gateway", "code": 502}], "success": False},
         [{"error": {"code": 429, "status": "RESOURCE_EXHAUSTED", "message": "quota"}}],
         {"error": True, "message": "try later"},

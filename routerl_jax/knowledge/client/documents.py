@@ -35,8 +35,12 @@ class Documents:
 
     def __call__(self, results: Iterable[Sequence[Any]], k: int) -> list[list[Passage]]:
         """At most k passages for each query. Raises ValueError if no document of the reply is in a known form."""
-        answers, unread, read = [], None, False
+        answers, read = [], False
+        unread: ValueError | None = None
         for documents in results:
+            if documents is None:  # in a batch with others
+                unread, documents = ValueError("the documents of a query are null"), []
+                self._leave_out(unread)
             if not isinstance(documents, list):
                 raise ValueError(f"the documents of a query are a JSON {type(documents).__name__}, expected an array")
             passages: dict[tuple[str, ...], Passage] = {}
@@ -48,16 +52,17 @@ class Documents:
                 except ValueError as error:
                     unread = unread if isinstance(error, NoValue) else error
                     read |= isinstance(error, NoValue)
-                    if not self._logged:
-                        logging.warning(
-                            "%s: a document is left out, as others of its kind will be: %s", self._where, error
-                        )
-                        self._logged = True
-                    self._counts.add("server", left_out=1)
+                    self._leave_out(error)
             answers.append(list(passages.values()))
         if unread is not None and not read:
             raise unread
         return answers
+
+    def _leave_out(self, error: ValueError) -> None:
+        if not self._logged:
+            logging.warning("%s: a document is left out, as others of its kind will be: %s", self._where, error)
+            self._logged = True
+        self._counts.add("server", left_out=1)
 
 
 def document_passage(item: Any, score: float = 0.0) -> Passage:

@@ -276,6 +276,16 @@ def test_an_odd_document_is_left_out_and_harms_nobody(odd: Any, caplog: pytest.L
     assert sum("left out" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_query_without_an_answer_harms_no_other() -> None:
+    """But a reply that answers none is an error."""
+    with scripted((200, {}, {"result": [None, [GOOD]]}), (200, {}, {"result": [None, None]})) as (url, _):
+        kb = RetrieveKB(f"{url}/retrieve", retries=FAST)
+        assert [len(passages) for passages in kb.search(["x", "y"], k=3)] == [0, 1]
+        assert kb.stage_counts()["server"]["left_out"] == 1
+        with pytest.raises(Unavailable, match="null"):
+            kb.search(["x", "y"], k=3)
+
+
 @pytest.mark.parametrize("change", [{"text": None}, {"score": None}, {"score": "nan"}, {"id": None}, {"title": ["t"]}])
 def test_our_own_servers_odd_passage_is_left_out_too(change: dict[str, Any]) -> None:
     reply = {"results": [[{**PASSAGE, **change}, PASSAGE], [{**PASSAGE, **change}]]}
