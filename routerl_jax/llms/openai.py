@@ -69,9 +69,8 @@ class OpenAIModel:
         self.name = name
         self.settings = dict(extra or {})  # answers depend on them
         key = secret(api_key_env)
-        whole = base_url.rstrip("/").endswith(
-            "/chat/completions"
-        )  # then it is the server's own address, with its last slash
+        # a whole address is the server's own, with its last slash
+        whole = base_url.rstrip("/").endswith("/chat/completions")
         self._url = base_url if whole else f"{base_url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._format = 0

@@ -91,20 +91,14 @@ def retrieval(episode: Episode) -> Retrieval | None:
             shown = [
                 item.passage for item in turn.shown if item.passage and not (item.parent or item.box or item.error)
             ]
-            own: dict[
-                str, list[tuple[str, Passage]]
-            ] = {}  # two tools of a turn may show the same id, one after the other
+            own: dict[str, list[tuple[str, Passage]]] = {}
             for tool, passage in retrieved:
                 own.setdefault(passage.id, []).append((tool, passage))
-            unknown = {id: ("", Passage(id=id, title="", text="")) for id in shown}
-            searches.append(
-                [
-                    of_turn.pop(0)
-                    if len(of_turn := own.get(id, [])) > 1
-                    else (of_turn or [(unknown | everywhere)[id]])[0]
-                    for id in shown
-                ]
-            )
+            found = []
+            for id in shown:  # two tools of a turn may show the same id, one after the other
+                of_turn = own.get(id) or [everywhere.get(id, ("", Passage(id=id, title="", text="")))]
+                found.append(of_turn.pop(0) if len(of_turn) > 1 else of_turn[0])
+            searches.append(found)
         else:  # agents that don't name what their observations show
             text = " ".join(turn.observation.split())
             searches.append(
