@@ -85,6 +85,9 @@ def test_build_again_and_damage(tmp_path: pathlib.Path) -> None:
     manifest = json.loads((tmp_path / "kb" / "kb.json").read_text())
     assert manifest["config"] == {"kind": "bm25"}
     (tmp_path / "kb" / "index" / "data.csc.index.npy").unlink()
+    with pytest.raises(ValueError, match=r"data\.csc\.index\.npy is missing\. Rebuild it: .*build_kb\.py:bm25"):
+        load_kb(tmp_path / "kb")
+    (tmp_path / "kb" / "sizes.json").unlink()  # an earlier version's
     with pytest.raises(ValueError, match=r"index is damaged or missing .*Rebuild it: .*build_kb\.py:bm25"):
         load_kb(tmp_path / "kb")
 

@@ -76,7 +76,7 @@ def flip_weight(path: pathlib.Path) -> None:
     path.write_bytes(content)
 
 
-CHANGES: dict[str, tuple[str, Callable[[pathlib.Path], None], str]] = {
+CHANGES: dict[str, tuple[str, Callable[[pathlib.Path], object], str]] = {
     "a question more": ("questions.jsonl", lambda p: p.write_text(p.read_text() * 2), "config.data.train"),
     "a question fewer": ("questions.jsonl", drop_row, "config.data.train"),
     "questions in another order": ("questions.jsonl", swap_rows, "config.data.train"),
