@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
 from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens, rendered
@@ -152,6 +152,7 @@ class Conversation:
 
         Raises:
           DoesNotFit: the conversation is full. If the agent does not catch this, the episode ends unanswered.
+          ValueError: the conversation is closed.
         """
         start, used = len(self._stream.ledger), self.usage
         written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
@@ -256,11 +257,16 @@ class Conversation:
         begun: Sequence[int] = (),
     ) -> RecordedTurn:
         """The tokens that the engine samples; see `Engine.request`."""
-        self._engine.request(
-            self._stream, stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun
-        )
-        generated = await self._rollout.wait_turn(self._rollout, self._stream)
+        generated = await self._request(stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun)
         return RecordedTurn(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
+
+    async def _request(self, **settings: Any) -> Generated:
+        if not self._open:  # nobody would ever answer
+            raise ValueError(
+                "this conversation is closed: ask for turns and scores before close(), and in the block of `aside`"
+            )
+        self._engine.request(self._stream, **settings)
+        return await self._rollout.wait_turn(self._rollout, self._stream)
 
     async def score(self, texts: Sequence[str]) -> list[float]:
         """The log-probability that the policy gives each of these texts, in nats at temperature 1.
@@ -270,16 +276,17 @@ class Conversation:
 
         Raises:
           DoesNotFit: the texts are longer than `room`.
-          ValueError: attempts are forked; or a text other than the last contains an end of turn; or the policy is an endpoint,
-            which can't score texts.
+          ValueError: attempts are forked; `texts` is a string, or a text other than the last contains an end of turn; the
+            conversation is closed; or the policy is an endpoint, which can't score texts.
         """
         self._check_alone("scores no texts")
+        if isinstance(texts, str):
+            raise ValueError(f"score({texts!r}) would score letter by letter: give a list of texts, score([{texts!r}])")
         encoded = [self._engine.tokenizer.encode(text) for text in texts]
         ids = list(itertools.chain.from_iterable(encoded))
         logprobs: list[float] = []
         if ids:
-            self._engine.request(self._stream, sampling=Sampling(), given=ids, scored=True)
-            logprobs = (await self._rollout.wait_turn(self._rollout, self._stream)).logprobs
+            logprobs = (await self._request(sampling=Sampling(), given=ids, scored=True)).logprobs
         if len(logprobs) != len(ids):
             raise ValueError("a text that is scored holds what ends a turn: break it up (Tokenizer.plain)")
         ends = itertools.accumulate(map(len, encoded), initial=0)
@@ -341,7 +348,7 @@ class Conversation:
           ValueError: the observation has a picture, and the model sees none.
         """
         content = self._rendered(observation)
-        self._feed(self._engine.tokenizer.encode(content.text), content.text, content, passages)
+        self._feed(self._engine.tokenizer.encode(content.text), content, passages)
 
     def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
         """Ends the policy's turn, feeds an observation as a message of `role`, and begins the policy's next turn.
@@ -355,8 +362,7 @@ class Conversation:
             sees none.
         """
         content = self._rendered(observation)
-        ids = self._reply(content, role)
-        self._feed(ids, self._engine.tokenizer.decode(ids), content, passages)
+        self._feed(self._reply(content, role), content, passages)
 
     def reply_tokens(self, observation: Observation, *, role: ReplyRole = "user") -> int:
         """Number of tokens that `reply` would take."""
@@ -391,21 +397,22 @@ class Conversation:
     def _reply(self, content: Rendered, role: ReplyRole) -> list[int]:
         return self._engine.tokenizer.reply(content.text, self._stream.ledger.tokens[-1], role)
 
-    def _feed(self, ids: list[int], text: str, content: Rendered, passages: Sequence[str]) -> None:
+    def _feed(self, ids: list[int], content: Rendered, passages: Sequence[str]) -> None:
         self._engine.feed(self._stream, ids, content.images)
         self._viewer.see(content.shown)
         if self._rollout.turns:
             turn = self._rollout.turns[-1]
-            turn.observation += text
+            turn.observation += self._engine.tokenizer.decode(ids)  # what is read: normalizers change some texts
             seen = {item.passage for item in content.shown}
             turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's next turn (never trained on), such as an opening answer tag."""
         start = len(self._stream.ledger)
-        self._engine.feed(self._stream, self._engine.tokenizer.encode(text))
+        ids = self._engine.tokenizer.encode(text)
+        self._engine.feed(self._stream, ids)
         self._stream.forced.append((start, len(self._stream.ledger)))
-        self._forced += text
+        self._forced += self._engine.tokenizer.decode(ids)
 
     def write(self, text: str) -> Turn:
         """Feeds a whole turn in place of the policy (never trained on). All its text is `forced`."""

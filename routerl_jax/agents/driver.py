@@ -6,8 +6,8 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import math
 import numbers
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -21,6 +21,7 @@ from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.forks import BranchState
 from routerl_jax.agents.request import Request
 from routerl_jax.core.progress import Bar, waiting
+from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
@@ -436,13 +437,14 @@ def _check_measured(turn: Turn, where: str) -> None:
         raise ValueError(
             f"the agent wrote Turn.info={turn.info!r:.80} in {where}: keep it a dict, of numbers and texts by name"
         )
-    for name, value in turn.info.items():
-        finite = isinstance(value, numbers.Real) and math.isfinite(value)
+    for name, value in cast(dict[str, Any], turn.info).items():
+        value = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy and JAX
+        finite = isinstance(value, numbers.Real) and abs(cast(float, value)) <= sys.float_info.max
         if not (isinstance(name, str) and (finite or isinstance(value, str))):
             raise ValueError(
                 f"the agent wrote turn.info[{name!r}] = {value!r:.80} in {where}: give a finite number or a text, or nothing"
             )
-        turn.info[name] = value if isinstance(value, str) else float(cast(float, value))
+        turn.info[name] = replace_surrogates(value) if isinstance(value, str) else float(cast(float, value))
 
 
 def _settle_with(future: asyncio.Future[Any], reply: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import json
 import pathlib
 import re
@@ -29,17 +30,17 @@ _MAKE = (
     "copy tokenizer.json from the base model, or make it: AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY) "
     "of transformers, with sentencepiece installed for a *.model, and with the right tokenizer_class in tokenizer_config.json"
 )
-# Parts of tokenizer.json that put a space before every text that is encoded, or take one from every text that is decoded.
+# Parts of tokenizer.json that put a space before every text that is encoded, or take spaces from every text that is decoded.
 _SPACES: Mapping[str, Mapping[str, Mapping[str, Any] | None]] = {
     "normalizer": {"Prepend": None},
     "pre_tokenizer": {"Metaspace": {"prepend_scheme": "never"}, "ByteLevel": {"add_prefix_space": False}},
-    "decoder": {"Metaspace": {"prepend_scheme": "never"}, "Strip": {"start": 0}},
+    "decoder": {"Metaspace": {"prepend_scheme": "never"}, "Strip": {"start": 0, "stop": 0}},
 }
 # Text as it is fed and written; a tokenizer that doesn't give it back is no good for a policy.
 _PIECES = (
     "The  answer is 27.5 m",
     " </search>\n\n<information>Doc 1 (Title: A\u2013B)",
-    " Gr\u00f6\u00dfe \u6771\u4eac \U0001f642\t",
+    " Gr\u00f6\u00dfe \u6771\u4eac \U0001f642\t ",
 )
 _NO_TURNS = "this tokenizer's chat template does not write one turn after the other; continue with text"
 
@@ -56,11 +57,13 @@ class Tokenizer:
         if not getattr(hf, "is_fast", False):
             raise TypeError(f"{type(hf).__name__} is not a fast tokenizer (tokenizer.json is missing)")
         self.hf = hf
+        hf.chat_template = hf.chat_template or None
         self._backend = hf.backend_tokenizer
         self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
         self._inner = _without_spaces(self._backend)  # for texts that go on after others
         self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
+        self._begun = functools.lru_cache(_REMEMBERED)(lambda text: _fast(self._backend, text))
         self._prepared: dict[str, tuple[int, ...]] = {}
 
     @classmethod
@@ -75,6 +78,7 @@ class Tokenizer:
 
         try:
             tokenizer = cls(AutoTokenizer.from_pretrained(str(path)))
+            tokenizer.encode("".join(_PIECES))  # one of another class than its files may fail only here
         except Exception as error:  # transformers and tokenizers raise many classes, bare Exception included
             raise ValueError(
                 f"{path}: no usable tokenizer ({error}). Expected tokenizer.json beside config.json: {_MAKE}"
@@ -98,8 +102,9 @@ class Tokenizer:
 
     @functools.cached_property
     def lossless(self) -> bool:
-        """True if a few texts, encoded one after the other, are decoded to the same texts."""
-        return self.decode(i for piece in _PIECES for i in self.encode(piece)) == "".join(_PIECES)
+        """True if a few texts, encoded one after the other, are decoded to the same texts: together and one by one."""
+        ids = [self.encode(piece) for piece in _PIECES]
+        return self.decode(itertools.chain(*ids)) == "".join(_PIECES) and tuple(map(self.decode, ids)) == _PIECES
 
     def check(self, rows: int, source: str, *, policy: bool = False) -> None:
         """Checks that every id has one of a model's rows.
@@ -120,8 +125,8 @@ class Tokenizer:
             )
         if policy and not self.lossless:
             logging.warning(
-                "%s: this tokenizer does not give back the text that it encodes: what a policy reads differs from what is "
-                "recorded. Take a byte-level tokenizer, or SentencePiece's with byte_fallback",
+                "%s: this tokenizer does not give back the text that it encodes, so that the policy reads another one. Take a "
+                "byte-level tokenizer, or SentencePiece's with byte_fallback",
                 source,
             )
 
@@ -147,7 +152,7 @@ class Tokenizer:
         """Ids of a text that is the beginning, without special tokens: SentencePiece's tokenizers put a space before it."""
         if self._inner is self._backend:
             return self.encode(text)
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return list(self._begun(text))
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Encodes texts together, on all cores, so that `encode` has them at once. What it was not asked for until the next
@@ -214,8 +219,7 @@ class Tokenizer:
     def _encode(self, text: str) -> tuple[int, ...]:
         if (ids := self._prepared.pop(text, None)) is not None:
             return ids
-        # "fast" records no offsets of tokens; recording them takes three quarters of the time of `encode`
-        return tuple(self._inner.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return _fast(self._inner, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of `ids`, special tokens and a space at the beginning included."""
@@ -284,12 +288,30 @@ class Tokenizer:
             raise ValueError(f"{min(clashes)!r} is no variable of a chat template")
         fixed = {"add_generation_prompt": add_generation_prompt, "date_string": _DATE}
         return self.hf.apply_chat_template(
-            [dict(message) for message in messages],
+            [self._message(message) for message in messages],
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             continue_final_message=continue_final_message,
             **{**fixed, **(settings or {})},
         )
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        parts = isinstance(content, str) and self._wants_parts
+        return {**message, "content": [{"type": "text", "text": content}]} if parts else dict(message)
+
+    @functools.cached_property
+    def _wants_parts(self) -> bool:
+        """True if the chat template leaves out a message that is a text, and writes one that is a list of parts."""
+        text = "routerl-user"
+        for content in (text, [{"type": "text", "text": text}]):
+            try:
+                chat = self.hf.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+            except Exception:  # templates raise various errors for chats of a form that they do not support
+                chat = ""
+            if text in chat:
+                return content != text
+        return False
 
     @property
     def takes_tools(self) -> bool:
@@ -422,15 +444,20 @@ class Tokenizer:
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
         """The bytes that each id contributes to decoded text, [V]. Special tokens give their literal text."""
-        spec = json.loads(self._backend.to_str())
+        added, lifts_added = self.hf.added_tokens_decoder, str.encode
+        lift = _byte_level
+        if not _is_byte_level(json.loads(self._backend.to_str())):
+            lift = lifts_added = _metaspace  # its decoder treats added tokens as others
         pieces = self.hf.convert_ids_to_tokens(list(range(len(self))))
-        if not _is_byte_level(spec):  # its decoder treats added tokens as others
-            return [b"" if piece is None else _metaspace(piece) for piece in pieces]
-        added = self.hf.added_tokens_decoder
         return [
-            added[i].content.encode() if i in added else (_byte_level(piece) if piece is not None else b"")
+            lifts_added(added[i].content) if i in added else (b"" if piece is None else lift(piece))
             for i, piece in enumerate(pieces)
         ]
+
+
+def _fast(backend: Any, text: str) -> tuple[int, ...]:
+    """Ids without offsets of tokens; recording these takes three quarters of the time of `encode`."""
+    return tuple(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def _without_spaces(backend: Any) -> Any:
@@ -459,7 +486,9 @@ def _take_processors_template(hf: Any, directory: pathlib.Path) -> None:
     Of a model with a processor, the processor's counts; of another one, the tokenizer's own if it has one.
     """
     for path in (directory / "processor_config.json", directory / "chat_template.json"):
-        content = read_json(path) if path.is_file() else {}
+        content = read_json(path) if path.is_file() else {"chat_template": None}
+        if path.name == "chat_template.json" and isinstance(content, dict) and "chat_template" not in content:
+            raise ValueError(f"{path} has no key chat_template; write the Jinja template under it, as a string")
         template = content.get("chat_template") if isinstance(content, dict) else content
         if template is not None:
             break

@@ -27,6 +27,7 @@ _SPARE_TENSORS = re.compile(r"(rotary_emb\.inv_freq|position_ids)$|(^|\.)pooler\
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 # What trainers save beside weights.
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin")
+_TIED = "config.json ties them: set tie_word_embeddings to false in config.json to use both, or"
 _SHOWN = 20  # names in an error
 _SHOW_FROM = 10**9  # bytes that are worth a progress bar
 _WINDOW_BYTES = 64 * 2**20  # of a file that are mapped at a time
@@ -123,7 +124,7 @@ class Checkpoint:
             )
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        return bool(self._spelled(name))
 
     def check(self, shapes: dict[Any, tuple[int, ...]], rules: Rules) -> None:
         """Raises if parameters of these shapes can't be read by these rules; see `fill`."""
@@ -131,11 +132,14 @@ class Checkpoint:
         for path, shape in shapes.items():
             rule = rules[path]
             for name, expected in _tensors(rule, shape):
-                stored = self._find(name)
-                if stored is None:
+                same = self._spelled(name)
+                if not same:
                     missing.append(name)
                     continue
-                used.add(stored.name)
+                stored, tied = same[0], [copy for other in rule.copies for copy in self._spelled(other)]
+                used |= {copy.name for copy in (*same, *tied)}
+                copies += [(stored, copy, "is the same parameter:") for copy in same[1:]]
+                copies += [(stored, copy, _TIED) for copy in tied]
                 if stored.dtype not in DTYPES:
                     raise UnsupportedModelError(
                         f"{self.directory}: tensor {name!r} is stored as {stored.dtype}; quantized weights are not supported, "
@@ -143,9 +147,6 @@ class Checkpoint:
                     )
                 if stored.shape != expected:
                     wrong.append(f"{name!r} of shape {stored.shape} (needed as {expected})")
-                for copy in filter(None, map(self._find, rule.copies)):
-                    used.add(copy.name)
-                    copies.append((stored, copy))
         if missing:
             raise ValueError(
                 f"{self.directory}: {_counted(missing, 'tensor')} missing: {_shortened(missing)}; the weights belong to "
@@ -155,11 +156,11 @@ class Checkpoint:
             raise ValueError(
                 f"{self.directory}: does not fit the architecture in config.json: tensor {_shortened(wrong)}"
             )
-        for stored, copy in copies:
+        for stored, copy, why in copies:
             if not _equal(stored, copy):
                 raise ValueError(
-                    f"{self.directory}: tensor {copy.name!r} differs from {stored.name!r}, though config.json ties them; set "
-                    f"tie_word_embeddings to false in config.json to use both, or delete {copy.name!r} from {copy.file.name}"
+                    f"{self.directory}: tensor {copy.name!r} differs from {stored.name!r}, but {why} delete {copy.name!r} from "
+                    f"{copy.file.name}"
                 )
         self._check_others(sorted(set(self._stored) - used), used)
 
@@ -183,8 +184,7 @@ class Checkpoint:
 
     def read(self, name: str, rule: Rule, shape: tuple[int, ...], blocks: list[tuple[Bounds, np.ndarray]]) -> None:
         """Copies a tensor into blocks of a parameter (of one layer), each given with where it lies in it."""
-        stored = self._find(name)
-        assert stored is not None, "check comes first"
+        stored = self._spelled(name)[0]  # `check` comes first
         if not shape:
             for _, block in blocks:
                 block[...] = stored.rows(0, 1).reshape(())
@@ -201,9 +201,10 @@ class Checkpoint:
             for bounds, block in blocks:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
-    def _find(self, name: str) -> StoredTensor | None:
-        names = spelled(name, self._spellings)
-        return next((self._stored[name] for name in names if name in self._stored), None)
+    def _spelled(self, name: str) -> list[StoredTensor]:
+        """The tensors under the spellings of a name; the first one counts, and the others must be equal."""
+        names = dict.fromkeys(spelled(name, self._spellings))
+        return [self._stored[name] for name in names if name in self._stored]
 
 
 def _equal(one: StoredTensor, other: StoredTensor) -> bool:

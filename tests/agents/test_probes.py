@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -162,6 +163,25 @@ def test_probes_of_probes_and_of_failed_agents_are_closed():
     assert not made._streams
 
 
+def test_a_closed_conversation_is_asked_for_nothing():
+    @dataclasses.dataclass(frozen=True)
+    class Late(Agent):
+        probes: bool
+
+        async def run(self, example, llm, tools):
+            chat = llm.conversation("Question:")
+            async with chat.aside() as probe:
+                probe.force(" I")
+            if self.probes:
+                await probe.score([" Lome"])
+            chat.close()
+            await chat.generate()
+
+    for probes in (True, False):
+        with pytest.raises(RuntimeError, match="closed"):
+            run(Late(probes), [EXAMPLE], engine(), {})
+
+
 def test_an_endpoint_refuses_probes_and_scores_with_the_reason():
     chat = ChatModel("some-model", base_url="http://127.0.0.1:9/v1")
     stream = chat.open(chat.tokenizer.encode("Question:"), "q")
@@ -192,13 +212,17 @@ def scripted(agent):
 
 
 def test_numbers_of_any_kind_and_texts_are_measured():
-    info = {"gain": np.float32(0.5), "hit": True, "count": np.int64(3), "kind": "bridge"}
+    info = {"gain": np.float32(0.5), "hit": True, "count": np.int64(3), "kind": "bridge", "cut": "a\ud800"}
+    info |= {"same": np.bool_(True), "mean": np.array(2.5), "jax": jnp.float32(0.25), "name": np.str_("x")}
     found = scripted(Measuring(info)).turns[0].info
-    assert found == {"gain": 0.5, "hit": 1.0, "count": 3.0, "kind": "bridge"}
+    assert found == {
+        **{"gain": 0.5, "hit": 1.0, "count": 3.0, "kind": "bridge", "cut": "a?"},
+        **{"same": 1.0, "mean": 2.5, "jax": 0.25, "name": "x"},
+    }
     assert all(type(value) in (float, str) for value in found.values())
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, None, [1.0], np.ones(2)])
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 10**400, None, [1.0], np.ones(2)])
 def test_what_no_record_takes_is_refused_by_name(value):
     with pytest.raises(ValueError, match=r"info\['gain'\].*turn 0 of example 'q'"):
         scripted(Measuring({"gain": value}))

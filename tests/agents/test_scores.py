@@ -21,7 +21,7 @@ EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Ac
 class Scoring(Agent):
     """Scores texts after a prompt, and what the policy says after them."""
 
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] | str
     found: list[list[float]] = dataclasses.field(default_factory=list)
 
     async def run(self, example, llm, tools):
@@ -54,6 +54,11 @@ def test_a_text_that_ends_the_turn_is_refused():
     agent = Scoring((tiny.tokenizer().decode([min(tiny.tokenizer().eos_ids)]), "more"))
     with pytest.raises(RuntimeError, match="a text that is scored holds what ends a turn"):
         run(agent, [EXAMPLE], Engine(tiny.model(), rows=1, max_length=128, segment=4), {})
+
+
+def test_one_text_for_the_list_of_texts_is_refused():
+    with pytest.raises(RuntimeError, match=r"score\(\['Accra'\]\)"):
+        run(Scoring("Accra"), [EXAMPLE], Engine(tiny.model(), rows=1, max_length=128, segment=4), {})
 
 
 def test_what_does_not_fit_ends_the_episode():

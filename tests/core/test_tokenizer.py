@@ -309,7 +309,10 @@ def sentencepiece(kind: str) -> Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=kind != "bytes", fuse_unk=True))
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256))]
     spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if kind == "bytes":
+    if kind == "strip":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+        backend.decoder = decoders.Sequence([*spaces, decoders.Strip(" ", 1, 1)])
+    elif kind == "bytes":
         backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
     elif kind == "prepend":
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -324,7 +327,7 @@ def sentencepiece(kind: str) -> Tokenizer:
         vocab_size=600, special_tokens=pieces, initial_alphabet=alphabet, show_progress=False, max_token_length=6
     )
     backend.train_from_iterator(["the river Volta", "</search>", "<page>", "Doc 1"] * 9, trainer)
-    backend.add_tokens([AddedToken("<page>", normalized=False)])
+    backend.add_tokens([AddedToken("<page>", normalized=kind == "prepend")])
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
     )
@@ -339,11 +342,11 @@ LLAMA_2 = (
 )
 
 
-@pytest.mark.parametrize("kind", ["prepend", "always", "first", "bytes"])
+@pytest.mark.parametrize("kind", ["prepend", "always", "first", "strip", "bytes"])
 def test_a_text_that_goes_on_gets_no_space_before_it(kind: str) -> None:
     """A turn, its observation and the next turn, each encoded alone. What begins a conversation has transformers' ids."""
     tokenizer = sentencepiece(kind)
-    parts = ["the Volta</search>", "\n\n<page>Doc 1 水 </page>", " the river", "  ", "</s>", "Volta"]
+    parts = ["the Volta</search>", "\n\n<page>Doc 1 水 </page>", " the river", "  ", "</s>", "a <page> Volta "]
     ids = [i for part in parts for i in tokenizer.encode(part)]
     assert tokenizer.decode(ids) == "".join(parts)
     assert [tokenizer.decode(tokenizer.encode(part)) for part in parts] == parts
@@ -422,6 +425,14 @@ def test_vocabulary_and_merges_alone(tmp_path: pathlib.Path) -> None:
         (tmp_path / file).write_text(content)
 
 
+def test_a_class_that_can_t_read_its_file_is_refused(tmp_path: pathlib.Path) -> None:
+    """transformers makes a BERT tokenizer of GPT-2's file, which fails at the first text."""
+    trained().save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    with pytest.raises(ValueError, match=rf"(?s)^{tmp_path}: no usable tokenizer .*tokenizer_class"):
+        Tokenizer.load(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "PreTrainedTokenizerFast"])
 def test_parts_that_are_not_of_their_class_are_refused(tmp_path: pathlib.Path, kind: str) -> None:
     """transformers makes a Llama tokenizer of them that knows three tokens."""
@@ -468,10 +479,33 @@ def test_a_template_in_a_file_of_the_processor(
     with pytest.raises(ValueError, match=rf"^{tmp_path}/processor_config\.json: chat_template is no text"):
         shown()
     (tmp_path / "processor_config.json").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"template": ONE}))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/chat_template\.json has no key chat_template"):
+        shown()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": ONE}))
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(OTHER)
     with pytest.raises(ValueError, match=r"chat_template\.json and additional_chat_templates exclude each other"):
         shown()
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_template_that_reads_messages_as_lists_of_parts(turns: bool) -> None:
+    """Templates of models with vision may leave out a message that is a plain text."""
+    tokenizer = trained()
+    content = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
+    tokenizer.hf.chat_template = (
+        f"{{% for m in messages %}}<{{{{ m.role }}}}>{content if turns else '{{ m.content }}'}</m>{{% endfor %}}<a>"
+    )
+    messages = [Message(role="system", content="the cat"), Message(role="user", content="the dog?")]
+    assert tokenizer.decode(tokenizer.chat(messages)) == "<system>the cat</m><user>the dog?</m><a>"
+    assert tokenizer.reply_text("sat") == "</m><user>sat</m><a>"
+
+
+def test_an_empty_template_is_none(tmp_path: pathlib.Path) -> None:
+    trained().save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("")
+    assert not Tokenizer.load(tmp_path).has_chat_template
 
 
 def test_named_templates(tmp_path: pathlib.Path) -> None:

@@ -207,12 +207,10 @@ def test_incomplete_config(saved: Models, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640)])
-def test_file_modes_follow_the_umask(saved: Models, tmp_path: pathlib.Path, umask: int, mode: int) -> None:
-    model = load(saved("qwen3").directory)
-    tokenizer = train_tokenizer(["some text"], 259 + 2, ["<a>", "</a>"], context=64)
+def test_file_modes_follow_the_umask(tmp_path: pathlib.Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        save_pretrained(model, tmp_path / "export", tokenizer)
+        save_pretrained(tiny.model(), tmp_path / "export")
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "export").iterdir()}
@@ -445,6 +443,19 @@ def test_a_head_beside_a_tied_embedding_must_be_its_copy(saved: Models, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     safetensors.torch.save_file(tensors | {name: head}, tmp_path / "model.safetensors")
     np.testing.assert_array_equal(np.asarray(load(tmp_path).head[...]).T, head.numpy())
+
+
+def test_one_parameter_under_two_names_must_be_equal(saved: Models, tmp_path: pathlib.Path) -> None:
+    """As after a merge that kept the names of both its sides."""
+    shutil.copytree(saved("llama_mqa").directory, tmp_path, dirs_exist_ok=True)
+    tensors = stored(tmp_path)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        again = name.removeprefix("model.")
+        safetensors.torch.save_file(tensors | {again: tensors[name].clone()}, tmp_path / "model.safetensors")
+        assert parameters(load(tmp_path)).keys() == parameters(load(saved("llama_mqa").directory)).keys()
+        safetensors.torch.save_file(tensors | {again: tensors[name] * 0.5}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"'{again}' differs from '{name}'.*delete '{again}' from"):
+            load(tmp_path)
 
 
 def test_missing_tensors(saved: Models, tmp_path: pathlib.Path) -> None:
