@@ -348,7 +348,9 @@ class Conversation:
           ValueError: the observation has a picture, and the model sees none.
         """
         content = self._rendered(observation)
-        self._feed(self._engine.tokenizer.encode(content.text), content, passages)
+        tokenizer = self._engine.tokenizer
+        exact = content.text.isascii() and tokenizer.lossless  # normalizers change other texts; decoding all takes time
+        self._feed(tokenizer.encode(content.text), content, passages, content.text if exact else None)
 
     def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
         """Ends the policy's turn, feeds an observation as a message of `role`, and begins the policy's next turn.
@@ -397,12 +399,12 @@ class Conversation:
     def _reply(self, content: Rendered, role: ReplyRole) -> list[int]:
         return self._engine.tokenizer.reply(content.text, self._stream.ledger.tokens[-1], role)
 
-    def _feed(self, ids: list[int], content: Rendered, passages: Sequence[str]) -> None:
+    def _feed(self, ids: list[int], content: Rendered, passages: Sequence[str], read: str | None = None) -> None:
         self._engine.feed(self._stream, ids, content.images)
         self._viewer.see(content.shown)
         if self._rollout.turns:
             turn = self._rollout.turns[-1]
-            turn.observation += self._engine.tokenizer.decode(ids)  # what is read: normalizers change some texts
+            turn.observation += self._engine.tokenizer.decode(ids) if read is None else read
             seen = {item.passage for item in content.shown}
             turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 

@@ -52,7 +52,7 @@ def recorded_reads() -> Iterator[set[str]]:
     reads: set[str] = set()
 
     def getattribute(self: Any, name: str) -> Any:
-        section = next(cls for cls in type(self).__mro__ if cls in classes)  # setup's copy of config.agent derives from it
+        section = next(cls for cls in type(self).__mro__ if cls in classes)  # a copy's class derives from it
         codes = list(itertools.islice(_outward(sys._getframe(1)), 8))
         names = {code.co_name for code in codes}
         bookkeeping = codes[0].co_filename.endswith(_BOOKKEEPING) and "in_stage" not in names
