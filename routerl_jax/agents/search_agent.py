@@ -12,6 +12,7 @@ from routerl_jax.agents.calling import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
 from routerl_jax.agents.observation import Look, Reply, Spoken
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -190,12 +191,12 @@ class SearchAgent(CallingAgent):
         turn.action = self.grammar.parse(text)
         whole = "eos" if self.functions else "stop"  # the stop reason of a turn that is not cut off
         turn.well_formed = self.grammar.well_formed(text) and self.whole(turn)
-        # Of a forced turn only the policy's part is judged (a closed answer): the policy could not write a thought before it.
+        # Of a forced turn only the policy's part is judged (a closed answer, no thought in it): the policy could not write a
+        # thought before it.
         if turn.forced:
             answer = self.grammar.write_answer("", turn.action.answer)
-            turn.well_formed = (
-                turn.stop_reason == whole and turn.action.kind == "answer" and self.grammar.well_formed(answer)
-            )
+            plain = turn.stop_reason == whole and split_thoughts(turn.text)[1] == turn.text
+            turn.well_formed = plain and turn.action.kind == "answer" and self.grammar.well_formed(answer)
         return turn.action
 
     async def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
