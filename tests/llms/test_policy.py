@@ -273,7 +273,9 @@ def test_a_model_that_takes_no_stop_strings(chats):
 
 
 def pictures(content: Any) -> list[Any]:
-    """Parts of a message: texts, and pictures as arrays."""
+    """Parts of a message: texts, and pictures as arrays. A message without pictures is one text."""
+    if isinstance(content, str):
+        return [content]
     parts = []
     for part in content:
         if part["type"] == "text":
@@ -327,10 +329,10 @@ def test_mmsearch_r1(chats, files):
     assert [role for role, _ in said(chats.bodies[2])] == ["user", "assistant", "user", "assistant", "user"]
     found = pictures(said(chats.bodies[1])[2][1])
     kinds = "".join("t" if isinstance(part, str) else "p" for part in found)
-    assert kinds == "tptptpt"
+    assert kinds == "tptpt"
     assert "Page 0" in found[2]
     assert "Page 1" in found[4]
-    np.testing.assert_array_equal(found[5], picture)  # the question again, with its picture
+    assert "Its capital?" in found[4]  # the question again, its text alone
     assert chats.bodies[0]["stop"] == ["</search>", "</text_search>", "</answer>"]  # the refusal closes no tag
 
 
