@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from launch.command import check_writable, start
+from launch.command import check_writable, define_amount, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import TrainConfig
@@ -58,10 +58,7 @@ def define_flags() -> None:
     flags.DEFINE_bool("single_modes", True, "Try the policy with each mode alone, where it has several.")
     flags.DEFINE_list("top_k", ["1", "2", "3", "5"], "Passages per search to try; empty: none.")
     flags.DEFINE_list("retrievers", [], "Encoders, or bm25, to try in the place of the run's.")
-    flags.DEFINE_integer("limit", 128, "Questions of these trials; -1: all.")
-    flags.register_validator(
-        "limit", lambda n: n is None or n == -1 or n > 0, "--limit=-1 asks all, and 0 would ask none"
-    )
+    define_amount("limit", 128, "Questions of these trials; -1: all.")
     flags.DEFINE_string("output", None, "Directory of the results; default: WORKDIR/analysis.")
 
 

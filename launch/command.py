@@ -38,6 +38,12 @@ _MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other th
 _HELP = ("help", "helpshort", "h", "?")
 
 
+def define_amount(name: str, default: int | None, about: str) -> None:
+    """A flag for how many of what there is; -1 stands for all (`core.checked.Amount`)."""
+    flags.DEFINE_integer(name, default, about)
+    flags.register_validator(name, lambda n: n is None or n == -1 or n > 0, f"--{name}=-1 is all, and 0 would be none")
+
+
 def start(
     main: Callable[[Sequence[str]], None],
     define_flags: Callable[[], None],

@@ -56,7 +56,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 from ml_collections import config_flags
 
-from launch.command import check_writable, read_config, read_config_as, read_config_dict, start
+from launch.command import check_writable, define_amount, read_config, read_config_as, read_config_dict, start
 
 if TYPE_CHECKING:
     from routerl_jax.training.config import AgentConfig, TrainConfig
@@ -85,10 +85,7 @@ def define_flags() -> None:
         "finished", False, "Of a comparison: ask nothing, and report what is finished; one may be running in --output."
     )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
-    flags.DEFINE_integer("limit", None, "Questions; -1: all; default: the configuration's evaluation.final_examples.")
-    flags.register_validator(
-        "limit", lambda n: n is None or n == -1 or n > 0, "--limit=-1 asks all, and 0 would ask none"
-    )
+    define_amount("limit", None, "Questions; -1: all; default: the configuration's evaluation.final_examples.")
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
     flags.DEFINE_enum(

@@ -77,12 +77,11 @@ def main(_: Sequence[str]) -> None:
         )
     check_writable("--workdir", FLAGS.workdir)
     split_cpu(config.mesh.cpu_devices)
-    if FLAGS.distributed:
-        from routerl_jax.parallel import multihost
+    from routerl_jax.parallel import multihost
 
+    if FLAGS.distributed:
         multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
-    from routerl_jax.parallel import multihost
     from routerl_jax.training.rl import train_rl
     from routerl_jax.training.run import check_resumable
     from routerl_jax.training.sft import train_sft

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from launch.command import start
+from launch.command import define_amount, start
 
 FLAGS = flags.FLAGS
 _OF_TERMINAL = ("step", "count", "wrong", "draw", "normalizer")
@@ -33,8 +33,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("port", 8765, "Its port; 0: any that is free.", lower_bound=0, upper_bound=65535)
     flags.DEFINE_bool("terminal", False, "Episodes in the terminal instead of the page.")
     flags.DEFINE_integer("step", None, "Terminal: training step; default: the last one logged.")
-    flags.DEFINE_integer("count", 5, "Terminal: episodes to show; -1: all.")
-    flags.register_validator("count", lambda n: n == -1 or n > 0, "--count=-1 shows all, and 0 would show none")
+    define_amount("count", 5, "Terminal: episodes to show; -1: all.")
     flags.DEFINE_bool("wrong", False, "Terminal: only episodes whose answer matches no gold answer.")
     flags.DEFINE_bool("draw", True, "Terminal: draw what the policy was shown, in looks/ beside the file.")
     flags.DEFINE_string("normalizer", None, "Terminal: how answers are compared; default: as the run of the file says.")

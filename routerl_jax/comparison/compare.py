@@ -34,7 +34,7 @@ from routerl_jax.llms.judge_checks import check_judge
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
-from routerl_jax.training.setup import open_examples
+from routerl_jax.training.setup import first_examples, open_examples
 
 _SEEING = ("text_image", "reverse_image", "pages")  # kinds whose encoders read pictures
 _REMEDY = "go on with the same ones, or give another --output"
@@ -230,9 +230,7 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
         with naming(f"benchmark {name!r}"):
             check_knowledge(knowledge)
             source = open_examples(benchmark.questions[0], (), "test")
-        examples = [
-            source[i] for i in range(len(source) if config.questions == -1 else min(config.questions, len(source)))
-        ]
+        examples = first_examples(source, config.questions)
         if any(golden_step(example) is not None for example in examples):
             raise ValueError(
                 f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"

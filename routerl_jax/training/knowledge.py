@@ -419,11 +419,8 @@ def kb_cache_directory(name: str, spec: KnowledgeConfig) -> pathlib.Path:
     if spec.index == AUTO:  # left out, so that knowledge bases from before "auto" existed are found
         key_fields["index"] = "scann" if has_scann() else "exact"
     key_fields = {key: value for key, value in key_fields.items() if value or key not in ("members", "settings")}
-    if "bm25" in (
-        spec.kind,
-        spec.settings.get("retriever"),
-    ):  # those from before `split` was a setting have other words
-        key_fields["split"] = Words().split
+    if "bm25" in (spec.kind, spec.settings.get("retriever")):
+        key_fields["split"] = Words().split  # knowledge bases from before it was a setting have other words
     content = ""
     if (passages := atlas_passages(spec)) is not None:
         content = passages_sha256(passages) + (str(atlas_triples(spec)) if spec.kind == "graph" else "")

@@ -50,6 +50,7 @@ __all__ = [
     "open_examples",
     "open_knowledge",
     "random_architecture",
+    "first_examples",
     "take_examples",
 ]
 
@@ -365,7 +366,11 @@ def evaluation_examples(
 
 def take_examples(name: str, limits: tuple[int, ...], key: str, count: int) -> list[Example]:
     """The first `count` examples of a data set, or of a range of it (-1: all)."""
-    source = open_examples(name, limits, key)
+    return first_examples(open_examples(name, limits, key), count)
+
+
+def first_examples(source: ExampleSource, count: int) -> list[Example]:
+    """The first `count` examples (-1: all)."""
     return [source[i] for i in range(len(source) if count == -1 else min(count, len(source)))]
 
 

@@ -47,67 +47,15 @@ _FRONT_TITLE = re.compile(r"^title[ \t]*[:=](?![ \t]*[|>])[ \t]*(.+?)[ \t]*$", r
 _HYPHEN = re.compile("[\ufffe\x02]\\s*")  # PDFium's mark of a word that is divided at the end of a line
 
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
-_DROPPED = frozenset(
-    (
-        "head",
-        "script",
-        "style",
-        "noscript",
-        "template",
-        "nav",
-        "button",
-        "select",
-        "textarea",
-        "svg",
-        "iframe",
-        "object",
-        "audio",
-        "video",
-        "canvas",
-    )
+_DROPPED = re.compile(
+    "head|script|style|noscript|template|nav|button|select|textarea|svg|iframe|object|audio|video|canvas"
 )
 _OF_PAGE = ("header", "footer")  # dropped, unless they are a part's own
 _PARTS = ("article", "main", "section")
 _ROLES = frozenset(("navigation", "banner", "contentinfo", "search"))
-_INLINE = frozenset(
-    (
-        "a",
-        "abbr",
-        "b",
-        "bdi",
-        "bdo",
-        "big",
-        "cite",
-        "code",
-        "data",
-        "del",
-        "dfn",
-        "em",
-        "font",
-        "i",
-        "img",
-        "ins",
-        "kbd",
-        "label",
-        "mark",
-        "q",
-        "rp",
-        "rt",
-        "ruby",
-        "s",
-        "samp",
-        "small",
-        "span",
-        "strike",
-        "strong",
-        "sub",
-        "sup",
-        "time",
-        "tt",
-        "u",
-        "var",
-        "wbr",
-    )
+_INLINE = re.compile(
+    "a|abbr|b|bdi|bdo|big|cite|code|data|del|dfn|em|font|i|img|ins|kbd|label|mark|q|rp|rt|ruby|s|"
+    "samp|small|span|strike|strong|sub|sup|time|tt|u|var|wbr"
 )
 
 
@@ -312,13 +260,19 @@ def _walk(element: Any, blocks: list[tuple[int, str]], open_text: list[str]) -> 
     style = (element.get("style") or "").replace(" ", "").lower()
     hidden = "hidden" in element.attrib or element.get("aria-hidden") == "true" or "display:none" in style
     frame = tag in _OF_PAGE and not any(True for _ in element.iterancestors(*_PARTS))
-    if tag in _DROPPED or frame or hidden or element.get("role") in _ROLES or element.get("class") == "mw-editsection":
+    if (
+        _DROPPED.fullmatch(tag)
+        or frame
+        or hidden
+        or element.get("role") in _ROLES
+        or element.get("class") == "mw-editsection"
+    ):
         return
     if tag in ("br", "math"):
         formula = element.get("alttext") or " ".join(element.text_content().split())  # "" for br
         open_text.append(formula or "\n")
         return
-    inline = tag in _INLINE
+    inline = _INLINE.fullmatch(tag)
     if not inline:
         _close(blocks, open_text)
     if tag in _HEADINGS:
