@@ -45,12 +45,12 @@ __all__ = [
     "engine_mesh",
     "evaluated_agent",
     "evaluation_examples",
+    "first_examples",
     "learner_mesh",
     "make_engine",
     "open_examples",
     "open_knowledge",
     "random_architecture",
-    "first_examples",
     "take_examples",
 ]
 
