@@ -52,9 +52,8 @@ _COST = 0.1  # in units of a dense search; there is no encoder
 class Words:
     """How a text is split into words, and how they are weighted."""
 
-    split: str = (
-        "any"  # any: words of any script, one-letter words too; latin: words of two letters or more between spaces
-    )
+    # any: words of any script, of one letter too; latin: words of two letters or more between spaces
+    split: str = "any"
     stemmer: str = "english"  # a language of PyStemmer (Snowball); "": no stemming
     stopwords: str = "english"  # bm25s's list of words that are left out; "": none
     method: str = "lucene"  # variant of BM25: lucene or atire

@@ -136,7 +136,7 @@ def test_a_program_works_on_a_copy_of_a_bucket_and_names_the_bucket(
     row |= {"context": [["Ghana", ["Its capital is Accra."]]], "supporting_facts": [["Ghana", 0]]}
     write_object(f"{bucket}/hotpot.json", json.dumps([row]).encode())
     assert not launch_here("make_corpus", f"--questions={bucket}/hotpot.json", f"--output={bucket}/corpus.jsonl")
-    assert capsys.readouterr().out.startswith(f"{bucket}/corpus.jsonl: 1 distinct passages")
+    assert capsys.readouterr().out.startswith(f"{bucket}/corpus.jsonl: 1 distinct passage of 1 ")
     assert json.loads(read_object(f"{bucket}/corpus.jsonl") or b"")["text"] == "Its capital is Accra."
 
 
