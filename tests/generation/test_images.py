@@ -24,7 +24,10 @@ def ids(text: str) -> list[int]:
 
 
 def logprobs(model, sequence) -> np.ndarray:
-    """Of every token but the first, by one pass over the whole sequence with its pictures where the ledger has them."""
+    """Of every token but the first, by one pass over the whole sequence with its pictures where the ledger has them.
+
+    Rows of the embedding without a token have no part in it.
+    """
     features = None
     if sequence.images:
         placed = [image for _, image in sequence.images]
@@ -36,7 +39,10 @@ def logprobs(model, sequence) -> np.ndarray:
         values = model.features(jax.tree.map(lambda x: jnp.asarray(x)[None], inputs))
         features = Features(values=values, index=jnp.asarray(index))
     hidden = model.hidden(sequence.tokens[None], sequence.positions[:, None], features=features)
-    scores = np.asarray(jax.nn.log_softmax(model.unembed(hidden)[0, :-1]))
+    vocabulary = np.asarray(sorted(model.tokenizer.hf.get_vocab().values()))
+    logits = np.full((len(sequence) - 1, model.config.vocab_size), -np.inf)
+    logits[:, vocabulary] = model.unembed(hidden)[0, :-1, vocabulary].T
+    scores = np.asarray(jax.nn.log_softmax(logits))
     return scores[np.arange(len(sequence) - 1), sequence.tokens[1:]]
 
 
