@@ -408,7 +408,9 @@ def _rounded(value: Any) -> Any:
 def _pairs(
     names: list[str], workdirs: list[pathlib.Path], against: list[pathlib.Path], pairs: list[tuple[str, ...]]
 ) -> None:
-    print("| pair | seed | EM points | McNemar's p | cost % | questions |\n|---|---|---:|---:|---:|---:|")
+    print(
+        "| pair | seed | EM points | McNemar's p | bootstrap p | cost % | questions |\n|---|---|---:|---:|---:|---:|---:|"
+    )
     normalizer = _evaluation(workdirs[0])["normalizer"]
     for agent, baseline in pairs:
         records = [(_records(run, agent), _records(beside, baseline)) for run, beside in zip(workdirs, against)]
@@ -419,8 +421,15 @@ def _pairs(
             low, high = comparison["cost_reduction_interval"]
             searched = any(record_cost(record) for _, second in seed_records for record in second)
             cost = _interval(-comparison["cost_reduction"], [-high, -low]) if searched else "-"
-            p = "-" if len(seed_records) > 1 else f"{comparison['mcnemar_p']:.2g}"
-            print(f"| {title(agent)} - {title(baseline)} | {seed} | {em} | {p} | {cost} | {comparison['n']} |")
+            p, pooled = f"{comparison['mcnemar_p']:.2g}", f"{comparison['bootstrap_p']:.2g}"
+            p, pooled = (f"{p} (worst)", pooled) if len(seed_records) > 1 else (p, "-")
+            print(
+                f"| {title(agent)} - {title(baseline)} | {seed} | {em} | {p} | {pooled} | {cost} | {comparison['n']} |"
+            )
+    if len(workdirs) > 1:
+        print(
+            "Bootstrap p: over questions and runs, at least 1e-05. The worst p is 1 if runs differ in opposite directions."
+        )
 
 
 def _evaluation(workdir: pathlib.Path) -> dict[str, Any]:

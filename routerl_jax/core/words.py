@@ -40,6 +40,14 @@ _ENDING = r"(?:\+\+|#)?"  # of C++ and C#
 _ASCII_WORD = re.compile(rf"(?<!\w')\w+{_ENDING}|(?<=\w')\w\w+{_ENDING}", re.ASCII)
 
 
+def states(plain_text: str, plain_answer: str) -> bool:
+    """Whether a normalised text holds a normalised answer: its words, one after the other; where a script has no spaces
+    between words (Chinese, Japanese, Thai), its characters."""
+    if _CHARACTER.search(plain_answer):
+        return plain_answer.replace(" ", "") in plain_text.replace(" ", "")
+    return bool(plain_answer) and f" {plain_answer} " in f" {plain_text} "
+
+
 def folded(text: str) -> str:
     """The text in the code points that stand for all that look the same, for comparisons.
 

@@ -16,17 +16,16 @@ import numpy as np
 
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.core.words import UNSPACED, folded
+from routerl_jax.core.words import UNSPACED, folded, states
 from routerl_jax.data.gold_paths import bare_title, gold_path
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.retrieval import gold_passages_of
+from routerl_jax.rewards.retrieval import CLOSED, gold_passages_of
 
 KINDS = ("words", "short", "number", "yes/no")
 REASONS = ("answer", "gold", "search")
-_CLOSED = frozenset(("yes", "no", "true", "false", "noanswer", "not answerable", "unanswerable"))
 _SHORT = 3  # letters up to which an answer stands somewhere in any large corpus
 _SAMPLE = 2000  # passages whose words tell which words are rare
 _UNSPACED = re.compile(f"[{UNSPACED}]+")
@@ -149,14 +148,6 @@ class AnswerCheck:
                 return
 
 
-def states(plain_text: str, plain_answer: str) -> bool:
-    """Whether a normalised text holds a normalised answer: its words, one after the other; where a script has no spaces
-    between words (Chinese, Japanese, Thai), its characters."""
-    if _UNSPACED.search(plain_answer):
-        return plain_answer.replace(" ", "") in plain_text.replace(" ", "")
-    return bool(plain_answer) and f" {plain_answer} " in f" {plain_text} "
-
-
 class _Stated:
     """Finds the questions whose answers some text states. An answer is looked for where its rarest word stands."""
 
@@ -165,7 +156,7 @@ class _Stated:
         self._questions: dict[str, set[int]] = collections.defaultdict(set)
         for number, plain in enumerate(answers):
             for answer in plain:
-                if answer and answer not in _CLOSED:
+                if answer and answer not in CLOSED:
                     self._questions[answer].add(number)
         self._ranges = {i: example for i, example in enumerate(examples) if example.metadata.get("answer_ranges")}
         self._any_range = self._with_all_ranges()
@@ -247,7 +238,7 @@ def _kind(example: Example, plain: Sequence[str]) -> str:
 
 
 def _kind_of(answer: str) -> str:
-    if answer in _CLOSED:
+    if answer in CLOSED:
         return "yes/no"
     if not any(character.isalpha() for character in answer):
         return "number" if any(character.isnumeric() for character in answer) else "short"

@@ -1,13 +1,20 @@
-"""Quality of an episode's searches: how many gold passages they showed, and how early."""
+"""Quality of an episode's searches: how many gold passages they showed, and how early; whether they showed an answer."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable, Sequence
 
 from routerl_jax.core.types import Episode, Example, Passage
+from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.rewards.normalize import NORMALIZERS, search_r1
+from routerl_jax.rewards.ranges import accepted_answers
+
+# normalised answers that say nothing about a passage that holds them
+CLOSED = frozenset(("yes", "no", "true", "false", "noanswer", "not answerable", "unanswerable"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,14 +75,24 @@ class Retrieval:
 
 
 def retrieval(episode: Episode) -> Retrieval | None:
-    """The passages that the searches of an episode showed; None if no gold passage of its question is known.
+    """The passages that the searches of an episode showed; None if no gold passage of its question is known."""
+    gold = gold_passages_of(episode.example)
+    if not gold:
+        return None
+    searches = _shown(episode)
+    return Retrieval(
+        searches=tuple(tuple(passage for _, passage in search) for search in searches),
+        gold=gold,
+        tools=tuple(tuple(tool for tool, _ in search) for search in searches),
+    )
+
+
+def _shown(episode: Episode) -> list[list[tuple[str, Passage]]]:
+    """The passages that each search showed, each with the tool that found it.
 
     Crops, and pictures that could not be shown, are not counted. All passages of a search are taken to be in a prompt if it was
     made before its turn, if the next turn is of another chat, or if the episode has no observations at all.
     """
-    gold = gold_passages_of(episode.example)
-    if not gold:
-        return None
     everywhere = {passage.id: (call.tool, passage) for call in episode.calls for passage in call.passages}
     observed = any(turn.observation for turn in episode.turns)
     searches: list[list[tuple[str, Passage]]] = []
@@ -108,11 +125,49 @@ def retrieval(episode: Episode) -> Retrieval | None:
                     if passage.text.strip() and " ".join(passage.text.split()) in text
                 ]
             )
-    return Retrieval(
-        searches=tuple(tuple(passage for _, passage in search) for search in searches),
-        gold=gold,
-        tools=tuple(tuple(tool for tool, _ in search) for search in searches),
-    )
+    return searches
+
+
+def found(episodes: Sequence[Episode]) -> list[float]:
+    """Share of its question's gold passages that an episode's searches showed, in [0, 1].
+
+    A question without gold passages gives 0 for all its attempts.
+    """
+    return [0.0 if (shown := retrieval(episode)) is None else shown.recall() for episode in episodes]
+
+
+def has_gold(episode: Episode) -> bool:
+    """Whether gold passages of the question are known."""
+    return bool(gold_passages_of(episode.example))
+
+
+def answer_found(episodes: Sequence[Episode], normalizer: str = "search_r1") -> list[float]:
+    """1 for an episode whose searches showed a passage that states an accepted answer, word for word, in its title or text;
+    else 0. Gold passages need not be known.
+
+    A question whose answers are all yes, no or the like, which many texts hold, gives 0 for all its attempts.
+    """
+    normalize = NORMALIZERS.get(normalizer)
+    return [float(_states_answer(episode, normalize)) for episode in episodes]
+
+
+def has_telling_answer(episode: Episode) -> bool:
+    """Whether an accepted answer is not yes, no or the like."""
+    return any(map(_telling, episode.example.answers))
+
+
+def _telling(answer: str) -> bool:
+    return search_r1(folded(answer)) not in CLOSED
+
+
+def _states_answer(episode: Episode, normalize: Callable[[str], str]) -> bool:
+    for _, passage in itertools.chain.from_iterable(_shown(episode)):
+        text = f"{passage.title}\n{passage.text}"
+        plain = normalize(folded(text))
+        answers = filter(_telling, accepted_answers(episode.example, text))
+        if any(states(plain, normalize(folded(answer))) for answer in answers):
+            return True
+    return False
 
 
 def gold_passages_of(example: Example) -> tuple[GoldHop, ...]:

@@ -15,6 +15,7 @@ from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.retrieval import answer_found, found, has_gold, has_telling_answer
 from routerl_jax.rewards.verdicts import Judge, counts, judge_reward
 
 # A term is a pure function of an episode. If it has a keyword `normalizer`, it gets the run's; a keyword `verdict` gets the
@@ -105,6 +106,8 @@ def invalid_actions(episode: Episode) -> float:
     return float(episode.invalid_actions)
 
 
+REWARD_TERMS.register("found")(StepTerm(found, judges=has_gold))
+REWARD_TERMS.register("answer_found")(StepTerm(answer_found, judges=has_telling_answer))
 REWARD_TERMS.register("judge")(StepTerm(judge_reward, judges=counts))
 _GIVEN = {"normalizer", "verdict", "verdicts"}  # arguments of terms that the run passes, not the configuration
 _Bound = Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[float]]

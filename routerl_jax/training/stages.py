@@ -6,8 +6,11 @@ import dataclasses
 from typing import Any
 
 from routerl_jax.core.types import Example
+from routerl_jax.data.overlap import examples_of
+from routerl_jax.data.readers import ExampleSource
 from routerl_jax.data.trajectories import check_retrievers
 from routerl_jax.recipes.recipe import Recipe, Reward
+from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.setup import open_examples
@@ -35,8 +38,8 @@ class Stages:
     """All stages of a run. Stages on the same questions share one stream of them.
 
     Raises:
-      ValueError: the questions of a stage can't be read, are fewer than one step needs, or are golden steps that use an unknown
-        knowledge base.
+      ValueError: the questions of a stage can't be read, are fewer than one step needs, are golden steps that use an unknown
+        knowledge base, or name no gold passage although the reward counts them (`found`).
     """
 
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
@@ -44,18 +47,26 @@ class Stages:
         self._stages: list[RunStage] = []
         self._steps = config.steps
         owners: dict[Any, str] = {}
+        sources: dict[str, ExampleSource] = {}
         for stage in recipe.stages:
             settings = config.in_stage(stage.name)
             data, questions_of = settings.data, (settings.data.train, settings.data.train_range)
             owner = owners.setdefault(questions_of, stage.name)
             if owner == stage.name:
-                questions = open_examples(data.train, data.train_range, "config.data.train")
+                questions = sources[owner] = open_examples(data.train, data.train_range, "config.data.train")
                 check_retrievers(
                     (questions[i] for i in range(len(questions))),
                     tuple(config.knowledge),
                     f"config.data.train={data.train}",
                 )
                 self._streams[owner] = ExampleStream(questions, config.seed)
+            rewards_found = "found" in getattr(stage.reward, "terms", ())
+            if rewards_found and not any(map(gold_passages_of, examples_of(sources[owner]))):
+                raise ValueError(
+                    f"config.stages.{stage.name}.reward.found counts gold passages, and no question of config.data.train="
+                    f"{data.train} names any ('supporting' or 'path', docs/data.md): every attempt would earn 0. Give "
+                    "questions that do, or take the term answer_found"
+                )
             self._streams[owner].check(settings.rollout.examples, settings.rollout.partial)
             self._stages.append(
                 RunStage(

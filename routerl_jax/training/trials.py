@@ -21,7 +21,7 @@ from routerl_jax.knowledge.encoders import COLOURS
 from routerl_jax.knowledge.graph.build import TRIPLES
 from routerl_jax.knowledge.store import Manifest, nested
 from routerl_jax.recipes.vrag_rl.agents import VanillaRAG
-from routerl_jax.rewards.retrieval import retrieval
+from routerl_jax.rewards.retrieval import found
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.knowledge import kb_cache_directory, kb_directory
 from routerl_jax.training.load import load_policy
@@ -142,8 +142,7 @@ class Trials:
 
 def _found_all(episode: Episode) -> bool:
     """Whether searches showed all gold pages, and some are known."""
-    shown = retrieval(episode)
-    return shown is not None and shown.recall() == 1
+    return found([episode]) == [1.0]
 
 
 def with_retriever(config: TrainConfig, name: str) -> TrainConfig:

@@ -1,5 +1,9 @@
 """Comparisons question by question, against numbers counted by hand and scipy's binomial test."""
 
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binomtest
@@ -39,7 +43,9 @@ def test_seeds_are_pooled_question_by_question():
     ]
     found = compare_seeds(runs)
     assert found["em_difference"] == pytest.approx(np.mean([1, 0.5, -0.5, 0]))
-    assert np.isnan(found["mcnemar_p"])  # a question is counted once for each run
+    assert found["em_difference_by_run"] == [0.5, 0.0]
+    assert found["mcnemar_p_by_run"] == [0.5, 1.0]  # 2:0 and 1:1
+    assert found["mcnemar_p"] == 1.0
     assert found["cost_reduction"] == pytest.approx(0.5)
     assert found["n"] == 4
     low, high = found["em_difference_interval"]
@@ -60,6 +66,52 @@ def test_runs_that_differ_leave_the_difference_open():
     low, high = found["em_difference_interval"]
     assert found["em_difference"] == pytest.approx(0.05)
     assert low < 0 < found["em_difference"] < high
+    assert min(found["mcnemar_p_by_run"]) == pytest.approx(binomtest(16, 17).pvalue)
+    assert (found["mcnemar_p"], found["bootstrap_p"] > 0.3) == (1, True)  # one of them says the opposite
+
+
+def of_gains(*gains: Sequence[int]) -> dict[str, Any]:
+    """Runs in which the first agent alone is right (1), the second alone (-1), or both are."""
+    sides = [[[record(i, gain != wrong, 1.0) for i, gain in enumerate(run)] for wrong in (-1, 1)] for run in gains]
+    return compare_seeds([(first, second) for first, second in sides])
+
+
+def test_the_p_of_all_runs_is_that_of_every_possible_resample():
+    """Two runs of five questions have 4 x 3125 resamples. Four questions differ, so a sign test gives 1/8 at least."""
+    gains = np.asarray([[1, 1, 0, 1, -1], [1, 0, 0, 1, -1]])
+    found, seen = of_gains(*gains), gains.mean()
+    drawn = [
+        gains[np.ix_(runs, questions)].mean()
+        for runs in itertools.product(range(2), repeat=2)
+        for questions in itertools.product(range(5), repeat=5)
+    ]
+    exact = np.mean([abs(mean - seen) >= abs(seen) - 1e-9 for mean in drawn])
+    assert exact > 0.125
+    assert found["bootstrap_p"] == pytest.approx(exact, abs=0.006)  # four standard errors of 99,999 draws
+    assert found["bootstrap_resamples"] == 99_999
+    assert of_gains(*-gains[::-1])["bootstrap_p"] == pytest.approx(exact, abs=0.006)
+
+
+def test_questions_that_recur_in_all_runs_count_once():
+    """Eight to two in one run is eight to two in three equal ones; as thirty questions they would be significant."""
+    run = [1] * 8 + [-1] * 2 + [0] * 90
+    once, thrice = of_gains(run), of_gains(run, run, run)
+    assert thrice["mcnemar_p_by_run"] == [pytest.approx(binomtest(8, 10).pvalue)] * 3
+    assert thrice["mcnemar_p"] == once["mcnemar_p"]
+    assert thrice["bootstrap_p"] == pytest.approx(once["bootstrap_p"], abs=0.006)
+    assert binomtest(24, 30).pvalue < 0.002 < 0.03 < thrice["bootstrap_p"]
+
+
+def test_chance_is_no_difference_and_a_strong_effect_has_the_least_p():
+    rng = np.random.default_rng(5)
+    null = [of_gains(*rng.choice([-1, 0, 1], size=(3, 60), p=[0.2, 0.6, 0.2]))["bootstrap_p"] for _ in range(10)]
+    assert sorted(null)[1] > 0.05
+    assert 0.2 < np.mean(null) < 0.8
+    strong = of_gains(*rng.choice([-1, 0, 1], size=(3, 100), p=[0.03, 0.5, 0.47]))
+    assert strong["bootstrap_p"] == 1e-5
+    assert strong["mcnemar_p"] == max(strong["mcnemar_p_by_run"]) < 1e-5
+    assert of_gains([1, 1, 1, 1], [1, 1, 1, 1])["bootstrap_p"] == 0.125  # what never varies is not certain
+    assert of_gains([0, 0], [0, 0])["bootstrap_p"] == 1
 
 
 def test_without_any_searches_nothing_is_saved():

@@ -37,6 +37,8 @@ def test_pairs_over_seeds(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ours - control")]
     assert [line.split(" | ")[1] for line in lines] == ["3, AVX", "5", "all"]
     assert [line.split(" | ")[2].split()[0] for line in lines] == ["+75.0", "+25.0", "+50.0"]
+    assert [line.split(" | ")[3] for line in lines] == ["0.25", "1", "1 (worst)"]
+    assert [line.split(" | ")[4] == "-" for line in lines] == [True, True, False]
     monkeypatch.setattr(sys, "argv", ["seeds", *runs, "--pair=ours:theirs"])
     with pytest.raises(SystemExit, match="has no episodes of 'theirs'"):
         seeds.main()

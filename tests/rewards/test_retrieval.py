@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from routerl_jax.core.types import Action, Episode, Passage, Shown
+from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Shown
 from routerl_jax.rewards.retrieval import Retrieval, retrieval
+from routerl_jax.rewards.terms import RewardFunction, judged
 from tests.evaluation.episodes import call, episode, looked
 
 A, B, C, X, Y = (f"doc.pdf#{number}" for number in (1, 2, 3, 8, 9))
@@ -151,3 +152,67 @@ def test_unknown_gold_passages() -> None:
     assert retrieval(looked(A, gold=())) is None
     assert retrieval(episode(path=None)) is None
     assert isinstance(of(looked(A)).searches[0][0], Passage)
+
+
+def test_the_reward_for_gold_passages_is_the_share_that_searches_showed() -> None:
+    """Of two pages one, none, both (one of them twice); one that was found and not shown; no search; no gold pages."""
+    attempts = [
+        looked(X, A, gold=(A, C)),
+        looked(X, Y, gold=(A, C)),
+        looked(A, A, C, gold=(A, C)),
+        looked(None, gold=("doc.pdf#98", C)),
+        looked(gold=(A,)),
+        looked(A, gold=()),
+    ]
+    rows = RewardFunction({"em": 1.0, "found": 0.5})(attempts)
+    assert [row["found"] for row in rows] == [0.25, 0.0, 0.5, 0.0, 0.0, 0.0]
+    assert rows[0]["total"] == 1.25
+    assert judged("found", attempts) == attempts[:5]  # the mean leaves out the question without gold pages
+
+
+def of_texts(*texts: str, answers: tuple[str, ...], **metadata: object) -> Episode:
+    """One search for each text; agents that don't name what they show."""
+    seen = episode(*(Call(tool="text", query="q", passages=(Passage(id="1", title="", text=text),)) for text in texts))
+    asked = Example(id="e", question="Which?", answers=answers, metadata=metadata)
+    return dataclasses.replace(seen, example=asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "answers", "expected"),
+    [
+        ("Roncole, where Verdi was born.", ("Le Roncole", "Roncole"), 1),
+        ("A party in the West.", ("art",), 0),  # words, not letters
+        ("He was born in New Jersey; York is old.", ("New York",), 0),  # one after the other
+        ("The U.S. Senate", ("US senate",), 1),
+        ("El Niño came.", ("El Nin\u0303o",), 1),
+        ("首都は東京都です", ("東京",), 1),
+        ("No, not yet.", ("no",), 0),  # says nothing
+        ("No, Paris.", ("no", "Paris"), 1),
+        ("", ("Paris",), 0),
+    ],
+)
+def test_an_answer_is_found_where_a_passage_states_it(text: str, answers: tuple[str, ...], expected: float) -> None:
+    attempts = [of_texts("Nothing.", text, answers=answers), of_texts(answers=answers)]
+    rows = RewardFunction({"answer_found": 1.0})(attempts)
+    assert [row["answer_found"] for row in rows] == [expected, 0]
+    assert bool(judged("answer_found", attempts)) == (answers != ("no",))
+
+
+def test_an_answer_is_found_in_a_title_and_as_a_number_within_its_range() -> None:
+    reward = RewardFunction({"answer_found": 1.0})
+    [titled] = reward([dataclasses.replace(looked(A), example=Example(id="e", question="?", answers=("Aida",)))])
+    assert titled["answer_found"] == 0  # pages that are pictures state nothing
+    aida = episode(Call(tool="text", query="q", passages=(Passage(id="1", title="Aida", text="An opera."),)))
+    aida = dataclasses.replace(aida, example=Example(id="e", question="Which?", answers=("Aida",)))
+    high, low = (
+        of_texts(f"It is {metres:,} metres high.", answers=("1,300 m",), answer_ranges=[[1250, 1350]])
+        for metres in (1310, 1400)
+    )
+    assert [row["total"] for row in reward([aida, high, low])] == [1, 1, 0]
+
+
+def test_an_answer_that_was_retrieved_but_not_shown_was_not_found() -> None:
+    seen = of_texts("Paris is the capital.", answers=("Paris",))
+    for observation, expected in (("Paris is the  capital.", 1), ("Too long.", 0)):
+        seen.turns[0].action, seen.turns[0].observation = Action(kind="search"), observation
+        assert RewardFunction({"answer_found": 1.0})([seen])[0]["total"] == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -20,6 +21,7 @@ from routerl_jax.training import config as schema
 from routerl_jax.training import rl
 from routerl_jax.training.contamination import check_gold_paths
 from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.stages import Stages
 from routerl_jax.training.writer import read_metrics
 from tests.training.small_run import make_config
 
@@ -178,6 +180,21 @@ def test_a_gold_path_of_another_division_of_the_facts_is_not(tmp_path) -> None:
     rows[0]["metadata"] = {"path": [{"kb": "graph", "passage_id": "p"}]}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     check_gold_paths(whole)
+
+
+@pytest.mark.parametrize("supporting", [[], ["p"]])
+def test_gold_passages_that_are_rewarded_must_be_named_by_some_question(tmp_path, supporting) -> None:
+    """Else every attempt would earn 0, and nothing would say why."""
+    whole = make_config(tmp_path / "home")
+    path = pathlib.Path(whole.data.train)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = [row | {"metadata": {}} for row in rows]
+    rows[1]["metadata"] = {"supporting": supporting}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = short(whole, reward={"f1": 0.1, "found": 0.5})
+    refused = pytest.raises(ValueError, match=r"config\.stages\..*found.*names any.*answer_found")
+    with contextlib.nullcontext() if supporting else refused:
+        Stages(config, build_recipe(config))
 
 
 @pytest.mark.parametrize("field", ["examples", "final_examples"])

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
-from routerl_jax.rewards.retrieval import gold_passages_of, retrieval
+from routerl_jax.rewards.retrieval import has_gold, retrieval
 from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
 from routerl_jax.rewards.verdicts import counts, judge_reward
 
@@ -89,11 +89,7 @@ def _check(variant: str) -> None:
         raise ValueError(f"variant={variant!r} is not known; use one of {', '.join(get_args(Variant))}")
 
 
-def _has_gold(episode: Episode) -> bool:
-    return bool(gold_passages_of(episode.example))
-
-
-REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=_has_gold))
+REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=has_gold))
 REWARD_TERMS.register("vrag_rl.gated_judge")(StepTerm(gated_judge, judges=counts))
 READS_TAGS["vrag_rl.ndcg"] = lambda options: bool(options.get("gated"))
 READS_TAGS["vrag_rl.gated_judge"] = lambda options: True
