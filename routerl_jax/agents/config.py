@@ -22,7 +22,9 @@ class AgentConfig:
     # most tokens of a search's result: whole passages, or the beginning of the first one; 0: all that fit
     max_observation_tokens: Count = 0
     answer_tokens: Size = 24  # room kept for the last turn
-    prompt: str = ""  # text with {question}; empty: the model's chat template, or `Question: ...`
+    # text with {question}, and {sources} for a line per knowledge base with its description; empty: the model's chat template,
+    # or `Question: ...`
+    prompt: str = ""
     instruct: bool = False  # explain the protocol in the prompt (pretrained models)
     prompt_suffix: str = ""  # beginning of the policy's first turn, e.g. <think>
     # after a turn without query or answer; not used by recipes "r1_router", "mmsearch_r1", "vrag_rl"

@@ -105,6 +105,10 @@ class Grammar(abc.ABC):
         gets no reply."""
         return True
 
+    def label(self, tool: str) -> str:
+        """The name of a knowledge base as the policy writes it."""
+        return tool
+
     @property
     def choices(self) -> RouteChoices | None:
         """How the policy writes its choice of a knowledge base; None if attempts can't be forked there."""

@@ -1,9 +1,11 @@
-"""Demonstrations from questions whose gold passages are known, with real searches in the run's knowledge bases.
+"""Demonstrations from questions, with real searches in the run's knowledge bases. No teacher model writes them.
 
-No teacher model writes them. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA, MuSiQue,
-and rows of your own with `supporting` or a `path`). The queries follow from that, and the run's own retriever answers them. The
-demonstrations teach the protocol and how to read. The knowledge base of each search is drawn at random, as in Atlas's
-demonstrations.
+`worked_examples` need gold passages. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA,
+MuSiQue, and rows of your own with `supporting` or a `path`). The queries follow from that, and the run's own retriever answers
+them. The knowledge base of each search is drawn at random, as in Atlas's demonstrations, but questions whose passages it does
+not find are left out: they teach where to look, too.
+
+`drawn_examples` teach the protocol and how to read, and nothing of where, what or how often to search.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +21,10 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
+from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
 from routerl_jax.remote.background import run_coroutine
+from routerl_jax.rewards.normalize import NORMALIZERS
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _BATCH = 256  # searches at a time
@@ -75,15 +80,7 @@ def worked_examples(
     for _ in range(max_searches):
         open_ones = [draft for draft in drafts if draft.missing and not draft.lost]
         queries = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
-        calls: list[Call] = []
-        for start in range(0, len(queries), _BATCH):
-            requests = [Request(tool, query, k) for tool, query, _ in queries[start : start + _BATCH]]
-            calls += run_coroutine(calls_of_all(tools, requests, timeout))
-        if failed := [call for call in calls if call.error is not None]:
-            raise RuntimeError(
-                f"{len(failed)} of {len(calls)} searches for demonstrations failed, the first one, of {failed[0].tool} for "
-                f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
-            )
+        calls = _search([Request(tool, query, k) for tool, query, _ in queries], tools, timeout)
         for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
             _add_search(draft, purpose, call)
     return [
@@ -97,6 +94,71 @@ def worked_examples(
         for draft in drafts
         if not draft.missing
     ]
+
+
+class DrawnExample(NamedTuple):
+    """Searches that were drawn. If they did not find an answer, all that can be learnt is how searches are written."""
+
+    demonstration: Demonstration
+    found: bool
+
+
+def drawn_examples(
+    examples: Iterable[Example],
+    tools: Mapping[str, SearchTool],
+    *,
+    k: int,
+    max_searches: int,
+    seed: int,
+    normalizer: str,
+    timeout: float = 60.0,
+) -> list[DrawnExample]:
+    """A demonstration for every example with an answer. The number of its searches, from 1 to `max_searches`, is drawn, and for
+    each of them the knowledge base and the query: the question, or the title of a gold passage that the question or a passage
+    read before names, or the query before. None of these depends on what the searches find.
+
+    The answer of a demonstration is the first accepted one that a passage of its searches states.
+
+    With several processes this is a collective call on the same examples: the processes share the searches and their results.
+
+    Args:
+      normalizer: of answers and passages (rewards.normalize).
+
+    Raises:
+      RuntimeError: a search failed.
+    """
+    normalize = NORMALIZERS.get(normalizer)
+    drafts = [
+        _Draft(example=example, missing=named_passages(example), context=example.question)
+        for example in examples
+        if example.answers
+    ]
+    rng = np.random.default_rng([5, seed])
+    counts = rng.integers(1, max_searches + 1, size=len(drafts))
+    for number in range(max_searches):
+        going = [draft for draft, count in zip(drafts, counts) if number < count]
+        requests = []
+        for draft in going:
+            before = [step.query for step in draft.steps[-1:]]
+            queries = dict.fromkeys([draft.example.question, *_named(draft).values(), *before])
+            requests.append(Request(str(rng.choice(list(tools))), str(rng.choice(list(queries))), k))
+        for draft, call in zip(going, _search(requests, tools, timeout), strict=True):
+            draft.steps.append(DemonstrationStep(thought="", query=call.query, tool=call.tool, passages=call.passages))
+            draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
+
+    drawn = []
+    for draft, count in zip(drafts, counts):
+        read = [normalize(folded(f"{p.title}\n{p.text}")) for step in draft.steps for p in step.passages]
+        stated = [a for a in draft.example.answers if any(states(text, normalize(folded(a))) for text in read)]
+        demonstration = Demonstration(
+            example=draft.example,
+            steps=tuple(draft.steps),
+            thought="",
+            answer=stated[0] if stated else "",
+            forced=bool(count == max_searches),
+        )
+        drawn.append(DrawnExample(demonstration, bool(stated)))
+    return drawn
 
 
 def named_passages(example: Example) -> dict[str, str]:
@@ -113,15 +175,32 @@ def _next_query(draft: _Draft) -> tuple[str, str]:
     for hop in sub_questions(draft.example.metadata) or _hops_of_path(draft.example):
         if hop.query and hop.passage_id in draft.missing:
             return hop.query, f"I need to know: {hop.query}"
-    named = {
+    if named := _named(draft):
+        name = named[min(named)]
+        return name, f"I need to read about {name}."
+    return draft.example.question, "I look the question up."
+
+
+def _named(draft: _Draft) -> dict[int, str]:
+    """Titles of missing gold passages that the question or a passage read before names, by the place of the first mention."""
+    return {
         mention.start(): name
         for title in draft.missing.values()
         if (name := without_aside(title)) and (mention := _mention(name).search(draft.context))
     }
-    if named:
-        name = named[min(named)]
-        return name, f"I need to read about {name}."
-    return draft.example.question, "I look the question up."
+
+
+def _search(requests: Sequence[Request], tools: Mapping[str, SearchTool], timeout: float) -> list[Call]:
+    """The calls, in order. Raises RuntimeError if one failed."""
+    calls: list[Call] = []
+    for start in range(0, len(requests), _BATCH):
+        calls += run_coroutine(calls_of_all(tools, requests[start : start + _BATCH], timeout))
+    if failed := [call for call in calls if call.error is not None]:
+        raise RuntimeError(
+            f"{len(failed)} of {len(calls)} searches for demonstrations failed, the first one, of {failed[0].tool} for "
+            f"{failed[0].query!r}, with: {failed[0].error}. Mend the knowledge base, or raise config.rollout.tool_timeout"
+        )
+    return calls
 
 
 def _mention(name: str) -> re.Pattern[str]:

@@ -12,6 +12,7 @@ from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.overlap import examples_of, find_overlaps
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import MADE, shown_questions
+from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import evaluation_examples, open_examples
 
 _NEAR = 0.8  # above the default of launch.check_data: templates of small data sets (Atlas) reach 0.6 with other names
@@ -91,14 +92,14 @@ def _trained_on(config: TrainConfig) -> Iterator[Example]:
     shown = dict.fromkeys(settings.demonstrations for settings in supervised if settings.steps)
     for source in shown:
         # left out: invented questions, those of config.data (added below), and those that a function makes
-        if source not in ("atlas", "annotated") and not source.startswith(MADE):
+        if source not in ("atlas", *SEARCHED) and not source.startswith(MADE):
             yield from shown_questions(source)
     runs = [
         config,
         *(config.otherwise(name) for name, control in config.controls.items() if control.stages or control.data),
     ]
     data = [run.in_stage(name).data for run in runs for name in run.stages]
-    if "annotated" in shown:
+    if any(source in SEARCHED for source in shown):
         data.append(config.data)
     for name, limits in dict.fromkeys((section.train, tuple(section.train_range)) for section in data):
         yield from examples_of(open_examples(name, limits, "config.data.train"))

@@ -36,8 +36,9 @@ from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.annotated import named_passages, worked_examples
+from routerl_jax.training.annotated import drawn_examples, named_passages, worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
+from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import open_examples, open_knowledge
 
 _HELD_OUT_SHARE = 0.05  # share of the questions that is held out, for sources of fixed size
@@ -108,7 +109,7 @@ def open_demonstrations(
 ) -> tuple[Demonstrations, Demonstrations]:
     """The demonstrations to train on and the held-out ones, from the source `config.warm_start.demonstrations`.
 
-    The source is `atlas`; `annotated` (config.data.train, with config.knowledge); a file or directory of episodes;
+    The source is `atlas`; `annotated` or `drawn` (config.data.train, with config.knowledge); a file or directory of episodes;
     `messages:FILE` (data.messages); or `made:package.module:function`, called with (config, agent), which returns both. For
     agents that learn from golden steps it may also be a data set of them, `trajectories:FILE`, but not episodes or messages.
 
@@ -127,8 +128,8 @@ def open_demonstrations(
         return make(config, agent)
     if agent.learns_from == "golden_steps":
         return _split(*_of_golden_steps(config, agent, source), source, config.seed)
-    if settings.demonstrations == "annotated":
-        worked, description = _of_annotated_questions(config, agent, workdir)
+    if settings.demonstrations in SEARCHED:
+        worked, description = _of_questions(config, agent, workdir)
     elif settings.demonstrations.startswith(MESSAGES):
         worked, description = _of_messages(settings.demonstrations, agent)
     else:
@@ -160,7 +161,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             _MAKERS.get(settings.demonstrations.removeprefix(MADE))
         return
     if agent.learns_from == "golden_steps":
-        if settings.demonstrations == "annotated" or settings.demonstrations.startswith(MESSAGES):
+        if settings.demonstrations in SEARCHED or settings.demonstrations.startswith(MESSAGES):
             raise ValueError(
                 f"{source}: agents that work step by step learn from golden steps; give 'trajectories:FILE', or 'atlas'"
             )
@@ -171,7 +172,7 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             f"{source}: {type(agent).__name__} learns from demonstrations, and golden steps are for agents that work step by "
             "step (config.recipe='r1_router')"
         )
-    if settings.demonstrations == "annotated":
+    if settings.demonstrations in SEARCHED:
         return
     if settings.demonstrations.startswith(MESSAGES):
         with naming(f"{section}.demonstrations"):
@@ -293,43 +294,58 @@ def _pieces(episode: Episode) -> Pieces:
     return [(piece, learnt) for piece, learnt in pieces if piece]
 
 
-def _of_annotated_questions(
-    config: TrainConfig, agent: Agent, workdir: pathlib.Path | None
-) -> tuple[list[Worked], str]:
-    """Demonstrations for training questions whose gold passages the run's knowledge bases find, and a text with their number.
+def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | None) -> tuple[list[Worked], str]:
+    """Demonstrations made from training questions by searches in the run's knowledge bases, and a text with their number.
 
-    As many as the run trains on, drawn at random, or all if there are fewer. They are searched for in portions.
+    Annotated: of those whose gold passages are found, as many as the run trains on, drawn at random, or all if there are fewer.
+    Drawn: as many as the run trains on, of all questions equally often. They are searched for in portions.
     """
     source = open_examples(config.data.train, config.data.train_range, "config.data.train")
+    drawn = config.warm_start.demonstrations == "drawn"
     needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
-    order = np.random.default_rng([4, config.seed]).permutation(len(source))
+    rng = np.random.default_rng([4, config.seed])
+    order = np.concatenate(
+        [rng.permutation(len(source)) for _ in range(math.ceil(needed / len(source)) if drawn else 1)]
+    )
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
-    annotated, looked, demonstrations = False, 0, []
+    limits: dict[str, Any] = {"k": config.agent.k, "max_searches": config.agent.max_searches}
+    limits |= {"timeout": config.rollout.tool_timeout}
+    annotated, looked, found, worked = False, 0, 0, list[Worked]()
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
-            annotated = annotated or any(map(named_passages, examples))
+            annotated = annotated or drawn or any(map(named_passages, examples))
             looked += len(examples)
-            portion = worked_examples(
-                examples,
-                tools,
-                k=config.agent.k,
-                max_searches=config.agent.max_searches,
-                seed=config.seed + start,
-                timeout=config.rollout.tool_timeout,
-            )
-            demonstrations += portion
+            portion = []
+            if drawn:
+                normalizer = config.evaluation.normalizer
+                for one in drawn_examples(examples, tools, seed=config.seed + start, normalizer=normalizer, **limits):
+                    pieces, found = agent.pieces(one.demonstration), found + one.found
+                    written = [i for i, (_, learnt) in enumerate(pieces) if learnt]
+                    end = None if one.found else written[len(one.demonstration.steps) - 1] + 1
+                    portion.append(Worked(one.demonstration.example, pieces[:end]))
+            else:
+                shown = worked_examples(examples, tools, seed=config.seed + start, **limits)
+                portion = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in shown]
+            worked += portion
             bar.update(len(portion))
-            if len(demonstrations) >= needed:
+            if len(worked) >= needed:
                 break
     if not annotated:
         raise ValueError(
             f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
             "passages ('supporting' or 'path', docs/data.md); give questions that do, or other demonstrations"
         )
+    if drawn and not found:
+        raise ValueError(
+            f"config.warm_start.demonstrations='drawn': no search for the {looked} questions drawn from config.data.train="
+            f"{config.data.train!r} shows an answer, so nothing would teach reading; launch.check_data --knowledge says why"
+        )
+    if drawn:
+        return worked, f"{found} of {len(worked)} drawn searches show an answer"
     return (
-        [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in demonstrations],
-        f"of {looked} questions of config.data.train {len(demonstrations)} have gold passages that config.knowledge finds",
+        worked,
+        f"of {looked} questions of config.data.train {len(worked)} have gold passages that config.knowledge finds",
     )
 
 
@@ -365,7 +381,7 @@ def _messages_file(name: str) -> tuple[str, bool]:
 def demonstration_files(config: TrainConfig) -> list[pathlib.Path]:
     """The files of episodes or messages that `config.warm_start.demonstrations` names; [] if it names none."""
     name = config.warm_start.demonstrations
-    if name in ("atlas", "annotated") or name.startswith(MADE):
+    if name in ("atlas", *SEARCHED) or name.startswith(MADE):
         return []
     path = fetched(_messages_file(name)[0])
     return [file for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path]
@@ -416,7 +432,7 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise ValueError(
-            f"{source} is neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor "
+            f"{source} is neither 'atlas' nor 'annotated' nor 'drawn' nor a .jsonl file of episodes nor "
             "a directory with such files; give WORKDIR/episodes of a run, or the --output of launch.evaluate, or messages:FILE "
             "for a file of conversations"
         )

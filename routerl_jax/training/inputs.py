@@ -24,6 +24,7 @@ from routerl_jax.training.atlas_sources import atlas_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.demonstrations import demonstration_files
 from routerl_jax.training.knowledge import content_sha256
+from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import open_examples
 
 INPUTS = "inputs.json"
@@ -57,7 +58,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     """
     inputs: Inputs = {}
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
-    if config.kind == "rl" or shown == "annotated":
+    if config.kind == "rl" or shown in SEARCHED:
         read: dict[tuple[str, tuple[int, ...]], str] = {}
         parts = {"config.data.train": (config.data.train, config.data.train_range)}
         if config.kind == "rl":

@@ -34,6 +34,7 @@ from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.credit.assign import NotFinite
+from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.writer import MetricWriter
 
 # Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
@@ -329,10 +330,10 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:
         free.add("rollout")  # of which only tool_timeout matters
-    if shown and shown != "annotated":
+    if shown and shown not in SEARCHED:
         free.add("data")  # not trained on
     before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
-    if before != now and shown not in ("atlas", "annotated"):
+    if before != now and shown not in ("atlas", *SEARCHED):
         return (
             f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: rewards are judged with it; "
             f"resume with the same one, or use another --workdir"

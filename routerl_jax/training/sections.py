@@ -112,7 +112,8 @@ class KnowledgeConfig:
     # cross-encoder (directory or hub id) that reranks the passages that were found (knowledge.reranked); empty: none
     reranker: str = ""
     rerank_depth: Size = 20  # passages that the reranker scores per query; at least as many as are returned
-    # what the knowledge base contains, for a policy that is shown its tools (config.agent.grammar="tool_calls")
+    # what the knowledge base contains, for a policy that is shown it: config.agent.grammar="tool_calls", or {sources} in
+    # config.agent.prompt
     description: str = ""
     # fields of the kind's own configuration (knowledge.kinds), such as {"extractor": "given", "triples": FILE} for "graph"; or
     # the arguments of a tool
@@ -278,6 +279,9 @@ class WatchConfig:
     drops: Mapping[str, NonNegative] = dataclasses.field(default_factory=dict)
 
 
+SEARCHED = ("annotated", "drawn")  # demonstrations of the training questions, with searches in config.knowledge
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class WarmStartConfig:
@@ -288,10 +292,11 @@ class WarmStartConfig:
         lr=1e-5
     )  # of these steps. Kind "sft" uses config.learner.optimizer instead
     # where demonstrations come from. "atlas"; "annotated": the training questions whose gold passages are known, with searches
-    # that find them (training.annotated); "made:package.module:function": the function makes them from (config, agent);
-    # "messages:FILE": conversations with pictures (data.messages); or a file or directory of episodes (WORKDIR/episodes, or
-    # the --output of launch.evaluate). Instead of episodes, the recipe r1_router takes "trajectories:FILE", steps of golden
-    # trajectories
+    # that find them; "drawn": the training questions with searches drawn at random, which teach the protocol and reading, and
+    # nothing of where to look (training.annotated); "made:package.module:function": the function makes them from (config,
+    # agent); "messages:FILE": conversations with pictures (data.messages); or a file or directory of episodes
+    # (WORKDIR/episodes, or the --output of launch.evaluate). Instead of episodes, the recipe r1_router takes
+    # "trajectories:FILE", steps of golden trajectories
     demonstrations: str = "atlas"
     # from episodes, those are chosen whose reward is at least `least`. The reward: rewards.terms.REWARD_TERMS by weight
     select: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -13,6 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.core.types import Example
@@ -31,7 +32,7 @@ from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.recipe import Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.config import AgentConfig, MeshConfig, ModelConfig, TrainConfig
+from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.knowledge import open_knowledge
 from routerl_jax.training.tool_schemas import tool_schemas
@@ -54,6 +55,7 @@ __all__ = [
     "take_examples",
 ]
 
+_SOURCES = "{sources}"  # in config.agent.prompt
 _LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # make random keys of the adapter and the tower differ from that of random weights
 
 
@@ -206,12 +208,23 @@ def build_recipe(config: TrainConfig) -> Recipe:
     if agent.functions:
         _check_tags(recipe)
         agent = agent.with_schemas(tool_schemas(config.knowledge))
+    elif isinstance(agent, SearchAgent) and _SOURCES in (agent.prompt or ""):
+        agent = dataclasses.replace(agent, prompt=_with_sources(agent, config.knowledge))
     elif described := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
-            f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, or set "
-            "config.agent.grammar='tool_calls'"
+            f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, put {_SOURCES} into "
+            "config.agent.prompt, or set config.agent.grammar='tool_calls'"
         )
     return dataclasses.replace(recipe, agent=agent)
+
+
+def _with_sources(agent: SearchAgent, knowledge: Mapping[str, KnowledgeConfig]) -> str:
+    """The agent's prompt with a line per knowledge base: its name, as the policy writes it, and its description."""
+    lines = [
+        f"- {agent.grammar.label(name)}: {spec.description}".removesuffix(": ") for name, spec in knowledge.items()
+    ]
+    assert agent.prompt is not None
+    return agent.prompt.replace(_SOURCES, "\n".join(lines))
 
 
 def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:

@@ -37,6 +37,7 @@ from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.profiler import Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_workdir
+from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.snapshots import check_snapshot
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
@@ -65,7 +66,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything slow starts
     multihost.on_main(lambda: require_log(config.log))
-    if config.warm_start.demonstrations == "annotated":  # these contain real searches
+    if config.warm_start.demonstrations in SEARCHED:  # these contain real searches
         check_snapshot(config, workdir, resume=resume)
     check_inputs(config, workdir, resume)
     mesh = build_mesh(config.mesh)

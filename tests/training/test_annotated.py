@@ -13,7 +13,7 @@ from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.training import annotated, demonstrations, sft
-from routerl_jax.training.annotated import worked_examples
+from routerl_jax.training.annotated import drawn_examples, worked_examples
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
@@ -90,6 +90,52 @@ def test_a_path_says_what_is_asked_and_where_it_is() -> None:
     assert worked.thought == "He was born in Bay Ridge, Brooklyn."
     nothing = dataclasses.replace(question, metadata={"path": "a/picture.png"})
     assert not worked_examples([nothing], {"text": Names()}, k=1, max_searches=2, seed=0)
+
+
+class OneTown:
+    """A knowledge base in which every search finds the same passage."""
+
+    def __init__(self, text: str) -> None:
+        self.passage = Passage(id=text, title="Towns", text=text)
+
+    def search(self, queries: Sequence[Any], k: int) -> list[list[Passage]]:
+        return [[self.passage] for _ in queries]
+
+
+def test_drawn_searches_teach_reading_and_nothing_of_where_to_look() -> None:
+    """Of 400 questions, half of which only `left` answers: every place is drawn as often, whatever it finds; the answer is the
+    accepted one that is read."""
+    towns = [Example(id=f"l{i}", question="Where?", answers=("Paris, France", "paris")) for i in range(200)]
+    rivers = [Example(id=f"r{i}", question="Which?", answers=("the Rhine",)) for i in range(200)]
+    tools = {"left": OneTown("Paris is large."), "right": OneTown("Rhine, a river.")}
+    drawn = drawn_examples([*towns, *rivers], tools, k=1, max_searches=1, seed=3, normalizer="search_r1")
+    assert len(drawn) == 400
+    places = {"l": {"left": 0, "right": 0}, "r": {"left": 0, "right": 0}}
+    for one in drawn:
+        [step] = one.demonstration.steps
+        kind = one.demonstration.example.id[0]
+        places[kind][step.tool] += 1
+        assert one.found == (step.tool == {"l": "left", "r": "right"}[kind])
+        assert one.demonstration.forced
+        if one.found:
+            assert one.demonstration.answer == {"l": "paris", "r": "the Rhine"}[kind]
+    # 200 fair draws are outside 72 to 128 once in 10,000 times
+    assert all(72 < count < 128 for counts in places.values() for count in counts.values())
+
+
+def test_drawn_searches_are_one_or_two_and_ask_for_what_was_read() -> None:
+    """The bridge is named only once it has been read; it is asked for, or the question, or the query before."""
+    questions = [dataclasses.replace(BRIDGE, id=str(i)) for i in range(300)]
+    drawn = drawn_examples(questions, {"text": Names()}, k=1, max_searches=2, seed=0, normalizer="search_r1")
+    asked = [tuple(step.query for step in one.demonstration.steps) for one in drawn]
+    alone = sum(len(queries) == 1 for queries in asked)
+    assert 110 < alone < 190
+    assert {queries[0] for queries in asked} == {BRIDGE.question, "Ew!"}
+    assert ("Ew!", "Jimmy Fallon") in asked
+    assert ("Ew!", "Ew!") in asked
+    for one, queries in zip(drawn, asked):
+        assert one.found == ("Jimmy Fallon" in queries)
+        assert one.demonstration.forced == (len(queries) == 2)
 
 
 def test_what_two_searches_would_find_one_may() -> None:
@@ -269,7 +315,28 @@ def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: 
     assert names(dataclasses.replace(config, steps=100)) == {f"q{i}" for i in range(12)}
 
 
-@pytest.mark.parametrize("demonstrations", ["atlas", "annotated"])
+def test_a_supervised_run_on_drawn_searches(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Questions come again until there are enough. What found nothing ends with its last search."""
+    drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
+    training, held_out = open_demonstrations(dataclasses.replace(drawn, steps=20), build_recipe(config).agent)
+    assert len(training) + len(held_out) == 48  # of 40 that are trained on and 3 held out, in whole rounds of 12
+    texts = ["".join(piece for piece, learnt in training[i].pieces if learnt) for i in range(len(training))]
+    assert {text.endswith("</answer>") for text in texts} == {True, False}
+    assert all(text.endswith(("</answer>", "</search>")) for text in texts)
+    assert all(training[i].pieces[-1][1] for i in range(len(training)))
+    assert np.isfinite(sft.train_sft(drawn, tmp_path / "run")["held_out/nll"])
+
+
+def test_drawn_searches_need_answers_that_can_be_found(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
+    path = tmp_path / "questions.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    write_rows(path, [{"question": row["question"], "golden_answers": ["Atlantis"]} for row in rows])
+    with pytest.raises(ValueError, match=r"no search for the .* shows an answer.*check_data --knowledge"):
+        open_demonstrations(drawn, build_recipe(config).agent)
+
+
+@pytest.mark.parametrize("demonstrations", ["atlas", "annotated", "drawn"])
 def test_a_warm_start_knows_the_questions(config: TrainConfig, demonstrations: str) -> None:
     """Whatever it learns from: launch.evaluate judges it by the run's."""
     start = WarmStartConfig(steps=1, demonstrations=demonstrations)

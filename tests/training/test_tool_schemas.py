@@ -128,6 +128,25 @@ def test_a_description_that_nobody_reads_is_refused() -> None:
     assert json.dumps(function).count("Wikipedia.") == 1
 
 
+def test_a_prompt_that_names_the_sources() -> None:
+    """In the words of the protocol; a knowledge base without a description has its name alone."""
+    knowledge = {
+        "text": schema.KnowledgeConfig(source="corpus.jsonl", description="Wikipedia."),
+        "minutes": schema.KnowledgeConfig(source="minutes.jsonl"),
+    }
+    prompt = "{sources}\nQuestion: {question}\n"
+    for grammar, lines in (("search_r1", None), ("r1_router", "- text retriever: Wikipedia.\n- minutes retriever")):
+        config = schema.TrainConfig(
+            recipe="search",
+            model=schema.ModelConfig(path="x"),
+            agent=schema.AgentConfig(grammar=grammar, prompt=prompt),
+            knowledge=knowledge if lines else {"text": knowledge["text"]},
+        )
+        tokens = build_recipe(config).agent.opening(EXAMPLE, tiny.tokenizer())
+        shown = tiny.tokenizer().decode(tokens)
+        assert (lines or "- text: Wikipedia.") + f"\nQuestion: {EXAMPLE.question}\n" in shown
+
+
 def test_the_chat_template_of_a_run(tmp_path: pathlib.Path) -> None:
     """It takes the place of the model's own, in the policy that others load, too."""
     model = tiny.model(vocab_size=len(templates.tokenizer(None)))

@@ -1,0 +1,267 @@
+"""Three real sources, and questions that only one of them answers: the data of docs/real_model.md.
+
+python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
+
+DIRECTORY has a folder per data set with `questions_dev.jsonl.gz` and `corpus.jsonl.gz` or `tables.jsonl.gz`
+(docs/real_model.md says from where). Written are the sources and the questions:
+
+- `text.jsonl` (passages of PopQA and 2WikiMultihopQA), `articles.jsonl` (passages of HotpotQA and MuSiQue), `table.jsonl`
+  (rows of WikiTableQuestions' tables)
+- `train.jsonl`, `validation.jsonl`, `test.jsonl`: 2WikiMultihopQA (its questions and their parts), HotpotQA,
+  WikiTableQuestions, and questions made from cells of its tables
+- `other_sets.jsonl`: PopQA, MuSiQue and Open-WikiTable, which are in none of these
+- `paraphrases.jsonl`: the questions of `test.jsonl` in other words
+
+A question is kept if the source of its data set shows an answer to it, by the question or by a title that it names, among `K`
+passages of BM25, and no other source does. Where the data set says which passage or table answers, that one must be shown. All
+others are counted. No more than `MOST` of a source are kept in a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from routerl_jax.core.files import write_atomic
+from routerl_jax.core.rows import read_rows
+from routerl_jax.core.types import Passage
+from routerl_jax.core.words import folded, states
+from routerl_jax.data.gold_paths import bare_title
+from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
+from routerl_jax.knowledge.load import load_kb
+from routerl_jax.rewards.normalize import NORMALIZERS
+
+K = 2
+WORDS = {"text": 60, "articles": 60, "table": 45}
+SOURCES = {"text": ("popqa", "2wikimultihopqa"), "articles": ("hotpotqa", "musique")}
+SHARES = (("test", 30), ("validation", 6), ("train", 64))  # percent of the questions of each training set
+MADE = 400  # questions made from cells
+MOST = 200
+# Of rows that are read as a sentence is: a comparison over all rows, or a count, needs more than a row.
+_NO_LOOKUP = re.compile(
+    r"(how many|how much|what is the (total|difference|average|sum)|did |is |was |were |does |are )"
+)
+_NORMALIZE = NORMALIZERS.get("search_r1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question of a data set, whose passages are in `source`.
+
+    Attributes:
+      titles: titles that the question names, further queries.
+      gold: titles of the passages or tables that answer it; empty: not known.
+    """
+
+    id: str
+    set: str
+    source: str
+    question: str
+    answers: tuple[str, ...]
+    titles: tuple[str, ...] = ()
+    gold: frozenset[str] = frozenset()
+
+
+def plain(text: str) -> str:
+    return _NORMALIZE(folded(text))
+
+
+def passages_of(data: pathlib.Path, name: str) -> list[dict[str, str]]:
+    """A source's passages, cut to `WORDS`, each once."""
+    texts: dict[tuple[str, str], None] = {}
+    if name == "table":
+        for table in rows(data / "wikitablequestions/tables.jsonl.gz"):
+            for cells in table["rows"]:
+                texts[table["title"], _row(table["header"], cells)] = None
+    for dataset in SOURCES.get(name, ()):
+        for row in rows(data / dataset / "corpus.jsonl.gz"):
+            texts[row["title"], " ".join(row["text"].split()[: WORDS[name]])] = None
+    return [{"id": f"{name}-{i}", "title": title, "text": text} for i, (title, text) in enumerate(texts)]
+
+
+def _row(header: list[str], cells: list[str]) -> str:
+    pairs = [f"{' '.join(head.split())}: {' '.join(cell.split())}" for head, cell in zip(header, cells) if cell.strip()]
+    return " ".join("; ".join(pairs).split()[: WORDS["table"]])
+
+
+def rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [row for _, row in read_rows(path)]
+
+
+def training_sets(data: pathlib.Path) -> Iterator[Question]:
+    """2WikiMultihopQA and its parts, HotpotQA, look-ups of WikiTableQuestions, and questions made from its cells."""
+    for row in rows(data / "2wikimultihopqa/questions_dev.jsonl.gz"):
+        yield from _question("2wiki", "text", row)
+        parts = zip(row.get("decomposition") or (), row.get("evidence_triples") or ())
+        for i, (part, (subject, _, answer)) in enumerate(parts):
+            named = {"question": part["question"], "golden_answers": [answer], "supporting_titles": [subject]}
+            yield from _question("2wiki parts", "text", named | {"id": f"{row['id']}-{i}"})
+    for row in rows(data / "hotpotqa/questions_dev.jsonl.gz"):
+        yield from _question("hotpotqa", "articles", row)
+    titles = {table["id"]: table["title"] for table in rows(data / "wikitablequestions/tables.jsonl.gz")}
+    for row in rows(data / "wikitablequestions/questions_dev.jsonl.gz"):
+        lookup = not _NO_LOOKUP.match(row["question"].lower()) and len(row["question"].split()) <= 18
+        if lookup and len(row["golden_answers"]) == 1:
+            named = {"supporting_titles": [titles[id] for id in row["supporting"]]}
+            yield from _question("wikitablequestions", "table", row | named)
+    yield from _made(data)
+
+
+def other_sets(data: pathlib.Path) -> Iterator[Question]:
+    """PopQA, MuSiQue (of three collections, and the parts of its questions) and Open-WikiTable."""
+    for row in rows(data / "popqa/questions_dev.jsonl.gz"):
+        yield from _question("popqa", "text", row | {"supporting_titles": [row["subj"]]})
+    for name in ("musique", "musique_ketrag", "r1searcher_eval"):
+        for row in rows(data / name / "questions_dev.jsonl.gz"):
+            if name != "r1searcher_eval" or row["type"] == "musique_500":
+                yield from _question("musique", "articles", row)
+            for i, part in enumerate(row.get("decomposition") or ()):
+                if "#" not in part["question"] and ">>" not in part["question"]:
+                    named = {"id": f"{row['id']}-{i}", "supporting_titles": row["supporting_titles"]}
+                    asked = {"question": part["question"], "golden_answers": [part["answer"]]}
+                    yield from _question("musique parts", "articles", asked | named)
+    for row in rows(data / "open_wikitable/questions_dev.jsonl.gz"):
+        if len(row["golden_answers"]) == 1:
+            yield from _question("open_wikitable", "table", row)
+
+
+def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]:
+    answers = tuple(answer for answer in row["golden_answers"] if plain(answer) and len(answer.split()) <= 8)
+    if not answers or plain(answers[0]) in ("yes", "no"):
+        return
+    words = f" {plain(row['question'])} "
+    if any(f" {plain(answer)} " in words for answer in answers):  # a choice that the question names
+        return
+    gold = frozenset(row.get("supporting_titles") or ())
+    names = {} if source == "table" else {bare_title(title): None for title in row.get("supporting_titles") or ()}
+    titles = tuple(title for title in names if plain(title) and f" {plain(title)} " in words)
+    question = " ".join(row["question"].split())
+    yield Question(
+        id=f"{name}-{row['id']}", set=name, source=source, question=question, answers=answers, titles=titles, gold=gold
+    )
+
+
+def _made(data: pathlib.Path) -> Iterator[Question]:
+    """Questions for a cell of a row that its first cell with letters names, in four wordings."""
+    rng = np.random.default_rng(7)
+    tables = rows(data / "wikitablequestions/tables.jsonl.gz")
+    for number in rng.permutation(len(tables))[: 2 * MADE]:
+        table = tables[number]
+        cells = table["rows"][rng.integers(len(table["rows"]))]
+        named = [i for i, cell in enumerate(cells) if re.search(r"[A-Za-z]{3}", cell) and len(cell.split()) <= 5]
+        if len(named) < 2 or len(cells) != len(table["header"]):
+            continue
+        key, asked = named[0], int(rng.choice(named[1:]))
+        head, subject, title = (" ".join(text.split()) for text in (table["header"][asked], cells[key], table["title"]))
+        if not re.search(r"[A-Za-z]{3}", head) or len(title.split()) > 8:
+            continue
+        wordings = (
+            f"What is the {head.lower()} of {subject} in {title}?",
+            f"Which {head.lower()} does {title} give for {subject}?",
+            f"{title}: what is the {head.lower()} for {subject}?",
+            f"In {title}, which {head.lower()} belongs to {subject}?",
+        )
+        text = wordings[rng.integers(len(wordings))]
+        made = {"id": f"{table['id']}-{key}", "question": text, "supporting_titles": [table["title"]]}
+        yield from _question("cells", "table", made | {"golden_answers": [" ".join(cells[asked].split())]})
+
+
+class Search:
+    """BM25 over the three sources, and which of them shows an answer."""
+
+    def __init__(self, output: pathlib.Path, passages: dict[str, list[dict[str, str]]]) -> None:
+        self.bases = {}
+        for name, these in passages.items():
+            write_rows(output / f"{name}.jsonl", these)
+            build_bm25(Bm25Config(corpus=str(output / f"{name}.jsonl"), overwrite=True), output / "kb" / name)
+            self.bases[name] = load_kb(output / "kb" / name)
+
+    def answered(self, questions: list[Question]) -> list[dict[str, list[tuple[str, Passage]]]]:
+        """For every question and source, the queries that find an answer, each with the first passage that states it."""
+        asked = [(i, query) for i, one in enumerate(questions) for query in (one.question, *one.titles)]
+        found: list[dict[str, list[tuple[str, Passage]]]] = [collections.defaultdict(list) for _ in questions]
+        for name, base in self.bases.items():
+            for start in range(0, len(asked), 512):
+                part = asked[start : start + 512]
+                for (i, query), results in zip(part, base.search([query for _, query in part], k=K)):
+                    golds = [plain(answer) for answer in questions[i].answers]
+                    for passage in results:
+                        text = plain(f"{passage.title}\n{passage.text}")
+                        if any(states(text, gold) for gold in golds):
+                            found[i][name].append((query, passage))
+                            break
+        return found
+
+
+def kept(questions: Iterable[Question], search: Search) -> list[dict[str, Any]]:
+    """The questions that their own source alone answers, as rows with a gold path; says how many were left out and why."""
+    asked = list({plain(one.question): one for one in questions}.values())
+    result, counts = [], collections.defaultdict[str, collections.Counter[str]](collections.Counter)
+    for one, found in zip(asked, search.answered(asked)):
+        own = [(query, passage) for query, passage in found[one.source] if not one.gold or passage.title in one.gold]
+        elsewhere = any(hits for name, hits in found.items() if name != one.source)
+        counts[one.set]["not found" if not own else "elsewhere, too" if elsewhere else "kept"] += 1
+        if own and not elsewhere:
+            query, passage = own[0]
+            result.append(
+                {
+                    "id": one.id,
+                    "question": one.question,
+                    "golden_answers": list(one.answers),
+                    "set": one.set,
+                    "path": [{"kb": one.source, "passage_id": passage.id, "query": query}],
+                }
+            )
+    for name, count in counts.items():
+        print(name, dict(count), file=sys.stderr)
+    return result
+
+
+def split_of(row: dict[str, Any]) -> str:
+    """By the question's words, so that the parts of a question that recur are on one side."""
+    share = int(hashlib.sha256(plain(row["question"]).encode()).hexdigest(), 16) % 100
+    for name, percent in SHARES:
+        if share < percent:
+            return name
+        share -= percent
+    raise AssertionError(share)
+
+
+def write_rows(path: pathlib.Path, these: Iterable[dict[str, Any]]) -> None:
+    write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in these))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, required=True)
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    flags = parser.parse_args()
+    flags.output.mkdir(parents=True, exist_ok=True)
+    search = Search(flags.output, {name: passages_of(flags.data, name) for name in WORDS})
+    splits = collections.defaultdict(list)
+    for row in kept(training_sets(flags.data), search):
+        splits[split_of(row)].append(row)
+    splits["other_sets"] = kept(other_sets(flags.data), search)
+    rng = np.random.default_rng(11)
+    for name, these in splits.items():
+        some, counts = [], collections.Counter[str]()
+        for row in (these[i] for i in rng.permutation(len(these))):
+            counts[row["path"][0]["kb"]] += 1
+            if counts[row["path"][0]["kb"]] <= MOST:
+                some.append(row)
+        write_rows(flags.output / f"{name}.jsonl", some)
+        print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in some), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A real model learns which source answers a question, by reinforcement learning alone. docs/real_model.md has the results."""
+
+import ml_collections
+
+from routerl_jax.core.config import to_config_dict
+from routerl_jax.models.lora import LoraConfig
+from routerl_jax.training import config as schema
+
+DATA = "runs/real_data"  # what benchmarks.real_data writes
+DESCRIPTIONS = {
+    "text": "short articles about people, films and places",
+    "articles": "longer articles about events, music, science and organisations",
+    "table": "rows of tables: results, lists, records",
+}
+PROMPT = "Sources:\n{sources}\nThink, search one source, answer.\nQuestion: {question}\n"
+
+
+def get_config(sources: str = "real") -> ml_collections.ConfigDict:
+    """SmolLM2-135M-Instruct with an adapter, one search a question. Three real sources, or `own`: those of the command line.
+
+    python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
+    python -m launch.train --config=configs/sources.py --workdir=runs/sources
+    python -m launch.train --config=configs/sources.py:own --workdir=runs/mine --config.data.train=questions.jsonl \
+        --config.knowledge.notes.source=notes.jsonl --config.knowledge.notes.description="minutes of meetings" \
+        --config.knowledge.tickets.source=tickets.jsonl --config.knowledge.tickets.description="problems and how they ended"
+
+    A question needs accepted answers, and nothing else. The supervised start draws the source of every search at random, so it
+    teaches the protocol and reading, but not where to look. Reinforcement learning then rewards the answer. Before the first
+    step of it, python -m launch.check_data --config=.. --knowledge says which questions no source answers.
+
+    Raises:
+      ValueError: `sources` is another word.
+    """
+    if sources not in ("real", "own"):
+        raise ValueError(f"configs/sources.py:{sources} is neither real nor own")
+    real = sources == "real"
+    knowledge = {
+        name: schema.KnowledgeConfig(source=f"{DATA}/{name}.jsonl", kind="bm25", description=description)
+        for name, description in DESCRIPTIONS.items()
+    }
+    return to_config_dict(
+        schema.TrainConfig(
+            recipe="search",
+            steps=24,
+            model=schema.ModelConfig(
+                path="SmolLM2-135M-Instruct",
+                dtype="float32",
+                lora=LoraConfig(rank=16, alpha=32.0),
+            ),
+            mesh=schema.MeshConfig(cpu_devices=1),
+            engine=schema.EngineConfig(rows=64, max_length=512),
+            agent=schema.AgentConfig(
+                grammar="r1_router", max_searches=1, k=2, prompt=PROMPT, max_turn_tokens=72, answer_tokens=16
+            ),
+            knowledge=knowledge if real else {},
+            data=schema.DataConfig(
+                train=f"{DATA}/train.jsonl" if real else "",
+                validation=f"{DATA}/validation.jsonl" if real else "",
+                test=f"{DATA}/test.jsonl" if real else "",
+            ),
+            rollout=schema.RolloutConfig(examples=8, samples=8),
+            stages={"main": schema.StageConfig(reward={"em": 1.0, "format": 0.1})},
+            learner=schema.LearnerConfig(
+                advantage="batch_std",
+                minibatches=2,
+                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, min_entropy=0.02),
+                optimizer=_optimizer(3e-4, "linear", 3, 0.2),
+                length_buckets=(128, 256, 512),
+                micro_tokens=3072,
+            ),
+            evaluation=schema.EvaluationConfig(
+                every=8, examples=64, final_examples=-1, names={"warm_start": "start", "trained": "learnt"}
+            ),
+            checkpoint=schema.CheckpointConfig(every=4),
+            warm_start=schema.WarmStartConfig(
+                steps=60, demonstrations="drawn", examples=16, optimizer=_optimizer(1e-3, "cosine", 4, 0.1)
+            ),
+        )
+    )
+
+
+def _optimizer(lr: float, schedule: str, warmup: int, decay_to: float) -> schema.OptimizerConfig:
+    return schema.OptimizerConfig(lr=lr, schedule=schedule, warmup=warmup, decay_to=decay_to, weight_decay=0.0, b2=0.99)
