@@ -230,7 +230,7 @@ def test_mistakes_in_conversations_are_named(tmp_path: pathlib.Path) -> None:
 def test_mistakes_are_named(tmp_path: pathlib.Path) -> None:
     agent = agent_of(make_config(tmp_path))
     with pytest.raises(
-        ValueError, match=r"neither 'atlas' nor 'annotated' nor a .jsonl file of episodes nor a directory"
+        ValueError, match=r"neither 'atlas' nor 'annotated' nor 'drawn' nor a .jsonl file of episodes nor a directory"
     ):
         open_demonstrations(make_config(tmp_path), agent)
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')

@@ -234,7 +234,7 @@ def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     other = dataclasses.replace(config.warm_start, demonstrations="mine")
     with pytest.raises(
         ValueError,
-        match=r"config.warm_start.demonstrations='mine' is neither 'atlas' nor 'annotated' nor a .jsonl file",
+        match=r"config.warm_start.demonstrations='mine' is neither 'atlas' nor 'annotated' nor 'drawn' nor a .jsonl file",
     ):
         sft.train_sft(dataclasses.replace(config, warm_start=other), tmp_path)
     smaller = dataclasses.replace(config.warm_start, vocabulary=380)
