@@ -279,7 +279,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     if judge is not None:
         stack.enter_context(contextlib.closing(judge))
     judged, headline = evaluated_agent(config, recipe), setup.headline(config, recipe)
-    agents = {"trained": judged, **judged.baselines(bases), **judged.vanilla_rag(bases)}
+    agents = {"trained": judged, **judged.alternatives(bases)}
     unknown = [name for name in FLAGS.agents if name not in agents]
     if unknown:
         raise ValueError(f"unknown agent {unknown[0]!r}; known: {', '.join(agents)}")

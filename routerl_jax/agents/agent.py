@@ -14,7 +14,7 @@ from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, promp
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
 from routerl_jax.agents.request import Request
-from routerl_jax.agents.routing import FixedRouting, RandomRouting, Routing
+from routerl_jax.agents.routing import EVERY_KB, FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, Turn
@@ -129,6 +129,12 @@ class Agent(abc.ABC):
         """
         return {}
 
+    def alternatives(self, tools: Sequence[str]) -> dict[str, Agent]:
+        """All agents that it can be compared with, by name: `baselines`, `vanilla_rag` and, with several knowledge bases,
+        `every_kb`, which makes each search in all of them and is shown `k` passages of each."""
+        every: dict[str, Agent] = {EVERY_KB: Rerouted(self, EVERY_KB)} if len(tools) > 1 else {}
+        return {**self.baselines(tools), **self.vanilla_rag(tools), **every}
+
     # --- how it is shown what to write, for supervised runs ---
 
     @property
@@ -183,7 +189,7 @@ class Rerouted(Agent):
     """An agent whose searches go where a routing sends them, whatever knowledge base it names. All else is unchanged."""
 
     agent: Agent
-    routing: Routing
+    routing: Routing | Literal["every_kb"]
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self.agent.run(example, llm, tools.rerouted(self.routing))
@@ -198,8 +204,8 @@ class Rerouted(Agent):
 
     @property
     def search_budget(self) -> int | None:
-        """The agent's own."""
-        return self.agent.search_budget
+        """The agent's own; None if each search is made in every knowledge base."""
+        return None if self.routing == EVERY_KB else self.agent.search_budget
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -277,22 +283,27 @@ class UnknownTool(KeyError):
 class Tools(Mapping[str, "Tool"]):
     """The rollout's tools by name."""
 
-    def __init__(self, rollout: Rollout, names: Sequence[str], routing: Routing | None = None) -> None:
+    def __init__(
+        self, rollout: Rollout, names: Sequence[str], routing: Routing | Literal["every_kb"] | None = None
+    ) -> None:
         self._rollout = rollout
         self._tools = {name: Tool(rollout, name, self) for name in names}
         self._routing = routing
         self._searches = 0
 
-    def rerouted(self, routing: Routing) -> Tools:
+    def rerouted(self, routing: Routing | Literal["every_kb"]) -> Tools:
         """The same tools, with a routing that chooses the tool of every search."""
         return Tools(self._rollout, tuple(self), routing)
 
-    def asked(self, name: str) -> str:
-        """The name of the tool that the next search really goes to; `name` is the one that the agent uses."""
+    def asked(self, name: str) -> tuple[str, ...]:
+        """The names of the tools that the next search really goes to; `name` is the one that the agent uses."""
         step, self._searches = self._searches, self._searches + 1
         if self._routing is None:
-            return name
-        return self._routing(name, tuple(self), self._rollout.example, self._rollout.sample, step)
+            return (name,)
+        if self._routing == EVERY_KB:
+            return tuple(self)
+        assert not isinstance(self._routing, str)
+        return (self._routing(name, tuple(self), self._rollout.example, self._rollout.sample, step),)
 
     def __getitem__(self, name: str) -> Tool:
         """Raises UnknownTool, a KeyError that lists them."""
@@ -324,10 +335,21 @@ class Tool:
           pictures: fetch the passages' pictures too. With False, pictures that a server would have to send are left out;
             `with_pictures` fetches them later, for the passages that are shown.
         """
-        name = self._tools.asked(self.name)
-        call = await self._reply(self._ask(Request(name, query, k, "passages" if pictures else "listing")))
-        self._record.append(call)
-        return call
+        names = self._tools.asked(self.name)
+        want = "passages" if pictures or len(names) > 1 else "listing"
+        calls = await asyncio.gather(*(self._reply(self._ask(Request(name, query, k, want))) for name in names))
+        self._record.extend(calls)
+        return calls[0] if len(calls) == 1 else self._joined(calls)
+
+    def _joined(self, calls: Sequence[Call]) -> Call:
+        """What the agent sees of one search in several knowledge bases. It failed only if all of them did."""
+        errors = [call.error for call in calls if call.error is not None]
+        return dataclasses.replace(
+            calls[0],
+            tool=self.name,
+            passages=tuple(passage for call in calls for passage in call.passages),
+            error=errors[0] if len(errors) == len(calls) else None,
+        )
 
     async def with_pictures(self, call: Call, passages: Sequence[Passage]) -> Call:
         """The call that `search(.., pictures=False)` returned, with the pictures of some of its passages fetched.

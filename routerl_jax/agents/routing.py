@@ -18,6 +18,9 @@ class Routing(Protocol):
         ...
 
 
+EVERY_KB = "every_kb"  # in place of a routing: every search goes to all knowledge bases at once
+
+
 @dataclasses.dataclass(frozen=True)
 class PolicyRouting:
     """The knowledge base that the policy names."""

@@ -199,7 +199,7 @@ def check_settings(config: ComparisonConfig) -> None:
 def _with_routing(agent: Agent, name: str, routing: str, tools: Sequence[str]) -> Agent:
     if not routing:
         return agent
-    routings = {**agent.baselines(tools), **agent.vanilla_rag(tools)}
+    routings = agent.alternatives(tools)
     if routing not in routings:
         raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_suggestion(routing, routings)}")
     return routings[routing]

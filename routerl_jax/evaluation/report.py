@@ -36,6 +36,7 @@ _TITLES = {
     "warm_start": "before RL",
     "trained": "after RL",
     "random_kb": "random KB",
+    "every_kb": "every KB",
     "no_search": "no search",
     "vanilla_rag": "vanilla RAG",
 }

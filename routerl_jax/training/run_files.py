@@ -43,7 +43,7 @@ def workflow_records(config: TrainConfig, workdir: pathlib.Path) -> dict[str, di
 def search_budgets(config: TrainConfig) -> dict[str, int | None]:
     """The largest number of searches on a question, of the run's policies (as `trained`) and of each baseline."""
     agent, tools = evaluated_agent(config, build_recipe(config)), tuple(config.knowledge)
-    agents = {TRAINED: agent, **agent.baselines(tools), **agent.vanilla_rag(tools)}
+    agents = {TRAINED: agent, **agent.alternatives(tools)}
     return {name: baseline.search_budget for name, baseline in agents.items()}
 
 

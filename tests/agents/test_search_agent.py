@@ -349,6 +349,33 @@ def test_routing_baselines_change_the_call_not_the_words():
     assert episode.answer == "Accra"
 
 
+class Down:
+    """A knowledge base whose every search fails."""
+
+    def search(self, queries, k):
+        raise OSError("no route")
+
+
+def test_every_kb_makes_a_search_in_each_and_shows_all():
+    """The passages of all, under the name that the policy gave; only where all fail, the search has failed."""
+    agents = AGENT.alternatives(("text", "table"))
+    assert list(agents)[-1] == "every_kb"
+    assert set(AGENT.baselines(("text", "table"))) < set(agents)
+    assert "every_kb" not in AGENT.alternatives(("text",))
+    tools = {name: tiny.ScriptedKB(name) for name in ("text", "table")}
+    episode, _, engine = play(SEARCH.format("text"), ANSWER, agent=agents["every_kb"], tools=tools)
+    assert [(call.tool, len(call.passages)) for call in episode.calls] == [("text", AGENT.k), ("table", AGENT.k)]
+    assert spoken(episode, engine).count("\nter-") == 2 * AGENT.k
+    text, _, _ = play(SEARCH.format("text"), ANSWER, tools={name: tiny.ScriptedKB(name) for name in ("text", "table")})
+    half = tools | {"table": Down()}
+    shown, _, _ = play(SEARCH.format("table"), ANSWER, agent=agents["every_kb"], tools=half)
+    assert [call.error is None for call in shown.calls] == [True, False]
+    assert [call.passages for call in shown.calls] == [text.calls[0].passages, ()]
+    assert "fact 0" in shown.turns[0].observation
+    lost, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["every_kb"], tools={"text": Down(), "table": Down()})
+    assert "no route" in lost.turns[0].observation
+
+
 def test_without_a_search_the_answer_is_begun_whatever_ends_the_budget(agent):
     """A policy that may begin as it likes begins with a search, as it was trained to."""
     baseline = agent.baselines(agent.grammar.tools)["no_search"]
