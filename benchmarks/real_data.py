@@ -5,7 +5,7 @@ python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
 DIRECTORY has a folder per data set with `questions_dev.jsonl.gz` and `corpus.jsonl.gz` or `tables.jsonl.gz`
 (docs/real_model.md says from where). Written are the sources and the questions:
 
-- `text.jsonl` (passages of PopQA and 2WikiMultihopQA), `articles.jsonl` (passages of HotpotQA and MuSiQue), `table.jsonl`
+- `text.jsonl` (passages of PopQA and 2WikiMultihopQA), `article.jsonl` (passages of HotpotQA and MuSiQue), `table.jsonl`
   (rows of WikiTableQuestions' tables)
 - `train.jsonl`, `validation.jsonl`, `test.jsonl`: 2WikiMultihopQA (its questions and their parts), HotpotQA,
   WikiTableQuestions, and questions made from cells of its tables
@@ -42,8 +42,8 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 K = 2
-WORDS = {"text": 60, "articles": 60, "table": 45}
-SOURCES = {"text": ("popqa", "2wikimultihopqa"), "articles": ("hotpotqa", "musique")}
+WORDS = {"text": 60, "article": 60, "table": 45}
+SOURCES = {"text": ("popqa", "2wikimultihopqa"), "article": ("hotpotqa", "musique")}
 SHARES = (("test", 30), ("validation", 6), ("train", 64))  # percent of the questions of each training set
 MADE = 400  # questions made from cells
 MOST = 200
@@ -107,7 +107,7 @@ def training_sets(data: pathlib.Path) -> Iterator[Question]:
             named = {"question": part["question"], "golden_answers": [answer], "supporting_titles": [subject]}
             yield from _question("2wiki parts", "text", named | {"id": f"{row['id']}-{i}"})
     for row in rows(data / "hotpotqa/questions_dev.jsonl.gz"):
-        yield from _question("hotpotqa", "articles", row)
+        yield from _question("hotpotqa", "article", row)
     titles = {table["id"]: table["title"] for table in rows(data / "wikitablequestions/tables.jsonl.gz")}
     for row in rows(data / "wikitablequestions/questions_dev.jsonl.gz"):
         lookup = not _NO_LOOKUP.match(row["question"].lower()) and len(row["question"].split()) <= 18
@@ -124,19 +124,19 @@ def other_sets(data: pathlib.Path) -> Iterator[Question]:
     for name in ("musique", "musique_ketrag", "r1searcher_eval"):
         for row in rows(data / name / "questions_dev.jsonl.gz"):
             if name != "r1searcher_eval" or row["type"] == "musique_500":
-                yield from _question("musique", "articles", row)
+                yield from _question("musique", "article", row)
             for i, part in enumerate(row.get("decomposition") or ()):
                 if "#" not in part["question"] and ">>" not in part["question"]:
                     named = {"id": f"{row['id']}-{i}", "supporting_titles": row["supporting_titles"]}
                     asked = {"question": part["question"], "golden_answers": [part["answer"]]}
-                    yield from _question("musique parts", "articles", asked | named)
+                    yield from _question("musique parts", "article", asked | named)
     for row in rows(data / "open_wikitable/questions_dev.jsonl.gz"):
         if len(row["golden_answers"]) == 1:
             yield from _question("open_wikitable", "table", row)
 
 
 def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]:
-    answers = tuple(answer for answer in row["golden_answers"] if plain(answer) and len(answer.split()) <= 8)
+    answers = tuple(answer for answer in row["golden_answers"] if plain(answer) and len(answer.split()) <= 6)
     if not answers or plain(answers[0]) in ("yes", "no"):
         return
     words = f" {plain(row['question'])} "
@@ -151,6 +151,34 @@ def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]
     )
 
 
+# Other words for the questions of a pattern: (pattern, wordings). All others are asked within a sentence (`_ASKED`).
+_PARAPHRASES = (
+    (r"Who is the director of (?:the )?(?:film )?(.+?)\?", "{0} was made by which director?"),
+    (r"Who directed (?:the )?(?:film )?(.+?)\?", "Name the person who made the film {0}."),
+    (r"When did (.+?) die\?", "Do you know the date of {0}'s death?"),
+    (r"When was (.+?) born\?", "Do you know the birthday of {0}?"),
+    (r"Where did (.+?) die\?", "Do you know the place of {0}'s death?"),
+    (r"Where was (.+?) born\?", "Do you know the birthplace of {0}?"),
+    (r"What is the (.+?) of (.+?)\?", "{1}: I am looking for the {0}."),
+    (r"Who is the (.+?) of (.+?)\?", "{1}'s {0}, who is that?"),
+    (r"(?:what|which) (?!is|was|are|were|did|does|do)(\w+) (?!do|did|does|is|was|were|are|has|have|had|can|will)(.+?)\?", "name the {0} that {1}."),
+    (r"who (?!do|did|does|is|was|were|are|has|have|can|will)(.+?)\?", "name the one who {0}."),
+)
+_ASKED = ("A friend asked me this: {}", "{} Please look it up.", "I would like to know: {}", "Quiz question. {}")
+
+
+def paraphrased(rows_: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The questions in other words, with the same answers and paths."""
+    for row in rows_:
+        share = int(hashlib.sha256(row["id"].encode()).hexdigest(), 16)
+        asked = _ASKED[share % len(_ASKED)].format(row["question"])
+        for pattern, wording in _PARAPHRASES:
+            if match := re.fullmatch(pattern, row["question"], re.IGNORECASE):
+                asked = wording.format(*match.groups())
+                break
+        yield row | {"id": f"{row['id']}-again", "question": asked}
+
+
 def _made(data: pathlib.Path) -> Iterator[Question]:
     """Questions for a cell of a row that its first cell with letters names, in four wordings."""
     rng = np.random.default_rng(7)
@@ -163,7 +191,7 @@ def _made(data: pathlib.Path) -> Iterator[Question]:
             continue
         key, asked = named[0], int(rng.choice(named[1:]))
         head, subject, title = (" ".join(text.split()) for text in (table["header"][asked], cells[key], table["title"]))
-        if not re.search(r"[A-Za-z]{3}", head) or len(title.split()) > 8:
+        if not re.search(r"[A-Za-z]{5}", head) or len(title.split()) > 8:
             continue
         wordings = (
             f"What is the {head.lower()} of {subject} in {title}?",
@@ -253,13 +281,16 @@ def main() -> None:
         splits[split_of(row)].append(row)
     splits["other_sets"] = kept(other_sets(flags.data), search)
     rng = np.random.default_rng(11)
-    for name, these in splits.items():
+    for name in (*dict(SHARES), "other_sets"):
+        these = splits[name]
         some, counts = [], collections.Counter[str]()
         for row in (these[i] for i in rng.permutation(len(these))):
             counts[row["path"][0]["kb"]] += 1
             if counts[row["path"][0]["kb"]] <= MOST:
                 some.append(row)
         write_rows(flags.output / f"{name}.jsonl", some)
+        if name == "test":
+            write_rows(flags.output / "paraphrases.jsonl", paraphrased(some))
         print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in some), file=sys.stderr)
 
 

@@ -9,7 +9,7 @@ from routerl_jax.training import config as schema
 DATA = "runs/real_data"  # what benchmarks.real_data writes
 DESCRIPTIONS = {
     "text": "short articles about people, films and places",
-    "articles": "longer articles about events, music, science and organisations",
+    "article": "longer articles about events, music, science and organisations",
     "table": "rows of tables: results, lists, records",
 }
 PROMPT = "Sources:\n{sources}\nThink, search one source, answer.\nQuestion: {question}\n"
