@@ -161,7 +161,10 @@ _PARAPHRASES = (
     (r"Where was (.+?) born\?", "Do you know the birthplace of {0}?"),
     (r"What is the (.+?) of (.+?)\?", "{1}: I am looking for the {0}."),
     (r"Who is the (.+?) of (.+?)\?", "{1}'s {0}, who is that?"),
-    (r"(?:what|which) (?!is|was|are|were|did|does|do)(\w+) (?!do|did|does|is|was|were|are|has|have|had|can|will)(.+?)\?", "name the {0} that {1}."),
+    (
+        r"(?:what|which) (?!is|was|are|were|did|does|do)(\w+) (?!do|did|does|is|was|were|are|has|have|had|can|will)(.+?)\?",
+        "name the {0} that {1}.",
+    ),
     (r"who (?!do|did|does|is|was|were|are|has|have|can|will)(.+?)\?", "name the one who {0}."),
 )
 _ASKED = ("A friend asked me this: {}", "{} Please look it up.", "I would like to know: {}", "Quiz question. {}")
@@ -253,6 +256,14 @@ def kept(questions: Iterable[Question], search: Search) -> list[dict[str, Any]]:
     for name, count in counts.items():
         print(name, dict(count), file=sys.stderr)
     return result
+
+
+def exchanged(data: pathlib.Path, name: str, renaming: dict[str, str]) -> None:
+    """Writes the questions of `test.jsonl` for sources with other names, as `NAME.jsonl`."""
+    these = rows(data / "test.jsonl")
+    for row in these:
+        row["path"] = [hop | {"kb": renaming.get(hop["kb"], hop["kb"])} for hop in row["path"]]
+    write_rows(data / f"{name}.jsonl", these)
 
 
 def split_of(row: dict[str, Any]) -> str:
