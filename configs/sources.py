@@ -21,6 +21,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
     python -m launch.train --config=configs/sources.py --workdir=runs/sources
     python -m launch.train --config=configs/sources.py:own --workdir=runs/mine --config.data.train=questions.jsonl \
+        --config.data.validation=validation.jsonl --config.data.test=test.jsonl \
         --config.knowledge.notes.source=notes.jsonl --config.knowledge.notes.description="minutes of meetings" \
         --config.knowledge.tickets.source=tickets.jsonl --config.knowledge.tickets.description="problems and how they ended"
 
@@ -38,7 +39,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
         name: schema.KnowledgeConfig(source=f"{DATA}/{name}.jsonl", kind="bm25", description=description)
         for name, description in DESCRIPTIONS.items()
     }
-    return to_config_dict(
+    config = to_config_dict(
         schema.TrainConfig(
             recipe="search",
             steps=24,
@@ -52,7 +53,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             agent=schema.AgentConfig(
                 grammar="r1_router", max_searches=1, k=2, prompt=PROMPT, max_turn_tokens=72, answer_tokens=16
             ),
-            knowledge=knowledge if real else {},
+            knowledge=knowledge,
             data=schema.DataConfig(
                 train=f"{DATA}/train.jsonl" if real else "",
                 validation=f"{DATA}/validation.jsonl" if real else "",
@@ -77,6 +78,9 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             ),
         )
     )
+    if not real:
+        config.knowledge = {}  # checked once the command line has named some
+    return config
 
 
 def _optimizer(lr: float, schedule: str, warmup: int, decay_to: float) -> schema.OptimizerConfig:

@@ -29,7 +29,8 @@ This writes results.json, report.md, figures/ and one file of episodes per agent
     trained               the policy as it was trained
     only_KB               every search goes to the knowledge base KB; one such agent per knowledge base
     random_kb             every search goes to a random knowledge base
-    every_kb              each search is made in every knowledge base at once, and k passages of each are shown
+    every_kb              each search is made in every knowledge base at once, for k passages of each; the best ones
+                          come first, and those that do not fit are left out
     vanilla_rag           one search, for the question itself (vanilla_rag_KB where there are several knowledge bases)
     no_search             no search
     full_budget           always the largest number of searches; the policy chooses where the further ones go

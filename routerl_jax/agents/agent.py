@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 import difflib
 import inspect
+import itertools
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -131,7 +132,7 @@ class Agent(abc.ABC):
 
     def alternatives(self, tools: Sequence[str]) -> dict[str, Agent]:
         """All agents that it can be compared with, by name: `baselines`, `vanilla_rag` and, with several knowledge bases,
-        `every_kb`, which makes each search in all of them and is shown `k` passages of each."""
+        `every_kb`, which makes each search in all of them and finds `k` passages in each. Best ones are shown first."""
         every: dict[str, Agent] = {EVERY_KB: Rerouted(self, EVERY_KB)} if len(tools) > 1 else {}
         return {**self.baselines(tools), **self.vanilla_rag(tools), **every}
 
@@ -295,12 +296,17 @@ class Tools(Mapping[str, "Tool"]):
         """The same tools, with a routing that chooses the tool of every search."""
         return Tools(self._rollout, tuple(self), routing)
 
+    @property
+    def in_all(self) -> bool:
+        """Whether each search goes to all of them."""
+        return self._routing == EVERY_KB
+
     def asked(self, name: str) -> tuple[str, ...]:
         """The names of the tools that the next search really goes to; `name` is the one that the agent uses."""
         step, self._searches = self._searches, self._searches + 1
         if self._routing is None:
             return (name,)
-        if self._routing == EVERY_KB:
+        if self.in_all:
             return tuple(self)
         assert not isinstance(self._routing, str)
         return (self._routing(name, tuple(self), self._rollout.example, self._rollout.sample, step),)
@@ -344,10 +350,12 @@ class Tool:
     def _joined(self, calls: Sequence[Call]) -> Call:
         """What the agent sees of one search in several knowledge bases. It failed only if all of them did."""
         errors = [call.error for call in calls if call.error is not None]
+        # best first, as agents leave out the last ones where room is short: else they would be those of one knowledge base
+        ranks = itertools.chain.from_iterable(itertools.zip_longest(*(call.passages for call in calls)))
         return dataclasses.replace(
             calls[0],
             tool=self.name,
-            passages=tuple(passage for call in calls for passage in call.passages),
+            passages=tuple(passage for passage in ranks if passage is not None),
             error=errors[0] if len(errors) == len(calls) else None,
         )
 
@@ -357,7 +365,7 @@ class Tool:
         It replaces that call in the record of its turn. If a picture can't be fetched, the new call has failed (`error`).
         """
         missing = [passage.id for passage in passages if not passage.image]
-        if not missing:
+        if not missing or self._tools.in_all:  # a search in all fetched them at once, each from its own knowledge base
             return call
         pictured = await self._reply(self._pictured(call, missing))
         for record in (self._rollout.early, *(turn.calls for turn in self._rollout.turns)):

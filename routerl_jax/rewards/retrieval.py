@@ -153,10 +153,11 @@ def answer_found(episodes: Sequence[Episode], normalizer: str = "search_r1") -> 
 
 def has_telling_answer(episode: Episode) -> bool:
     """Whether an accepted answer is not yes, no or the like."""
-    return any(map(_telling, episode.example.answers))
+    return any(map(telling, episode.example.answers))
 
 
-def _telling(answer: str) -> bool:
+def telling(answer: str) -> bool:
+    """Whether a passage that states the answer says something, which it does not for yes, no or the like."""
     return search_r1(folded(answer)) not in CLOSED
 
 
@@ -164,7 +165,7 @@ def _states_answer(episode: Episode, normalize: Callable[[str], str]) -> bool:
     for _, passage in itertools.chain.from_iterable(_shown(episode)):
         text = f"{passage.title}\n{passage.text}"
         plain = normalize(folded(text))
-        answers = filter(_telling, accepted_answers(episode.example, text))
+        answers = filter(telling, accepted_answers(episode.example, text))
         if any(states(plain, normalize(folded(answer))) for answer in answers):
             return True
     return False

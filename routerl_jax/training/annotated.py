@@ -5,7 +5,7 @@ MuSiQue, and rows of your own with `supporting` or a `path`). The queries follow
 them. The knowledge base of each search is drawn at random, as in Atlas's demonstrations, but questions whose passages it does
 not find are left out: they teach where to look, too.
 
-`drawn_examples` teach the protocol and how to read, and nothing of where, what or how often to search.
+`drawn_examples` teach the protocol and how to read, and nothing of where to look.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
 from routerl_jax.remote.background import run_coroutine
 from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.retrieval import telling
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _BATCH = 256  # searches at a time
@@ -117,11 +118,13 @@ def drawn_examples(
     each of them the knowledge base and the query: the question, or the title of a gold passage that the question or a passage
     read before names, or the query before. None of these depends on what the searches find.
 
-    The answer of a demonstration is the first accepted one that a passage of its searches states.
+    The answer of a demonstration is the first accepted one that a passage of its searches states. Yes, no and the like, which
+    many passages hold by chance, are not looked for.
 
     With several processes this is a collective call on the same examples: the processes share the searches and their results.
 
     Args:
+      max_searches: at least 1.
       normalizer: of answers and passages (rewards.normalize).
 
     Raises:
@@ -149,7 +152,8 @@ def drawn_examples(
     drawn = []
     for draft, count in zip(drafts, counts):
         read = [normalize(folded(f"{p.title}\n{p.text}")) for step in draft.steps for p in step.passages]
-        stated = [a for a in draft.example.answers if any(states(text, normalize(folded(a))) for text in read)]
+        answers = filter(telling, draft.example.answers)
+        stated = [answer for answer in answers if any(states(text, normalize(folded(answer))) for text in read)]
         demonstration = Demonstration(
             example=draft.example,
             steps=tuple(draft.steps),

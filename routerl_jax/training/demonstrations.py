@@ -16,6 +16,7 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.observation import Rendered, expanded_tokens
+from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.config import naming
 from routerl_jax.core.progress import Bar
@@ -172,6 +173,13 @@ def check_demonstrations(config: TrainConfig, agent: Agent, section: str = "conf
             f"{source}: {type(agent).__name__} learns from demonstrations, and golden steps are for agents that work step by "
             "step (config.recipe='r1_router')"
         )
+    if settings.demonstrations == "drawn" and not isinstance(agent, SearchAgent):
+        raise ValueError(
+            f"{source}: these are text queries to any knowledge base, all of whose passages are shown, and "
+            f"{type(agent).__name__} may search or show in another manner; take 'atlas', or 'made:package.module:function'"
+        )
+    if settings.demonstrations == "drawn" and not config.agent.max_searches:
+        raise ValueError(f"{source}: config.agent.max_searches=0 allows no search; allow one at least")
     if settings.demonstrations in SEARCHED:
         return
     if settings.demonstrations.startswith(MESSAGES):

@@ -333,9 +333,10 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
     if shown and shown not in SEARCHED:
         free.add("data")  # not trained on
     before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
-    if before != now and shown not in ("atlas", *SEARCHED):
+    if before != now and shown not in ("atlas", "annotated"):
+        purpose = "answers are looked for" if shown == "drawn" else "rewards are judged"
         return (
-            f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: rewards are judged with it; "
+            f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: {purpose} with it; "
             f"resume with the same one, or use another --workdir"
         )
     differing = [key for key in current if key not in free and saved.get(key) != current[key]]

@@ -207,6 +207,10 @@ def build_recipe(config: TrainConfig) -> Recipe:
     agent = _with_settings(recipe.agent, config.agent)
     if agent.functions:
         _check_tags(recipe)
+        if _SOURCES in config.agent.prompt:
+            raise ValueError(
+                f"config.agent.prompt: the chat template shows each knowledge base with its description; leave out {_SOURCES}"
+            )
         agent = agent.with_schemas(tool_schemas(config.knowledge))
     elif isinstance(agent, SearchAgent) and _SOURCES in (agent.prompt or ""):
         agent = dataclasses.replace(agent, prompt=_with_sources(agent, config.knowledge))

@@ -135,7 +135,10 @@ def _update(
             "config.learner.length_buckets (or config.engine.max_length, where it is empty), or give shorter ones"
         )
     with clock("update"):
-        aggregation = config.learner.aggregation, config.aggregation_constant
+        kind = config.learner.aggregation
+        if kind == "sequence" and config.warm_start.demonstrations == "drawn":
+            kind = "token"  # a search that found nothing, and so has no answer after it, would weigh more than others
+        aggregation = kind, config.aggregation_constant
         weights = token_weights([s.loss_mask for s in sequences], *aggregation)
         if config.warm_start.observation_weight:
             observation_weights = token_weights([~s.loss_mask for s in sequences], *aggregation)

@@ -433,6 +433,25 @@ class Late(Agent):
         return chat.episode(answer=turn.text)
 
 
+class Twice(Agent):
+    """Searches, then fetches the pictures of all that it found."""
+
+    async def run(self, example, llm, tools):
+        chat = llm.conversation(f"Question: {example.question}")
+        call = await tools["text"].search(example.id, k=1, pictures=False)
+        PICTURED[:] = [await tools["text"].with_pictures(call, call.passages)]
+        turn = await chat.generate(stop=("</ret>", "</answer>"), max_tokens=100)
+        return chat.episode(answer=turn.text)
+
+
+def test_a_search_in_every_knowledge_base_asks_none_for_the_pictures_of_another():
+    agent = Twice().alternatives(("text", "table"))["every_kb"]
+    (episode,) = run(agent, EXAMPLES[:1], ScriptedEngine(script), knowledge())
+    assert [call.tool for call in episode.calls] == ["text", "table"]
+    assert PICTURED[0].error is None
+    assert PICTURED[0].passages == tuple(call.passages[0] for call in episode.calls)
+
+
 def test_pictures_may_be_fetched_after_another_turn():
     """They go to the calls whose they are."""
     (episode,) = run(Late(), EXAMPLES[:1], ScriptedEngine(script), knowledge())

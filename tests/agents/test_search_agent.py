@@ -1,6 +1,7 @@
 """The search agent's loop, step by step, with a scripted policy, in both tag protocols and with either end of a budget."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -374,6 +375,29 @@ def test_every_kb_makes_a_search_in_each_and_shows_all():
     assert "fact 0" in shown.turns[0].observation
     lost, _, _ = play(SEARCH.format("text"), ANSWER, agent=agents["every_kb"], tools={"text": Down(), "table": Down()})
     assert "no route" in lost.turns[0].observation
+
+
+class Named:
+    """A knowledge base whose passages say whose they are."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def search(self, queries, k):
+        return [[Passage(id=f"{self.name}{rank}", title="", text=f"{self.name}{rank}") for rank in range(k)]] * len(
+            queries
+        )
+
+
+def test_every_kb_leaves_out_the_worst_passages_of_all_not_the_last_knowledge_base():
+    """Where all four fit, and where two do."""
+    tools = {name: Named(name) for name in ("text", "table")}
+    agent, tokenizer = AGENT.alternatives(tuple(tools))["every_kb"], tiny.tokenizer()
+    two = len(tokenizer.encode("<information>\nter-0: text0\nter-1: table0\n</information>"))
+    for most, expected in ((0, ["text0", "table0", "text1", "table1"]), (two, ["text0", "table0"])):
+        limited = dataclasses.replace(agent, agent=dataclasses.replace(AGENT, max_observation_tokens=most))
+        episode, _, _ = play(SEARCH.format("text"), ANSWER, agent=limited, tools=tools, max_length=3000)
+        assert re.findall(r"(?:text|table)\d", episode.turns[0].observation) == expected
 
 
 def test_without_a_search_the_answer_is_begun_whatever_ends_the_budget(agent):

@@ -75,6 +75,16 @@ def test_show_marks_what_differs_and_starts_nothing(
     assert {f"config.model.{field.name}" for field in sections(TrainConfig)[1].fields} <= keys
 
 
+def test_sources_are_named_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """And none of them is the example's."""
+    given = ("train", "--config=configs/sources.py:own", "--show")
+    assert launch_here(*given, "--config.knowledge.notes.source=a.jsonl", "--config.data.train=q.jsonl") is None
+    shown = capsys.readouterr().out
+    assert "* config.knowledge.notes.source = 'a.jsonl'" in shown
+    assert "config.knowledge.table" not in shown
+    assert "config.knowledge is empty: name at least one" in refusal(*given)
+
+
 def test_show_needs_no_workdir_and_training_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch_here("train", "--config=configs/quickstart.py", "--show") is None
     assert "config.seed = 0" in capsys.readouterr().out

@@ -12,11 +12,13 @@ import pytest
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.load import load_kb
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.training import annotated, demonstrations, sft
 from routerl_jax.training.annotated import drawn_examples, worked_examples
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
+from routerl_jax.training.run import check_workdir
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.warm_start import supervised
 from tests.programs import two_processes
@@ -325,6 +327,44 @@ def test_a_supervised_run_on_drawn_searches(config: TrainConfig, tmp_path: pathl
     assert all(text.endswith(("</answer>", "</search>")) for text in texts)
     assert all(training[i].pieces[-1][1] for i in range(len(training)))
     assert np.isfinite(sft.train_sft(drawn, tmp_path / "run")["held_out/nll"])
+
+
+def test_an_answer_that_many_passages_hold_by_chance_is_not_read() -> None:
+    question = Example(id="q", question="Is it?", answers=("no",))
+    [one] = drawn_examples(
+        [question], {"left": OneTown("There is no town.")}, k=1, max_searches=1, seed=0, normalizer="search_r1"
+    )
+    assert not one.found
+
+
+def test_drawn_searches_weigh_the_same_whatever_they_found(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """Per sequence, those without an answer after them would weigh more: the policy would learn to look where nothing is."""
+    drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
+    losses = set()
+    for aggregation in ("token", "sequence"):
+        learner = dataclasses.replace(drawn.learner, aggregation=aggregation)
+        directory = tmp_path / aggregation
+        losses.add(sft.train_sft(dataclasses.replace(drawn, learner=learner), directory)["held_out/nll"])
+    assert len(losses) == 1
+
+
+def test_a_run_on_drawn_searches_goes_on_with_the_same_normaliser(config: TrainConfig, tmp_path: pathlib.Path) -> None:
+    """With another one, other answers would be read, and the demonstrations be others."""
+    drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(drawn)))
+    check_workdir(drawn, tmp_path, resume=True)
+    evaluation = dataclasses.replace(drawn.evaluation, normalizer="r1_searcher")
+    with pytest.raises(ValueError, match=r"config\.evaluation\.normalizer='search_r1', and now it is 'r1_searcher'"):
+        check_workdir(dataclasses.replace(drawn, evaluation=evaluation), tmp_path, resume=True)
+
+
+def test_drawn_searches_need_a_search_agent_that_may_search(config: TrainConfig) -> None:
+    drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
+    never = dataclasses.replace(drawn, agent=dataclasses.replace(drawn.agent, max_searches=0))
+    with pytest.raises(ValueError, match=r"'drawn'.*config\.agent\.max_searches=0"):
+        open_demonstrations(never, build_recipe(never).agent)
+    with pytest.raises(ValueError, match=r"'drawn'.*VRAGAgent.*'atlas'"):
+        open_demonstrations(drawn, VRAGAgent(tool="text"))
 
 
 def test_drawn_searches_need_answers_that_can_be_found(config: TrainConfig, tmp_path: pathlib.Path) -> None:

@@ -145,6 +145,8 @@ def test_a_prompt_that_names_the_sources() -> None:
         tokens = build_recipe(config).agent.opening(EXAMPLE, tiny.tokenizer())
         shown = tiny.tokenizer().decode(tokens)
         assert (lines or "- text: Wikipedia.") + f"\nQuestion: {EXAMPLE.question}\n" in shown
+    with pytest.raises(ValueError, match=r"config\.agent\.prompt.*leave out \{sources\}"):
+        build_recipe(dataclasses.replace(config, agent=schema.AgentConfig(grammar="tool_calls", prompt=prompt)))
 
 
 def test_the_chat_template_of_a_run(tmp_path: pathlib.Path) -> None:
