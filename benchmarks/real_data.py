@@ -1,9 +1,9 @@
-"""Three real sources, and questions that only one of them answers: the data of docs/real_model.md.
+"""Three real sources, and questions that only one of them answers: the data of benchmarks.real_model.
 
 python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
 
-DIRECTORY has a folder per data set with `questions_dev.jsonl.gz` and `corpus.jsonl.gz` or `tables.jsonl.gz`
-(docs/real_model.md says from where). Written are the sources and the questions:
+DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them), with `questions_dev.jsonl.gz` and
+`corpus.jsonl.gz` or `tables.jsonl.gz`. Written are the sources and the questions:
 
 - `text.jsonl` (passages of PopQA and 2WikiMultihopQA), `article.jsonl` (passages of HotpotQA and MuSiQue), `table.jsonl`
   (rows of WikiTableQuestions' tables)
@@ -163,9 +163,7 @@ _PARAPHRASES = (
     (r"Who is the (.+?) of (.+?)\?", "{1}'s {0}, who is that?"),
     (
         r"(?:what|which) (?!is|was|are|were|did|does|do)(\w+) (?!do|did|does|is|was|were|are|has|have|had|can|will)(.+?)\?",
-        "name the {0} that {1}.",
     ),
-    (r"who (?!do|did|does|is|was|were|are|has|have|can|will)(.+?)\?", "name the one who {0}."),
 )
 _ASKED = ("A friend asked me this: {}", "{} Please look it up.", "I would like to know: {}", "Quiz question. {}")
 
@@ -174,12 +172,12 @@ def paraphrased(rows_: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The questions in other words, with the same answers and paths."""
     for row in rows_:
         share = int(hashlib.sha256(row["id"].encode()).hexdigest(), 16)
-        asked = _ASKED[share % len(_ASKED)].format(row["question"])
+        asked, how = _ASKED[share % len(_ASKED)].format(row["question"]), "within a sentence"
         for pattern, wording in _PARAPHRASES:
             if match := re.fullmatch(pattern, row["question"], re.IGNORECASE):
-                asked = wording.format(*match.groups())
+                asked, how = wording.format(*match.groups()), "other words"
                 break
-        yield row | {"id": f"{row['id']}-again", "question": asked}
+        yield row | {"id": f"{row['id']}-again", "question": asked, "set": f"{row['set']}, {how}"}
 
 
 def _made(data: pathlib.Path) -> Iterator[Question]:

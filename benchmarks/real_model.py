@@ -78,7 +78,7 @@ def where(seed: int, isa: str, directory: pathlib.Path, flags: list[str]) -> dic
         "after": numbers(table["learnt"]),
         "random_kb": numbers(table["random_kb"]),
         **{f"only_{name}": numbers(table[f"only_{name}"]) for name in DESCRIPTIONS},
-        "all_sources": numbers(every["every_kb"]),
+        "all_sources": {name: every["every_kb"][name] for name in ("em", "searches_per_question")},
         **{name: numbers(row) | {"n": row["questions"]} for name, row in asked.items()},
         "p_before_after": compare_records(after, before)["mcnemar_p"],
     }
