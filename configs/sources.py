@@ -1,5 +1,7 @@
 """A real model learns which source answers a question, by reinforcement learning alone."""
 
+from typing import Literal
+
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
@@ -87,5 +89,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     return config
 
 
-def _optimizer(lr: float, schedule: str, warmup: int, decay_to: float) -> schema.OptimizerConfig:
+def _optimizer(
+    lr: float, schedule: Literal["linear", "cosine"], warmup: int, decay_to: float
+) -> schema.OptimizerConfig:
     return schema.OptimizerConfig(lr=lr, schedule=schedule, warmup=warmup, decay_to=decay_to, weight_decay=0.0, b2=0.99)
