@@ -102,8 +102,9 @@ def training_sets(data: pathlib.Path) -> Iterator[Question]:
     """2WikiMultihopQA and its parts, HotpotQA, look-ups of WikiTableQuestions, and questions made from its cells."""
     for row in rows(data / "2wikimultihopqa/questions_dev.jsonl.gz"):
         yield from _question("2wiki", "text", row)
-        parts = zip(row.get("decomposition") or (), row.get("evidence_triples") or ())
-        for i, (part, (subject, _, answer)) in enumerate(parts):
+        triples: list[list[str]] = row.get("evidence_triples") or []
+        for i, (part, triple) in enumerate(zip(row.get("decomposition") or (), triples)):
+            subject, _, answer = triple
             named = {"question": part["question"], "golden_answers": [answer], "supporting_titles": [subject]}
             yield from _question("2wiki parts", "text", named | {"id": f"{row['id']}-{i}"})
     for row in rows(data / "hotpotqa/questions_dev.jsonl.gz"):
@@ -152,7 +153,7 @@ def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]
 
 
 # Other words for the questions of a pattern: (pattern, wordings). All others are asked within a sentence (`_ASKED`).
-_PARAPHRASES = (
+_PARAPHRASES: tuple[tuple[str, str], ...] = (
     (r"Who is the director of (?:the )?(?:film )?(.+?)\?", "{0} was made by which director?"),
     (r"Who directed (?:the )?(?:film )?(.+?)\?", "Name the person who made the film {0}."),
     (r"When did (.+?) die\?", "Do you know the date of {0}'s death?"),
