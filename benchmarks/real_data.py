@@ -162,9 +162,6 @@ _PARAPHRASES: tuple[tuple[str, str], ...] = (
     (r"Where was (.+?) born\?", "Do you know the birthplace of {0}?"),
     (r"What is the (.+?) of (.+?)\?", "{1}: I am looking for the {0}."),
     (r"Who is the (.+?) of (.+?)\?", "{1}'s {0}, who is that?"),
-    (
-        r"(?:what|which) (?!is|was|are|were|did|does|do)(\w+) (?!do|did|does|is|was|were|are|has|have|had|can|will)(.+?)\?",
-    ),
 )
 _ASKED = ("A friend asked me this: {}", "{} Please look it up.", "I would like to know: {}", "Quiz question. {}")
 
