@@ -4,7 +4,7 @@ python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
 python -m benchmarks.real_model --run=0:native,1:AVX,2:native --workdir=runs/real_model \
     --keep=benchmarks/results/real_model.json
 
-A run takes about two hours on two cores. What has finished is left alone, what has begun is gone on with.
+What has finished is left alone, what has begun is gone on with. No run has been made to its end yet.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def where(seed: int, isa: str, directory: pathlib.Path, flags: list[str]) -> dic
         "random_kb": numbers(table["random_kb"]),
         **{f"only_{name}": numbers(table[f"only_{name}"]) for name in DESCRIPTIONS},
         "all_sources": {name: every["every_kb"][name] for name in ("em", "searches_per_question")},
-        **{name: numbers(row) | {"n": row["questions"]} for name, row in asked.items()},
+        **{name: numbers(row) | {"n": row["n"]} for name, row in asked.items()},
         "p_before_after": compare_records(after, before)["mcnemar_p"],
     }
 

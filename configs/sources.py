@@ -10,8 +10,8 @@ from routerl_jax.training import config as schema
 
 DATA = "runs/real_data"  # what benchmarks.real_data writes
 DESCRIPTIONS = {
-    "text": "short articles about people, films and places",
-    "article": "longer articles about events, music, science and organisations",
+    "text": "articles about people, films and places",
+    "article": "articles about events, music, science and organisations",
     "table": "rows of tables: results, lists, records",
 }
 PROMPT = "Sources:\n{sources}\nThink, search one source, answer.\nQuestion: {question}\n"
@@ -31,8 +31,8 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     teaches the protocol and reading, but not where to look. Reinforcement learning then rewards the answer.
     python -m launch.check_data --knowledge says beforehand which questions no source answers.
 
-    On two cores (AVX2) a step of the start takes 30 s; the whole takes about two hours. It was not run to its end yet, so there
-    are no results, and the settings are a first guess.
+    Eight steps of the start were run: 30 s each on two cores (AVX2). The rest was not run, so there are no results, and the
+    settings are a first guess.
 
     Raises:
       ValueError: `sources` is another word.

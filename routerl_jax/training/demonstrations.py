@@ -322,7 +322,7 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
-            annotated = annotated or drawn or any(map(named_passages, examples))
+            annotated = annotated or any(map(named_passages, examples))
             looked += len(examples)
             portion = []
             if drawn:
@@ -339,7 +339,7 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
             bar.update(len(portion))
             if len(worked) >= needed:
                 break
-    if not annotated:
+    if not (drawn or annotated):
         raise ValueError(
             f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
             "passages ('supporting' or 'path', docs/data.md); give questions that do, or other demonstrations"
