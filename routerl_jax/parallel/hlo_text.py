@@ -14,7 +14,7 @@ _ITEM_BITS = {"pred": 8, "token": 0, "opaque": 0, "c64": 64, "c128": 128}
 _SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _BEGINS = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+)(?: \(.*| )\{\s*$")
-_NAME = re.compile(r"%([\w.\-]+)")
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")  # `%name#2` is element 2 of a tuple
 _COMPUTATION = r"=\{?%?([\w.\-]+)"
 
 
@@ -133,15 +133,17 @@ def parse(text: str) -> Module:
       ValueError: it has no entry computation, or an instruction can't be read.
     """
     computations: dict[str, Computation] = {}
-    entry, name, lines, root = "", "", dict[str, Instruction](), ""
+    entry, name, lines, types, root = "", "", dict[str, Instruction](), dict[str, str](), ""
     for line in _logical_lines(text):
         begins = _BEGINS.match(line)
         if begins:
             instruction = _instruction(begins.group(2), line[begins.end() :])
-            lines[instruction.name] = instruction
+            for operand in instruction.operands:
+                _name_element(operand, lines, types)
+            lines[instruction.name], types[instruction.name] = instruction, line[begins.end() :]
             root = instruction.name if begins.group(1) or not root else root
         elif (header := _HEADER.match(line)) is not None and not line.startswith("HloModule"):
-            name, lines, root = header.group(2), {}, ""
+            name, lines, types, root = header.group(2), {}, {}, ""
             entry = name if header.group(1) else entry
         elif line.startswith("}") and name and lines:
             computations[name] = Computation(name=name, instructions=lines, root=lines[root])
@@ -185,6 +187,37 @@ def _instruction(name: str, text: str) -> Instruction:
         raw=text[opens + 1 : closes - 1],
         rest=text[closes:],
     )
+
+
+def _name_element(name: str, lines: dict[str, Instruction], types: dict[str, str]) -> None:
+    """Adds the instruction that `tuple#2` stands for, which libtpu writes from 0.0.50 on: a get-tuple-element.
+
+    Args:
+      lines: the instructions before it, to which it is added.
+      types: the text of each of their types; what follows a type is not read.
+    """
+    source, _, index = name.rpartition("#")
+    if not source or name in lines:
+        return
+    _name_element(source, lines, types)
+    start = 1
+    for _ in range(int(index)):  # elements may be tuples
+        start = _end_of_element(types[source], start) + 1
+    types[name] = types[source][start : _end_of_element(types[source], start)].strip()
+    shapes = tuple(_shapes(types[name]))
+    lines[name] = Instruction(
+        name=name, opcode="get-tuple-element", shapes=shapes, raw=f"%{source}", rest=f", index={index}"
+    )
+
+
+def _end_of_element(text: str, start: int) -> int:
+    """The position of the comma or bracket after the element of a tuple's type that begins at `start`."""
+    depth = 0
+    for i in range(start, len(text)):
+        if depth == 0 and text[i] in ",)":
+            return i
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+    return len(text)
 
 
 def _shapes(text: str) -> list[Shape]:

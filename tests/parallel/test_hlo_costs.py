@@ -456,6 +456,30 @@ def test_loops_that_count_up_and_down(first: str, by: int, to: int, way: str, tr
     assert found.unknown_loops == (() if trips is not None else ("loop",))
 
 
+def test_elements_of_tuples_without_instructions_of_their_own() -> None:
+    """libtpu 0.0.50 writes `%s#0` where others have a get-tuple-element: the same counts, with tuples in tuples, too."""
+    loop = """
+  %x = f32[8,128]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %t = (s32[], f32[8,128]) tuple(%zero, %x)
+  %loop = (s32[], f32[8,128]) while(%t), condition=%more, body=%body
+"""
+    more = LOOP.replace("BY", "1").replace("TO", "10").replace("WAY", "LT")
+    result = "  %y = f32[8,128]{1,0} get-tuple-element(%loop), index=1\n  ROOT %n = f32[8,128]{1,0} negate(%y)"
+    known = count(made_up(loop + result, more))
+    lines = [line for line in more.splitlines() if "get-tuple-element" not in line]
+    short = "\n".join(lines).replace("%i.1", "%s.1#0").replace("%i", "%s#0").replace("%x", "%s#1")
+    assert "#" in short and "%i" not in short
+    assert count(made_up(loop + "  ROOT %n = f32[8,128]{1,0} negate(%loop#1)", short)) == known
+    nested = parse(
+        made_up("""
+  %p = ((s32[3]{0:T(128)}, (bf16[5,7]{1,0:T(8,128)(2,1)S(1)}, pred[2]{0})), f32[4]{0}) parameter(0)
+  ROOT %t = (bf16[5,7], pred[2], f32[4]) tuple(%p#0#1#0, %p#0#1#1, %p#1)""")
+    ).entry
+    shapes = [(one.shape.dtype, one.shape.dims, one.shape.memory) for one in nested.operands(nested.root)]
+    assert shapes == [("bf16", (5, 7), 1), ("pred", (2,), 0), ("f32", (4,), 0)]
+
+
 def test_no_program() -> None:
     with pytest.raises(ValueError, match="no ENTRY computation"):
         count("HloModule nothing\n")
