@@ -469,7 +469,8 @@ def test_elements_of_tuples_without_instructions_of_their_own() -> None:
     known = count(made_up(loop + result, more))
     lines = [line for line in more.splitlines() if "get-tuple-element" not in line]
     short = "\n".join(lines).replace("%i.1", "%s.1#0").replace("%i", "%s#0").replace("%x", "%s#1")
-    assert "#" in short and "%i" not in short
+    assert "#" in short
+    assert "%i" not in short
     assert count(made_up(loop + "  ROOT %n = f32[8,128]{1,0} negate(%loop#1)", short)) == known
     nested = parse(
         made_up("""
