@@ -14,7 +14,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.types import FREE, Sequence
 from routerl_jax.learning.prefixes import Bundle, bundles
@@ -25,7 +25,7 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
-TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "image_index", "segment_ends", "routes")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "sampled", "image_index", "segment_ends", "routes")
 _LEAST_PATCHES = 1024
 
 
@@ -48,6 +48,9 @@ class Batch:
     advantages: Float[Array, "M D W"]
     old_logprobs: Float[Array, "M D W"]
     ref_logprobs: Float[Array, "M D W"]
+    sampled: Bool[
+        Array, "M D W"
+    ]  # whether the policy wrote the target, or is trained on it; other targets are not scored
     buckets: Int[np.ndarray, " M"]
     count: Int[np.ndarray, ""]
     images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
@@ -146,6 +149,7 @@ class BatchLayout:
         shape = (self.capacity, self.shards, self.width)
         arrays: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in _INTEGERS}
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
+        arrays["sampled"] = np.zeros(shape, bool)
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
         if self._chosen is not None:
@@ -158,6 +162,7 @@ class BatchLayout:
             if self._chosen is not None and sequence.routes is not None:
                 arrays["routes"][at] = sequence.routes
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
+            arrays["sampled"][micro, shard, slots[:-1]] |= sequence.loss_mask[1:] | (np.asarray(weights[i])[1:] != 0)
             # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
             decides = np.flatnonzero(
                 (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
@@ -256,6 +261,7 @@ class BatchLayout:
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
             for name in (*_INTEGERS, *_FLOATS)
         }
+        fields["sampled"] = jax.ShapeDtypeStruct(shape, bool, sharding=sharding)
         if self._vision is not None:
             fields["positions"] = jax.ShapeDtypeStruct((*shape, 3), np.int32, sharding=sharding)
             fields["image_index"] = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)

@@ -127,7 +127,8 @@ class Learner:
         """One optimiser step on a mini-batch.
 
         Returns:
-          Metrics, and the log-probability of every target before the step ([M, D, W]; see BatchIndex.split).
+          Metrics, and the log-probability of every target before the step that the policy wrote ([M, D, W], 0 elsewhere; see
+          BatchIndex.split).
         """
         reference = self.reference if self._objective[1].exact_kl else None
         state, metrics, logprobs = self._programs.update(
@@ -140,7 +141,7 @@ class Learner:
     def logprobs(
         self, sequences: Sequence[TokenSequence], params: nnx.State | None = None, *, portion: int | None = None
     ) -> list[np.ndarray]:
-        """Per sequence, the log-probability of each token ([T], 0 for the first) under `params`.
+        """Per sequence, the log-probability of each token that the policy wrote ([T], 0 for the others) under `params`.
 
         Args:
           params: values of the trained weights, such as `reference`; default: the current ones.

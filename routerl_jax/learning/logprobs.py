@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.learning.losses import KLDirection
 from routerl_jax.models.attention import Attention
@@ -21,6 +21,7 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards, on_gpu
 # output matrix once a chunk: on an H100 that took as long as the products, with chunks of 256 MiB.
 _CHUNK_BYTES = 256 * 2**20
 _CHUNK_BYTES_OF_GPUS = 2**30
+_LEAST_CHUNKS = 8  # so that chunks without a wanted score, which are skipped, are a good part of the whole
 
 
 class Scores(NamedTuple):
@@ -45,6 +46,7 @@ def target_scores(
     direction: KLDirection = "forward",
     remat: Remat = "none",
     attention: Attention | None = None,
+    wanted: Bool[Array, "B T"] | None = None,
     images: VisionInputs | None = None,
     image_index: Int[Array, "B T"] | None = None,
     segment_ends: Int[Array, "B T"] | None = None,
@@ -52,14 +54,16 @@ def target_scores(
 ) -> Scores:
     """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
-    A chunk is a range of time steps of all rows, so that every device works on its own rows in each chunk. The vocabulary is
-    split over `tensor`. Ids without a token have no part in any of it (`Decoder.policy_logits`). `attention` chooses the
-    implementation of attention, and has the mesh.
+    A chunk is a range of time steps of all rows, so that every device works on its own rows in each chunk. If there are
+    several, each row begins with its wanted steps, and chunks without any are skipped. The vocabulary is split over `tensor`.
+    Ids without a token have no part in any of it (`Decoder.policy_logits`). `attention` chooses the implementation of
+    attention, and has the mesh.
 
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
       entropy: whether entropies are computed.
       reference: a model q with the same vocabulary; it gets no gradient. Default: no divergences.
+      wanted: the targets to score, such as those that the policy wrote; scores of others are 0. Default: all.
       direction: "forward", sum_v q(v) log(q(v) / p(v)); "reverse", sum_v p(v) log(p(v) / q(v)); both at the temperature.
       images: the images of every shard of rows, [S, P, ...].
       image_index: for each token, the index of its feature among its shard's images; -1: none.
@@ -90,6 +94,8 @@ def target_scores(
     rows = -(-batch // (batch_shards(mesh) if mesh else 1))
     most = _CHUNK_BYTES_OF_GPUS if mesh and on_gpu(mesh) else _CHUNK_BYTES
     chunks = -(-length // max(1, int(most / (rows * per_token))))
+    if wanted is not None and chunks > 1:
+        chunks = min(max(chunks, _LEAST_CHUNKS), length)
     size = -(-length // chunks)
 
     def cut(x: Array) -> Array:
@@ -113,14 +119,35 @@ def target_scores(
             divergences = sign * (jnp.exp(weight) * (theirs - ours)).sum(axis=-1)
         return Scores(logprobs, entropies, divergences)
 
+    def score_if_wanted(chunk: tuple[Array, tuple[Array, Array, Array | None]]) -> Scores:
+        nothing = Scores(*(jnp.zeros(chunk[0].shape, jnp.float32),) * 3)
+        return jax.lax.cond(chunk[0].any(), score_chunk, lambda _: nothing, chunk[1])
+
     of_reference = None if reference is None else jax.lax.stop_gradient(hidden(reference).hidden)
     ran = hidden(model)
     inputs = ran.hidden, targets, of_reference
     if chunks == 1:
-        return score_chunk(inputs)._replace(routing=ran.routing)
-    scores = jax.lax.map(jax.checkpoint(score_chunk), jax.tree.map(cut, inputs))
-    whole = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length], scores)
-    return whole._replace(routing=ran.routing)
+        scores = score_chunk(inputs)
+    elif wanted is None:
+        scores = _joined(jax.lax.map(jax.checkpoint(score_chunk), jax.tree.map(cut, inputs)), length)
+    else:
+        order = jnp.argsort(~wanted, axis=1, stable=True)
+        sorted_inputs = jax.tree.map(lambda x: _reorder(x, order), (wanted, inputs))
+        scores = _joined(jax.lax.map(jax.checkpoint(score_if_wanted), jax.tree.map(cut, sorted_inputs)), length)
+        scores = jax.tree.map(lambda x: _reorder(x, jnp.argsort(order, axis=1)), scores)
+    if wanted is not None:
+        scores = jax.tree.map(lambda x: jnp.where(wanted, x, 0.0), scores)
+    return scores._replace(routing=ran.routing)
+
+
+def _joined(scores: Scores, length: int) -> Scores:
+    """[chunks, B, size] -> [B, T], without the padding of the last chunk."""
+    return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)[:, :length], scores)
+
+
+def _reorder(x: Array, order: Int[Array, "B T"]) -> Array:
+    """x[b, order[b, t]], of [B, T, ...]."""
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *(1,) * (x.ndim - 2)), axis=1)
 
 
 def _split(logits: Float[Array, "B t V"], mesh: Mesh | None) -> Float[Array, "B t V"]:

@@ -463,8 +463,8 @@ def test_the_whole_file_of_the_docs_runs(mine, tmp_path):
         launch("train", f"--config={config}", f"--workdir={workdir}", *flags, "--config.agent.settings.query_tokens=8")
     )
     agents = json.loads((workdir / "results.json").read_text())["agents"]
-    assert list(agents) == ["warm_start", "trained", "only_elements", "only_text", "random_kb"]
-    assert agents["trained"]["kb_share"] == {"elements": 0.5, "text": 0.5}
+    assert list(agents) == ["warm_start", "trained", "only_elements", "only_table", "only_text", "random_kb"]
+    assert agents["trained"]["kb_share"] == {"elements": 0.5, "text": 0.5}  # it never asks the third
     [row] = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     assert row["reward/my_router:short"] >= 0
     [file] = (workdir / "episodes").iterdir()

@@ -147,11 +147,14 @@ def test_log_probs_equal_a_forward_pass_of_each_sequence_alone(devices):
     made = learner(devices)
     params = nnx.state(tiny.model(), nnx.Param)
     for sequence, values in zip(SEQUENCES, made.logprobs(SEQUENCES)):
-        np.testing.assert_allclose(values, plain_logprobs(params, sequence), atol=2e-5)
+        expected = np.where(sequence.loss_mask, plain_logprobs(params, sequence), 0.0)  # fed tokens are not scored
+        np.testing.assert_allclose(values, expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0, None])
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-def test_chunked_scores_equal_unchunked(monkeypatch, direction):
+def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
+    """Also of a part of the targets, which differ by row: a whole row, and none of another."""
     from routerl_jax.learning import logprobs as module
 
     model, reference = tiny.model(), tiny.model(seed=1)
@@ -163,12 +166,18 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction):
         jnp.ones((3, 40), jnp.int32),
     )
 
-    def gradient():
+    wanted = None
+    if share is not None:
+        chosen = np.random.default_rng(2).random((3, 40)) < share
+        chosen[0], chosen[1] = share > 0, share == 1
+        wanted = jnp.asarray(chosen)
+
+    def gradient(wanted=wanted):
         graph, params = nnx.split(model)
 
         def f(params):
             settings = {"temperature": 0.8, "entropy": True, "reference": reference, "direction": direction}
-            scores = target_scores(nnx.merge(graph, params), *arguments, **settings)
+            scores = target_scores(nnx.merge(graph, params), *arguments, wanted=wanted, **settings)
             return scores.logprobs.sum() + 0.3 * scores.entropies.sum() + 0.5 * scores.divergences.sum(), scores
 
         return jax.grad(f, has_aux=True)(params)
@@ -179,6 +188,10 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction):
     chunked, in_chunks = gradient()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), in_chunks, scores)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked, grads)
+    whole = gradient(None)[1]
+    if wanted is not None:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.where(wanted, b, 0.0), atol=1e-5), scores, whole)
+    scores = whole
     p = np.asarray(jax.nn.softmax(model(tokens) / 0.8), np.float64)
     q = np.asarray(jax.nn.softmax(reference(tokens) / 0.8), np.float64)
     np.testing.assert_allclose(scores.entropies, -(p * np.log(p)).sum(-1), atol=1e-5)
