@@ -73,7 +73,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
                 optimizer=_optimizer(3e-4, "linear", 3, 0.2),
                 length_buckets=(128, 256, 384, 768),
                 share_prefixes=True,
-                micro_tokens=3072,
+                micro_tokens=1536,
             ),
             evaluation=schema.EvaluationConfig(
                 every=8, examples=64, final_examples=-1, names={"warm_start": "start", "trained": "learnt"}

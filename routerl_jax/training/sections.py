@@ -260,7 +260,8 @@ class WatchConfig:
 
     patience: Count = 5  # number of bad values of a metric in a row that stops the run; 0: never stop
     # steps in a row that teach nothing, after which a run stops (a line comes after `patience` of them): no group gave a
-    # signal; or EM has fallen while the policy stopped searching, or searches until it is made to answer; 0: never
+    # signal; or EM has fallen while the policy stopped searching, or searches until it is made to answer; 0: never. As many
+    # supervised updates that taught next to nothing stop a run at their end
     idle: Count = 20
     # values below which a metric is bad
     least: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"ratio/effective_sample_share": 0.1})

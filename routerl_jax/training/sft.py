@@ -55,7 +55,8 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
       The last metrics, held-out negative log-likelihood per token (nats) included.
 
     Raises:
-      RunStopped: the run went wrong (config.watch); its checkpoints are from before the trouble.
+      RunStopped: the run went wrong (config.watch), and its checkpoints are from before the trouble; or its updates taught next
+        to nothing.
       ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
     """
     tell_compilations()
@@ -111,7 +112,14 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 owed = False
             if alarm:
                 raise RunStopped(_stopped(run, alarm))
-    _tell_if_nothing_was_learnt(run, fitting, source)
+    if complaint := _nothing_learnt(run, fitting, source):
+        if config.watch.idle and config.steps >= config.watch.idle:
+            run.finish(export=False)
+            raise RunStopped(
+                f"stopped after {config.steps} supervised updates: {complaint}. Start again in another --workdir; "
+                "config.watch.idle=0 with --resume goes on all the same"
+            )
+        logging.warning("after %d supervised updates: %s", config.steps, complaint)
     run.finish()
     if multihost.is_main():
         metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
@@ -155,24 +163,24 @@ def _update(
     return metrics, sum(len(s) for s in sequences)
 
 
-def _tell_if_nothing_was_learnt(run: Run, fitting: _Fitting, source: Demonstrations) -> None:
-    """Warns if the policy predicts what it was shown no better than a guess by how frequent each token is there."""
+def _nothing_learnt(run: Run, fitting: _Fitting, source: Demonstrations) -> str:
+    """A complaint if the policy predicts what it was shown no better than a guess by how frequent each token is there."""
     sequences = fitting.worked(source, range(min(_HELD_OUT, len(source))))
     if not sequences:
-        return
+        return ""
     counts = np.bincount(np.concatenate([sequence.tokens[sequence.loss_mask] for sequence in sequences]))
     shares = counts[counts > 0] / counts.sum()
     guess, few = float(-(shares * np.log(shares)).sum()), sequences[: run.config.warm_start.examples]
     logprobs = run.learner.logprobs(few, portion=run.config.warm_start.examples)
     loss = float(-np.concatenate([lp[s.loss_mask] for lp, s in zip(logprobs, few)]).mean())
-    if loss > _LEARNT * guess:
-        logging.warning(
-            "after %d supervised updates the policy has a loss of %.2f nats per token on what it was shown, and a guess by the "
-            "frequency of tokens alone has %.2f: it has learnt next to nothing of how to work. Raise the learning rate "
-            "(config.warm_start.optimizer.lr of a start, config.learner.optimizer.lr of a run of kind 'sft'; it was %g; 1e-3 "
-            "suits a small model from random weights) or the number of steps",
-            *(run.config.steps, loss, guess, run.config.learner.optimizer.lr),
-        )
+    if loss <= _LEARNT * guess:
+        return ""
+    return (
+        f"the policy has a loss of {loss:.2f} nats per token on what it was shown, and a guess by the frequency of tokens "
+        f"alone has {guess:.2f}, so it has learnt next to nothing of how to work. Raise the number of steps or the learning "
+        f"rate ({run.config.learner.optimizer.lr:g} here, by config.warm_start.optimizer.lr of a start, "
+        "config.learner.optimizer.lr of a run of kind 'sft'; 1e-3 suits a small model from random weights)"
+    )
 
 
 def _stopped(run: Run, alarm: Alarm) -> str:

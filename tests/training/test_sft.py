@@ -229,6 +229,25 @@ def test_fewer_steps_than_there_are_is_refused(whole: tuple[pathlib.Path, Any], 
     assert json.loads((tmp_path / "run" / "config.json").read_text())["steps"] == STEPS
 
 
+def test_a_start_that_taught_nothing_is_refused(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates of random weights are too few. A run that must not stop goes on, and is told; so is a shorter one."""
+    config = make_sft_config(watch=WatchConfig(idle=STEPS))
+    with pytest.raises(RunStopped, match=rf"after {STEPS} supervised updates.*a guess by the frequency.*learning rate"):
+        sft.train_sft(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "policy").exists()
+    with pytest.raises(RunStopped):
+        sft.train_sft(config, tmp_path / "run", resume=True)
+    sft.train_sft(make_sft_config(watch=WatchConfig(idle=0)), tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "policy").is_dir()
+    sft.train_sft(make_sft_config(watch=WatchConfig(idle=STEPS + 1)), tmp_path / "other")
+    assert sum("learnt next to nothing" in record.getMessage() for record in caplog.records) == 2
+    monkeypatch.setattr(sft, "_LEARNT", 1e9)
+    sft.train_sft(config, tmp_path / "learnt")
+    assert sum("learnt next to nothing" in record.getMessage() for record in caplog.records) == 2
+
+
 def test_unknown_demonstrations(tmp_path: pathlib.Path) -> None:
     config = make_sft_config()
     other = dataclasses.replace(config.warm_start, demonstrations="mine")
