@@ -154,6 +154,7 @@ class BatchLayout:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
         if self._chosen is not None:
             arrays["routes"] = np.full((*shape, *self._chosen), FREE, np.int16)
+        written = [s.loss_mask | (np.asarray(weight) != 0) for s, weight in zip(sequences, weights)]
         for i, (micro, shard, slots) in enumerate(placed):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slots)
@@ -162,7 +163,7 @@ class BatchLayout:
             if self._chosen is not None and sequence.routes is not None:
                 arrays["routes"][at] = sequence.routes
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
-            arrays["sampled"][micro, shard, slots[:-1]] |= sequence.loss_mask[1:] | (np.asarray(weights[i])[1:] != 0)
+            arrays["sampled"][micro, shard, slots[:-1]] |= written[i][1:]
             # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
             decides = np.flatnonzero(
                 (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
@@ -191,7 +192,7 @@ class BatchLayout:
             images=images,
             **{name: on_devices(array) for name, array in arrays.items()},
         )
-        return batch, BatchIndex(placed=placed, tokens=sum(map(len, parts)))
+        return batch, BatchIndex(placed=placed, written=written, tokens=sum(map(len, parts)))
 
     def _number(self, parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], arrays: dict[str, np.ndarray]) -> None:
         """Writes segment ids and, if sequences share tokens, segment ends."""
@@ -343,10 +344,12 @@ class BatchIndex:
 
     Attributes:
       placed: per sequence, the slots of its tokens.
+      written: per sequence, whether each of its tokens is scored: whether the policy wrote it, or is trained on it.
       tokens: number of tokens that the batch computes; shared ones count once.
     """
 
     placed: list[Placed]
+    written: list[Bool[np.ndarray, " T"]]
     tokens: int
 
     @property
@@ -355,10 +358,10 @@ class BatchIndex:
         return [(micro, shard, int(slots[0]) if len(slots) else 0) for micro, shard, slots in self.placed]
 
     def split(self, values: Float[np.ndarray, "M D W"]) -> list[np.ndarray]:
-        """Per sequence, the value of each of its tokens ([T]; 0 for the first token, which nothing predicts)."""
+        """Per sequence, the value of each token that is scored ([T], 0 for others; nothing predicts the first)."""
         result = []
-        for micro, shard, slots in self.placed:
+        for (micro, shard, slots), written in zip(self.placed, self.written):
             row = np.zeros(len(slots), np.float32)
-            row[1:] = values[micro, shard, slots[:-1]]
+            row[1:] = np.where(written[1:], values[micro, shard, slots[:-1]], 0.0)  # others may share its slots
             result.append(row)
         return result

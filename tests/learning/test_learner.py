@@ -347,7 +347,10 @@ def test_packing_keeps_every_sequence_whole_and_apart():
     assert (segments > 0).sum() / (int(batch.count) * segments[0].size) > 0.6  # packed, not padded
     values = np.arange(tokens.size, dtype=np.float32).reshape(tokens.shape)
     for row, (micro, shard, start), sequence in zip(index.split(values), index.starts, sequences):
-        np.testing.assert_array_equal(row[1:], values[micro, shard, start : start + len(sequence) - 1])
+        of_tokens = values[micro, shard, start : start + len(sequence) - 1]
+        np.testing.assert_array_equal(row[1:], np.where(sequence.loss_mask[1:], of_tokens, 0.0))
+    written = np.concatenate([sequence.loss_mask[1:] for sequence in sequences])
+    assert np.asarray(batch.sampled).sum() == written.sum()
 
 
 def test_a_sequence_that_fits_no_bucket_is_refused():
