@@ -31,8 +31,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     teaches the protocol and reading, but not where to look. Reinforcement learning then rewards the answer.
     python -m launch.check_data --knowledge says beforehand which questions no source answers.
 
-    Eight steps of the start were run: 30 s each on two cores (AVX2). The rest was not run, so there are no results, and the
-    settings are a first guess.
+    Eight steps of the start were run. The rest was not, so there are no results, and the settings are a first guess.
 
     Raises:
       ValueError: `sources` is another word.

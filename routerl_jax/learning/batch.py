@@ -25,7 +25,7 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
-TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "sampled", "image_index", "segment_ends", "routes")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "scored", "image_index", "segment_ends", "routes")
 _LEAST_PATCHES = 1024
 
 
@@ -48,9 +48,7 @@ class Batch:
     advantages: Float[Array, "M D W"]
     old_logprobs: Float[Array, "M D W"]
     ref_logprobs: Float[Array, "M D W"]
-    sampled: Bool[
-        Array, "M D W"
-    ]  # whether the policy wrote the target, or is trained on it; other targets are not scored
+    scored: Bool[Array, "M D W"]  # the targets that the policy wrote or is trained on; others have no log-probability
     buckets: Int[np.ndarray, " M"]
     count: Int[np.ndarray, ""]
     images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
@@ -149,12 +147,12 @@ class BatchLayout:
         shape = (self.capacity, self.shards, self.width)
         arrays: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in _INTEGERS}
         arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
-        arrays["sampled"] = np.zeros(shape, bool)
+        arrays["scored"] = np.zeros(shape, bool)
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
         if self._chosen is not None:
             arrays["routes"] = np.full((*shape, *self._chosen), FREE, np.int16)
-        written = [s.loss_mask | (np.asarray(weight) != 0) for s, weight in zip(sequences, weights)]
+        scored = [s.loss_mask | (np.asarray(weight) != 0) for s, weight in zip(sequences, weights)]
         for i, (micro, shard, slots) in enumerate(placed):
             sequence, length = sequences[i], len(sequences[i])
             at = (micro, shard, slots)
@@ -163,7 +161,7 @@ class BatchLayout:
             if self._chosen is not None and sequence.routes is not None:
                 arrays["routes"][at] = sequence.routes
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
-            arrays["sampled"][micro, shard, slots[:-1]] |= written[i][1:]
+            arrays["scored"][micro, shard, slots[:-1]] |= scored[i][1:]
             # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
             decides = np.flatnonzero(
                 (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
@@ -192,7 +190,7 @@ class BatchLayout:
             images=images,
             **{name: on_devices(array) for name, array in arrays.items()},
         )
-        return batch, BatchIndex(placed=placed, written=written, tokens=sum(map(len, parts)))
+        return batch, BatchIndex(placed=placed, scored=scored, tokens=sum(map(len, parts)))
 
     def _number(self, parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], arrays: dict[str, np.ndarray]) -> None:
         """Writes segment ids and, if sequences share tokens, segment ends."""
@@ -262,7 +260,7 @@ class BatchLayout:
             name: jax.ShapeDtypeStruct(shape, np.int32 if name in _INTEGERS else np.float32, sharding=sharding)
             for name in (*_INTEGERS, *_FLOATS)
         }
-        fields["sampled"] = jax.ShapeDtypeStruct(shape, bool, sharding=sharding)
+        fields["scored"] = jax.ShapeDtypeStruct(shape, bool, sharding=sharding)
         if self._vision is not None:
             fields["positions"] = jax.ShapeDtypeStruct((*shape, 3), np.int32, sharding=sharding)
             fields["image_index"] = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
@@ -344,12 +342,12 @@ class BatchIndex:
 
     Attributes:
       placed: per sequence, the slots of its tokens.
-      written: per sequence, whether each of its tokens is scored: whether the policy wrote it, or is trained on it.
+      scored: per sequence, the tokens that the policy wrote or is trained on.
       tokens: number of tokens that the batch computes; shared ones count once.
     """
 
     placed: list[Placed]
-    written: list[Bool[np.ndarray, " T"]]
+    scored: list[Bool[np.ndarray, " T"]]
     tokens: int
 
     @property
@@ -360,8 +358,8 @@ class BatchIndex:
     def split(self, values: Float[np.ndarray, "M D W"]) -> list[np.ndarray]:
         """Per sequence, the value of each token that is scored ([T], 0 for others; nothing predicts the first)."""
         result = []
-        for (micro, shard, slots), written in zip(self.placed, self.written):
+        for (micro, shard, slots), scored in zip(self.placed, self.scored):
             row = np.zeros(len(slots), np.float32)
-            row[1:] = np.where(written[1:], values[micro, shard, slots[:-1]], 0.0)  # others may share its slots
+            row[1:] = np.where(scored[1:], values[micro, shard, slots[:-1]], 0.0)  # others may share its slots
             result.append(row)
         return result

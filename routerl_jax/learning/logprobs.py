@@ -21,7 +21,7 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards, on_gpu
 # output matrix once a chunk: on an H100 that took as long as the products, with chunks of 256 MiB.
 _CHUNK_BYTES = 256 * 2**20
 _CHUNK_BYTES_OF_GPUS = 2**30
-_LEAST_CHUNKS = 8  # so that chunks without a wanted score, which are skipped, are a good part of the whole
+_LEAST_CHUNKS = 8  # on CPUs, where chunks are skipped, so that these are a good part of the whole
 
 
 class Scores(NamedTuple):
@@ -46,7 +46,7 @@ def target_scores(
     direction: KLDirection = "forward",
     remat: Remat = "none",
     attention: Attention | None = None,
-    wanted: Bool[Array, "B T"] | None = None,
+    scored: Bool[Array, "B T"] | None = None,
     images: VisionInputs | None = None,
     image_index: Int[Array, "B T"] | None = None,
     segment_ends: Int[Array, "B T"] | None = None,
@@ -55,15 +55,15 @@ def target_scores(
     """log p(targets[t] | tokens[<= t]) at a temperature, the distribution's entropy, and its divergence from a reference's.
 
     A chunk is a range of time steps of all rows, so that every device works on its own rows in each chunk. If there are
-    several, each row begins with its wanted steps, and chunks without any are skipped, unless `fsdp` splits the weights. The
-    vocabulary is split over `tensor`. Ids without a token have no part in any of it (`Decoder.policy_logits`). `attention`
+    several, each row begins with the steps to score, and chunks without any are skipped, unless `fsdp` splits the weights.
+    The vocabulary is split over `tensor`. Ids without a token have no part in any of it (`Decoder.policy_logits`). `attention`
     chooses the implementation of attention, and has the mesh.
 
     Args:
       positions: [B, T], or [B, T, 3] for vision-language models.
       entropy: whether entropies are computed.
       reference: a model q with the same vocabulary; it gets no gradient. Default: no divergences.
-      wanted: the targets to score, such as those that the policy wrote; scores of others are 0. Default: all.
+      scored: the targets to score, such as those that the policy wrote; scores of others are 0. Default: all.
       direction: "forward", sum_v q(v) log(q(v) / p(v)); "reverse", sum_v p(v) log(p(v) / q(v)); both at the temperature.
       images: the images of every shard of rows, [S, P, ...].
       image_index: for each token, the index of its feature among its shard's images; -1: none.
@@ -92,11 +92,12 @@ def target_scores(
     mesh = attention.mesh if attention else None
     per_token = model.config.vocab_size * 4 * (2 if reference else 1) / (mesh.shape["tensor"] if mesh else 1)
     rows = -(-batch // (batch_shards(mesh) if mesh else 1))
-    most = _CHUNK_BYTES_OF_GPUS if mesh and on_gpu(mesh) else _CHUNK_BYTES
+    gpu = mesh is not None and on_gpu(mesh)
+    most = _CHUNK_BYTES_OF_GPUS if gpu else _CHUNK_BYTES
     chunks = -(-length // max(1, int(most / (rows * per_token))))
-    # An output matrix that is split over `fsdp` would be gathered in every chunk (v5p:2x2x4, 7B: 4 % more time).
-    skips = wanted is not None and chunks > 1 and (mesh is None or mesh.shape["fsdp"] == 1)
-    if skips:
+    # An output matrix that `fsdp` splits would be gathered in every chunk.
+    skips = chunks > 1 and (mesh is None or mesh.shape["fsdp"] == 1)
+    if skips and scored is not None and not gpu:
         chunks = min(max(chunks, _LEAST_CHUNKS), length)
     size = -(-length // chunks)
 
@@ -121,7 +122,7 @@ def target_scores(
             divergences = sign * (jnp.exp(weight) * (theirs - ours)).sum(axis=-1)
         return Scores(logprobs, entropies, divergences)
 
-    def score_if_wanted(chunk: tuple[Array, tuple[Array, Array, Array | None]]) -> Scores:
+    def score_if_any(chunk: tuple[Array, tuple[Array, Array, Array | None]]) -> Scores:
         nothing = jnp.zeros(chunk[0].shape, jnp.float32)
         return jax.lax.cond(chunk[0].any(), score_chunk, lambda _: Scores(nothing, nothing, nothing), chunk[1])
 
@@ -130,16 +131,15 @@ def target_scores(
     inputs = ran.hidden, targets, of_reference
     if chunks == 1:
         scores = score_chunk(inputs)
-    elif not skips:
+    elif scored is None or not skips:
         scores = _joined(jax.lax.map(jax.checkpoint(score_chunk), jax.tree.map(cut, inputs)), length)
     else:
-        assert wanted is not None
-        order = jnp.argsort(~wanted, axis=1, stable=True)
-        sorted_inputs = jax.tree.map(lambda x: _reorder(x, order), (wanted, inputs))
-        scores = _joined(jax.lax.map(jax.checkpoint(score_if_wanted), jax.tree.map(cut, sorted_inputs)), length)
+        order = jnp.argsort(~scored, axis=1, stable=True)
+        sorted_inputs = jax.tree.map(lambda x: _reorder(x, order), (scored, inputs))
+        scores = _joined(jax.lax.map(jax.checkpoint(score_if_any), jax.tree.map(cut, sorted_inputs)), length)
         scores = jax.tree.map(lambda x: _reorder(x, jnp.argsort(order, axis=1)), scores)
-    if wanted is not None:
-        scores = jax.tree.map(lambda x: jnp.where(wanted, x, 0.0), scores)
+    if scored is not None:
+        scores = jax.tree.map(lambda x: jnp.where(scored, x, 0.0), scores)
     return scores._replace(routing=ran.routing)
 
 

@@ -73,7 +73,7 @@ def jit_programs(
             direction="reverse" if loss.kl == "reverse" else "forward",
             remat=remat,
             attention=attention,
-            wanted=fields["sampled"],
+            scored=fields["scored"],
             images=fields.get("images"),
             image_index=fields.get("image_index"),
             segment_ends=fields.get("segment_ends"),

@@ -190,7 +190,7 @@ def _instruction(name: str, text: str) -> Instruction:
 
 
 def _name_element(name: str, lines: dict[str, Instruction], types: dict[str, str]) -> None:
-    """Adds the instruction that `tuple#2` stands for, which libtpu writes from 0.0.50 on: a get-tuple-element.
+    """Adds the instruction that `tuple#2` stands for, which libtpu 0.0.50 writes: a get-tuple-element.
 
     Args:
       lines: the instructions before it, to which it is added.

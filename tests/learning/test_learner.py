@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 import weakref
 
 import jax
@@ -166,18 +167,18 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
         jnp.ones((3, 40), jnp.int32),
     )
 
-    wanted = None
+    scored = None
     if share is not None:
         chosen = np.random.default_rng(2).random((3, 40)) < share
         chosen[0], chosen[1] = share > 0, share == 1
-        wanted = jnp.asarray(chosen)
+        scored = jnp.asarray(chosen)
 
-    def gradient(wanted=wanted):
+    def gradient(scored=scored):
         graph, params = nnx.split(model)
 
         def f(params):
             settings = {"temperature": 0.8, "entropy": True, "reference": reference, "direction": direction}
-            scores = target_scores(nnx.merge(graph, params), *arguments, wanted=wanted, **settings)
+            scores = target_scores(nnx.merge(graph, params), *arguments, scored=scored, **settings)
             return scores.logprobs.sum() + 0.3 * scores.entropies.sum() + 0.5 * scores.divergences.sum(), scores
 
         return jax.grad(f, has_aux=True)(params)
@@ -189,8 +190,8 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), in_chunks, scores)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), chunked, grads)
     whole = gradient(None)[1]
-    if wanted is not None:
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.where(wanted, b, 0.0), atol=1e-5), scores, whole)
+    if scored is not None:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.where(scored, b, 0.0), atol=1e-5), scores, whole)
     scores = whole
     p = np.asarray(jax.nn.softmax(model(tokens) / 0.8), np.float64)
     q = np.asarray(jax.nn.softmax(reference(tokens) / 0.8), np.float64)
@@ -263,6 +264,29 @@ def test_layout_and_sharding_do_not_change_the_update(devices, buckets, micro_to
     for name, value in base.last.items():
         np.testing.assert_allclose(other.last[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, other.params)
+
+
+def test_chunks_of_logits_do_not_change_the_update(monkeypatch):
+    """On one device, where no weights are split over `fsdp` (chunks are skipped), and where they are."""
+    from routerl_jax.learning import logprobs as module
+
+    base = learner()
+    expected, _ = base.update(build(base)[0])
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 2**9 * tiny.VOCABULARY)  # 128 tokens: at least four chunks
+    meshes = [
+        {"data": 1, "fsdp": 1, "tensor": 1},
+        {"data": 4, "fsdp": 1, "tensor": 2},
+        {"data": 2, "fsdp": 4, "tensor": 1},
+    ]
+    for shape in meshes:
+        mesh = make_mesh(shape, devices=jax.devices()[: math.prod(shape.values())])
+        made = Learner(
+            tiny.model(mesh=mesh, layout="fsdp+tensor"), optax.sgd(0.1), LOSS, BatchLayout(mesh, (128,), 4096)
+        )
+        metrics, _ = made.update(build(made)[0])
+        for name, value in expected.items():
+            np.testing.assert_allclose(metrics[name], value, rtol=1e-3, atol=1e-6, err_msg=f"{name} {shape}")
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, made.params)
 
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.01, eps=1e-3)], ids=["sgd", "adamw"])
@@ -350,7 +374,7 @@ def test_packing_keeps_every_sequence_whole_and_apart():
         of_tokens = values[micro, shard, start : start + len(sequence) - 1]
         np.testing.assert_array_equal(row[1:], np.where(sequence.loss_mask[1:], of_tokens, 0.0))
     written = np.concatenate([sequence.loss_mask[1:] for sequence in sequences])
-    assert np.asarray(batch.sampled).sum() == written.sum()
+    assert np.asarray(batch.scored).sum() == written.sum()
 
 
 def test_a_sequence_that_fits_no_bucket_is_refused():
