@@ -179,8 +179,8 @@ def test_a_supervised_run_learns_golden_steps(
 ) -> None:
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     warm_start = schema.WarmStartConfig(examples=8, vocabulary=400, demonstrations=f"trajectories:{trajectories}")
-    config = make_sft_config(recipe="r1_router", steps=20, warm_start=warm_start)
-    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=10))
+    config = make_sft_config(recipe="r1_router", steps=16, warm_start=warm_start)
+    config = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=8))
     agent = build_recipe(config).agent
     training, held_out = open_demonstrations(config, agent)
     assert len(training) + len(held_out) == 40
