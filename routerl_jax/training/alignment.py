@@ -3,6 +3,7 @@ token's embedding."""
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,10 @@ import numpy as np
 import optax
 from absl import logging
 from flax import nnx
+from flax.serialization import msgpack_restore, msgpack_serialize
 from jaxtyping import Array, Bool, Float, Int
 
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
@@ -24,6 +27,7 @@ from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 
+ALIGNED = "aligned.msgpack"  # in a run's directory: the tower that it aligned
 _SHEETS = 16  # sheets per update: 256 signs on sheets of 16
 _SHARPNESS = 12.0  # logits are this times the cosine
 _OPTIMIZER = OptimizerConfig(lr=1e-3, schedule="cosine", warmup=20, decay_to=0.05, weight_decay=0.0, b2=0.99)
@@ -49,6 +53,36 @@ _SHEETS_NAMED: Registry[Sheets] = Registry("kind of sheets")
 def sheets_named(name: str) -> Sheets:
     """The sheets of a dotted path `package.module:name`; "": sheets of figures. Raises ValueError if there are none."""
     return _SHEETS_NAMED.get(name) if name else SHEETS_OF_FIGURES
+
+
+def keep_tower(model: Decoder, path: pathlib.Path) -> None:
+    """Writes an aligned tower for later sessions of a run: a checkpoint lacks it where it is frozen, and another machine would
+    round another one. A collective call."""
+    tower = multihost.to_host(nnx.state(model.visual, nnx.Param))
+    weights = {jax.tree_util.keystr(at): value for at, value in jax.tree.leaves_with_path(tower)}
+    multihost.on_main(lambda: write_atomic(path, msgpack_serialize(weights), sync=True))
+
+
+def read_tower(model: Decoder, path: pathlib.Path) -> None:
+    """Gives a model the tower that `keep_tower` wrote.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    try:
+        weights = msgpack_restore(path.read_bytes())
+        tower = jax.tree.map_with_path(
+            lambda at, like: _placed(weights[jax.tree_util.keystr(at)], like), nnx.state(model.visual, nnx.Param)
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it, and the tower is aligned again") from error
+    nnx.update(model.visual, tower)
+
+
+def _placed(value: np.ndarray, like: Array) -> Array:
+    if (value.shape, value.dtype) != (like.shape, like.dtype):
+        raise ValueError(f"a weight of {value.shape} {value.dtype} for one of {like.shape} {like.dtype}")
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda index: value[index])
 
 
 def align_tower(model: Decoder, updates: int, seed: int, sheets: Sheets = SHEETS_OF_FIGURES) -> float:

@@ -19,6 +19,7 @@ from routerl_jax.models.lora import lora_fields
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of
 from routerl_jax.parallel import multihost
+from routerl_jax.training.alignment import ALIGNED, read_tower
 from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.run import POLICY, frozen_digest, policy_damage
 from routerl_jax.training.setup import build_mesh, build_policy
@@ -79,6 +80,8 @@ def load_policy(
         if step is None:
             raise ValueError(f"{workdir} has neither a finished policy nor a checkpoint yet")
         model = build_policy(started(config, workdir), mesh)
+        if (workdir / ALIGNED).is_file():
+            read_tower(model, workdir / ALIGNED)
         lora = lora_fields(model)
         trained = trained_parameters(model, config.model.freeze)
         frozen = frozen_digest(model, config.model.freeze)

@@ -20,14 +20,13 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.drills import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
-from routerl_jax.learning.checkpoints import saved_steps
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.alignment import align_tower, sheets_named
+from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit.assign import NotFinite
@@ -78,10 +77,15 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
-    resumed = resume and bool(saved_steps(workdir / "checkpoints"))
-    if config.warm_start.align and not resumed:  # a checkpoint contains the aligned tower
-        align_tower(model, config.warm_start.align, config.seed, sheets)
+    tower = workdir / ALIGNED
+    align, aligned = config.warm_start.align, multihost.exchange(resume and tower.is_file())[0]
+    if align and aligned:
+        read_tower(model, tower)
+    elif align:
+        align_tower(model, align, config.seed, sheets)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
+    if align and not aligned:
+        keep_tower(model, tower)  # once the run's config.json says what it was aligned by
     multihost.on_main(lambda: keep_inputs(config, workdir))
     watch, owed = Watch(config.watch), False
     if run.restored:

@@ -1,6 +1,7 @@
 """The vision tower is aligned alone: figures' features turn to their embeddings, and the language is as it was."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -14,7 +15,10 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.sight import add_sight
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import config as schema
+from routerl_jax.training import sft
 from routerl_jax.training.alignment import (
+    ALIGNED,
     SHEETS_OF_FIGURES,
     Sheets,
     align_tower,
@@ -23,7 +27,10 @@ from routerl_jax.training.alignment import (
     sheets_named,
     sign_embeddings,
 )
+from routerl_jax.training.load import load_policy
+from routerl_jax.training.run import Run
 from tests import tiny
+from tests.training.small_run import make_sft_config
 
 
 @pytest.fixture
@@ -87,3 +94,35 @@ def test_signs_of_several_tokens_and_unknown_sheets_are_refused(model: VisionLan
         align_tower(model, 1, seed=0, sheets=Sheets("1\N{SNOWMAN}", SHEETS_OF_FIGURES.draw))
     with pytest.raises(ValueError, match="cannot load kind of sheets"):
         sheets_named("configs.vrag_rl_small:NONE")
+
+
+def test_a_run_with_an_aligned_tower_resumes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint lacks a frozen tower. A later session takes the one of the first: another machine's differs."""
+    config = make_sft_config(
+        model=schema.ModelConfig(path="atlas-sight", freeze=("visual",)),
+        steps=2,
+        mesh=schema.MeshConfig(cpu_devices=1),
+        engine=schema.EngineConfig(max_length=512),
+        evaluation=schema.EvaluationConfig(every=0),
+        warm_start=schema.WarmStartConfig(align=2, examples=2),
+    )
+    workdir = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        save = Run.save
+        patch.setattr(
+            Run, "save", lambda self, *given, **more: (save(self, *given, **more), self.checkpoints.wait(), 1 / 0)
+        )
+        with pytest.raises(ZeroDivisionError):
+            sft.train_sft(config, workdir)
+    assert np.isfinite(float(load_policy(workdir, config).embedding[...].sum()))  # of the checkpoint
+    kept = (workdir / ALIGNED).read_bytes()
+    monkeypatch.setattr(sft, "align_tower", lambda *_: pytest.fail("the tower is aligned a second time"))
+    begun = []
+    init = Run.__init__
+    monkeypatch.setattr(Run, "__init__", lambda self, *given: (init(self, *given), begun.append(self.start))[0])
+    (workdir / ALIGNED).write_bytes(kept[:-9])
+    with pytest.raises(ValueError, match=r"aligned\.msgpack is damaged .*; delete it, and the tower is aligned again"):
+        sft.train_sft(config, workdir, resume=True)
+    (workdir / ALIGNED).write_bytes(kept)
+    sft.train_sft(config, workdir, resume=True)
+    assert begun == [1]
