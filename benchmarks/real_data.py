@@ -5,16 +5,18 @@ python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
 DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them), with `questions_dev.jsonl.gz` and
 `corpus.jsonl.gz` or `tables.jsonl.gz`. Written are the sources and the questions:
 
-- `text.jsonl` (passages of PopQA and 2WikiMultihopQA), `article.jsonl` (passages of HotpotQA and MuSiQue), `table.jsonl`
-  (rows of WikiTableQuestions' tables)
-- `train.jsonl`, `validation.jsonl`, `test.jsonl`: 2WikiMultihopQA (its questions and their parts), HotpotQA,
-  WikiTableQuestions, and questions made from cells of its tables
-- `other_sets.jsonl`: PopQA, MuSiQue and Open-WikiTable, which are in none of these
+- `people.jsonl`, `works.jsonl`: passages of Wikipedia about people, and about films, music, books and series (`about` tells
+  them apart by how they begin); those about anything else are left out
+- `table.jsonl`: rows of WikiTableQuestions' tables
+- `train.jsonl`, `validation.jsonl`, `test.jsonl`: the parts of 2WikiMultihopQA's questions, its facts asked in several
+  wordings, MuSiQue's relations asked as questions, WikiTableQuestions, and questions made from cells of its tables. Whatever
+  is asked about one title is in one of the three.
+- `other_sets.jsonl`: PopQA, HotpotQA, MuSiQue's questions and Open-WikiTable, which are in none of these
 - `paraphrases.jsonl`: the questions of `test.jsonl` in other words
 
-A question is kept if the source of its data set shows an answer to it, by the question or by a title that it names, among `K`
-passages of BM25, and no other source does. Where the data set says which passage or table answers, that one must be shown. All
-others are counted. No more than `MOST` of a source are kept in a file.
+A question is kept if one source alone shows an answer to it, by the question or by a title that it names, among `K` passages
+of BM25. A passage must be of a title that the question names; where the data set says which passage or table answers, it must
+be that one. All others are counted. No more than `MOST` of a source are kept in a file.
 """
 
 from __future__ import annotations
@@ -42,30 +44,37 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 K = 2
-WORDS = {"text": 60, "article": 60, "table": 45}
-SOURCES = {"text": ("popqa", "2wikimultihopqa"), "article": ("hotpotqa", "musique")}
-SHARES = (("test", 30), ("validation", 6), ("train", 64))  # percent of the questions of each training set
+WORDS = {"people": 60, "works": 60, "table": 45}
+CORPORA = ("popqa", "2wikimultihopqa", "hotpotqa", "musique", "musique_ketrag", "r1searcher_traces")
+SHARES = (("test", 50), ("validation", 6), ("train", 44))  # percent of the titles of the training sets
 MADE = 400  # questions made from cells
-MOST = 200
+MOST = 150
 # Of rows that are read as a sentence is: a comparison over all rows, or a count, needs more than a row.
 _NO_LOOKUP = re.compile(
     r"(how many|how much|what is the (total|difference|average|sum)|did |is |was |were |does |are )"
 )
+_WORK = re.compile(
+    r"\b(?:is|was|are) (?:an?|the) (?:[^\s.]+ ){0,8}?(?:film|movie|album|song|single|novel|book|series|sitcom|play|opera"
+    r"|musical|game|poem|magazine|newspaper|comic|manga|anime|documentary|soundtrack)\b"
+    r"(?! (?:director|producer|actor|actress|writer|composer|editor|critic|star|score|studio|festival|company|designer|player))"
+)
+_PERSON = re.compile(r"\([^()]*\b(?:born|died)\b|\([^()]*\d{3,4}\s*[–-][^()]*\d{3,4}[^()]*\),? (?:was|is) ")
 _NORMALIZE = NORMALIZERS.get("search_r1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question of a data set, whose passages are in `source`.
+    """A question of a data set.
 
     Attributes:
+      tables: rows of a table answer it; otherwise passages.
       titles: titles that the question names, further queries.
       gold: titles of the passages or tables that answer it; empty: not known.
     """
 
     id: str
     set: str
-    source: str
+    tables: bool
     question: str
     answers: tuple[str, ...]
     titles: tuple[str, ...] = ()
@@ -76,17 +85,30 @@ def plain(text: str) -> str:
     return _NORMALIZE(folded(text))
 
 
-def passages_of(data: pathlib.Path, name: str) -> list[dict[str, str]]:
-    """A source's passages, cut to `WORDS`, each once."""
-    texts: dict[tuple[str, str], None] = {}
-    if name == "table":
-        for table in rows(data / "wikitablequestions/tables.jsonl.gz"):
-            for cells in table["rows"]:
-                texts[table["title"], _row(table["header"], cells)] = None
-    for dataset in SOURCES.get(name, ()):
+def passages_of(data: pathlib.Path) -> dict[str, list[dict[str, str]]]:
+    """The passages of each source, cut to `WORDS`, each once."""
+    texts: dict[str, dict[tuple[str, str], None]] = {name: {} for name in WORDS}
+    for table in rows(data / "wikitablequestions/tables.jsonl.gz"):
+        for cells in table["rows"]:
+            texts["table"][table["title"], _row(table["header"], cells)] = None
+    for dataset in CORPORA:
         for row in rows(data / dataset / "corpus.jsonl.gz"):
-            texts[row["title"], " ".join(row["text"].split()[: WORDS[name]])] = None
-    return [{"id": f"{name}-{i}", "title": title, "text": text} for i, (title, text) in enumerate(texts)]
+            if (name := about(row["text"])) and row["title"]:
+                texts[name][row["title"], " ".join(row["text"].split()[: WORDS[name]])] = None
+    return {
+        name: [{"id": f"{name}-{i}", "title": title, "text": text} for i, (title, text) in enumerate(these)]
+        for name, these in texts.items()
+    }
+
+
+def about(text: str) -> str:
+    """The source of a passage, by its beginning; "": neither."""
+    begins = [
+        (match.start(), name)
+        for name, form in (("works", _WORK), ("people", _PERSON))
+        if (match := form.search(text[:240]))
+    ]
+    return min(begins)[1] if begins else ""
 
 
 def _row(header: list[str], cells: list[str]) -> str:
@@ -98,45 +120,89 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return [row for _, row in read_rows(path)]
 
 
+# Wordings of the facts of 2WikiMultihopQA, and of MuSiQue's relations.
+_WORDINGS: dict[str, tuple[str, ...]] = {
+    "director": ("Who directed {}?", "Who made {}?", "Which director is behind {}?"),
+    "performer": ("Who sings {}?", "Who recorded {}?", "Which artist performed {}?"),
+    "composer": ("Who wrote the music for {}?", "Who composed {}?"),
+    "producer": ("Who produced {}?", "Which producer is behind {}?"),
+    "author": ("Who wrote {}?", "Who is the author of {}?"),
+    "screenwriter": ("Who wrote the script of {}?",),
+    "publication date": ("When did {} come out?", "When was {} released?", "What is the release date of {}?"),
+    "country of origin": ("Which country is {} from?", "In which country was {} made?"),
+    "country of citizenship": (
+        "Which country is {} from?",
+        "What is the nationality of {}?",
+        "What country does {} belong to?",
+    ),
+    "date of birth": ("When was {} born?", "What is {}'s date of birth?", "On what day was {} born?"),
+    "date of death": ("When did {} die?", "What is the date of {}'s death?", "On what day did {} die?"),
+    "place of birth": ("Where was {} born?", "What is {}'s birthplace?", "Where does {} come from?"),
+    "place of death": ("Where did {} die?", "In what place did {} pass away?"),
+    "father": ("Who is {}'s father?", "Whose child is {}?", "Who was the father of {}?"),
+    "mother": ("Who is {}'s mother?", "Who was the mother of {}?"),
+    "spouse": ("Who is {} married to?", "Who is the spouse of {}?", "Whom did {} marry?"),
+    "educated at": ("Where did {} study?",),
+    "record label": ("Which label released {}?",),
+    "member of sports team": ("Which team did {} play for?",),
+}
+
+
 def training_sets(data: pathlib.Path) -> Iterator[Question]:
-    """2WikiMultihopQA and its parts, HotpotQA, look-ups of WikiTableQuestions, and questions made from its cells."""
+    """2WikiMultihopQA's parts and facts, MuSiQue's relations, WikiTableQuestions' look-ups, and its cells."""
     for row in rows(data / "2wikimultihopqa/questions_dev.jsonl.gz"):
-        yield from _question("2wiki", "text", row)
         triples: list[list[str]] = row.get("evidence_triples") or []
-        for i, (part, triple) in enumerate(zip(row.get("decomposition") or (), triples)):
-            subject, _, answer = triple
-            named = {"question": part["question"], "golden_answers": [answer], "supporting_titles": [subject]}
-            yield from _question("2wiki parts", "text", named | {"id": f"{row['id']}-{i}"})
-    for row in rows(data / "hotpotqa/questions_dev.jsonl.gz"):
-        yield from _question("hotpotqa", "article", row)
+        for i, (part, (subject, _, answer)) in enumerate(zip(row.get("decomposition") or (), triples)):
+            asked = {"question": part["question"], "golden_answers": [answer], "supporting_titles": [subject]}
+            yield from _question("2wiki parts", asked | {"id": f"{row['id']}-{i}"})
+        for i, (subject, relation, answer) in enumerate(triples):
+            yield from _facts("2wiki facts", f"{row['id']}-{i}", subject, relation, answer)
+    for row in rows(data / "musique/questions_dev.jsonl.gz"):
+        for i, part in enumerate(row["decomposition"]):
+            subject, _, relation = (text.strip() for text in part["question"].partition(">>"))
+            if "#" not in subject:
+                yield from _facts("musique relations", f"{row['id']}-{i}", subject, relation, part["answer"])
     titles = {table["id"]: table["title"] for table in rows(data / "wikitablequestions/tables.jsonl.gz")}
     for row in rows(data / "wikitablequestions/questions_dev.jsonl.gz"):
         lookup = not _NO_LOOKUP.match(row["question"].lower()) and len(row["question"].split()) <= 18
         if lookup and len(row["golden_answers"]) == 1:
             named = {"supporting_titles": [titles[id] for id in row["supporting"]]}
-            yield from _question("wikitablequestions", "table", row | named)
+            yield from _question("wikitablequestions", row | named, tables=True)
     yield from _made(data)
 
 
+def _facts(name: str, id: str, subject: str, relation: str, answer: str) -> Iterator[Question]:
+    """A fact in two of its relation's wordings."""
+    wordings = _WORDINGS.get(relation, ())
+    first = int(hashlib.sha256(id.encode()).hexdigest(), 16)
+    for wording in {wordings[(first + i) % len(wordings)]: None for i in range(2 * bool(wordings))}:
+        asked = {"id": id, "question": wording.format(bare_title(subject)), "golden_answers": [answer]}
+        yield from _question(name, asked, (subject,))
+
+
 def other_sets(data: pathlib.Path) -> Iterator[Question]:
-    """PopQA, MuSiQue (of three collections, and the parts of its questions) and Open-WikiTable."""
+    """PopQA, HotpotQA (of four collections), MuSiQue (of three, and the parts of its questions) and Open-WikiTable."""
+    titles = {row["id"]: row["title"] for row in rows(data / "popqa/corpus.jsonl.gz")}
     for row in rows(data / "popqa/questions_dev.jsonl.gz"):
-        yield from _question("popqa", "text", row | {"supporting_titles": [row["subj"]]})
-    for name in ("musique", "musique_ketrag", "r1searcher_eval"):
+        named = {"supporting_titles": [titles[id] for id in row["supporting"] if id in titles]}
+        yield from _question("popqa", row | named)
+    for name in ("hotpotqa", "routerag_rl", "r1searcher_train", "r1searcher_eval", "musique", "musique_ketrag"):
         for row in rows(data / name / "questions_dev.jsonl.gz"):
-            if name != "r1searcher_eval" or row["type"] == "musique_500":
-                yield from _question("musique", "article", row)
+            kind = "musique" if "musique" in f"{name} {row['type']}" else "hotpotqa"
+            if not (name.startswith("r1searcher") and "2wiki" in row["type"]):
+                yield from _question(kind, row)
             for i, part in enumerate(row.get("decomposition") or ()):
                 if "#" not in part["question"] and ">>" not in part["question"]:
-                    named = {"id": f"{row['id']}-{i}", "supporting_titles": row["supporting_titles"]}
                     asked = {"question": part["question"], "golden_answers": [part["answer"]]}
-                    yield from _question("musique parts", "article", asked | named)
+                    yield from _question("musique parts", row | asked | {"id": f"{row['id']}-{i}"})
     for row in rows(data / "open_wikitable/questions_dev.jsonl.gz"):
         if len(row["golden_answers"]) == 1:
-            yield from _question("open_wikitable", "table", row)
+            yield from _question("open_wikitable", row, tables=True)
 
 
-def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]:
+def _question(
+    name: str, row: dict[str, Any], named: tuple[str, ...] = (), *, tables: bool = False
+) -> Iterator[Question]:
     answers = tuple(answer for answer in row["golden_answers"] if plain(answer) and len(answer.split()) <= 6)
     if not answers or plain(answers[0]) in ("yes", "no"):
         return
@@ -144,11 +210,11 @@ def _question(name: str, source: str, row: dict[str, Any]) -> Iterator[Question]
     if any(f" {plain(answer)} " in words for answer in answers):  # a choice that the question names
         return
     gold = frozenset(row.get("supporting_titles") or ())
-    names = {} if source == "table" else {bare_title(title): None for title in row.get("supporting_titles") or ()}
-    titles = tuple(title for title in names if plain(title) and f" {plain(title)} " in words)
+    names = {} if tables else {bare_title(title): None for title in (*gold, *named)}
+    titles = tuple(title for title in sorted(names) if plain(title) and f" {plain(title)} " in words)
     question = " ".join(row["question"].split())
     yield Question(
-        id=f"{name}-{row['id']}", set=name, source=source, question=question, answers=answers, titles=titles, gold=gold
+        id=f"{name}-{row['id']}", set=name, tables=tables, question=question, answers=answers, titles=titles, gold=gold
     )
 
 
@@ -200,7 +266,7 @@ def _made(data: pathlib.Path) -> Iterator[Question]:
         )
         text = wordings[rng.integers(len(wordings))]
         made = {"id": f"{table['id']}-{key}", "question": text, "supporting_titles": [table["title"]]}
-        yield from _question("cells", "table", made | {"golden_answers": [" ".join(cells[asked].split())]})
+        yield from _question("cells", made | {"golden_answers": [" ".join(cells[asked].split())]}, tables=True)
 
 
 class Search:
@@ -231,22 +297,30 @@ class Search:
 
 
 def kept(questions: Iterable[Question], search: Search) -> list[dict[str, Any]]:
-    """The questions that their own source alone answers, as rows with a gold path; says how many were left out and why."""
+    """The questions that one source alone answers, as rows with a gold path; says how many were left out and why."""
     asked = list({plain(one.question): one for one in questions}.values())
     result, counts = [], collections.defaultdict[str, collections.Counter[str]](collections.Counter)
     for one, found in zip(asked, search.answered(asked)):
-        own = [(query, passage) for query, passage in found[one.source] if not one.gold or passage.title in one.gold]
-        elsewhere = any(hits for name, hits in found.items() if name != one.source)
-        counts[one.set]["not found" if not own else "elsewhere, too" if elsewhere else "kept"] += 1
-        if own and not elsewhere:
-            query, passage = own[0]
+        words = f" {plain(one.question)} "
+        own = [
+            (name, query, passage)
+            for name, hits in found.items()
+            for query, passage in hits
+            if (name == "table") == one.tables
+            and (not one.gold or passage.title in one.gold)
+            and (one.tables or f" {plain(bare_title(passage.title))} " in words)
+        ]
+        counts[one.set]["not found" if not own else "elsewhere, too" if len(found) > 1 else own[0][0]] += 1
+        if own and len(found) == 1:
+            name, query, passage = own[0]
             result.append(
                 {
                     "id": one.id,
                     "question": one.question,
                     "golden_answers": list(one.answers),
                     "set": one.set,
-                    "path": [{"kb": one.source, "passage_id": passage.id, "query": query}],
+                    "about": bare_title(passage.title),
+                    "path": [{"kb": name, "passage_id": passage.id, "query": query}],
                 }
             )
     for name, count in counts.items():
@@ -263,8 +337,8 @@ def exchanged(data: pathlib.Path, name: str, renaming: dict[str, str]) -> None:
 
 
 def split_of(row: dict[str, Any]) -> str:
-    """By the question's words, so that the parts of a question that recur are on one side."""
-    share = int(hashlib.sha256(plain(row["question"]).encode()).hexdigest(), 16) % 100
+    """By the title of the passage that answers, so that all that is asked about it is on one side."""
+    share = int(hashlib.sha256(plain(row["about"]).encode()).hexdigest(), 16) % 100
     for name, percent in SHARES:
         if share < percent:
             return name
@@ -282,7 +356,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, required=True)
     flags = parser.parse_args()
     flags.output.mkdir(parents=True, exist_ok=True)
-    search = Search(flags.output, {name: passages_of(flags.data, name) for name in WORDS})
+    search = Search(flags.output, passages_of(flags.data))
     splits = collections.defaultdict(list)
     for row in kept(training_sets(flags.data), search):
         splits[split_of(row)].append(row)

@@ -139,6 +139,7 @@ class Writer(Agent):
         return chat.episode(answer=None)
 
 
+@pytest.mark.slow
 def test_equal_weights_sample_what_they_would_have_sampled_at_once() -> None:
     """A turn goes on in its middle, on other rows, and another job has used the engine meanwhile."""
     engine = Engine(tiny.model(), rows=16, max_length=128, segment=8)

@@ -131,6 +131,7 @@ def test_pictures_of_an_observation(seen: Episode) -> None:
     assert averages([seen])["unusable_picture_rate"] == 0.5
 
 
+@pytest.mark.slow
 def test_fewer_thumbnails_where_there_is_no_room() -> None:
     """A result is shown with its picture, or not at all."""
     agent = Thumbnails(grammar=Pictures(tools=("text",)), k=4, answer_tokens=8)

@@ -203,6 +203,7 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
 # --- updates -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_objective_on_the_way():
     """The next update is that of a learner that had it from the start."""
     other = LossConfig(clip_high=0.4, entropy_coef=0.05)
@@ -230,6 +231,7 @@ def test_initial_weights_are_kept_for_a_reference_alone(kept):
     assert (initial() is not None) == kept
 
 
+@pytest.mark.slow
 def test_a_restart_is_a_new_learner_of_the_same_weights():
     """Moments, schedule and reference: the next updates are those of a learner made from these weights."""
     settings = OptimizerConfig(lr=1e-2, schedule="linear", warmup=2)
@@ -266,6 +268,7 @@ def test_layout_and_sharding_do_not_change_the_update(devices, buckets, micro_to
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, other.params)
 
 
+@pytest.mark.slow
 def test_chunks_of_logits_do_not_change_the_update(monkeypatch):
     """On one device, where no weights are split over `fsdp` (chunks are skipped), and where they are."""
     from routerl_jax.learning import logprobs as module
@@ -289,6 +292,7 @@ def test_chunks_of_logits_do_not_change_the_update(monkeypatch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, made.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.01, eps=1e-3)], ids=["sgd", "adamw"])
 def test_fsdp_and_tensor_layouts_give_the_same_update(optimizer):
     """AdamW's eps is well above float32's noise in the gradients, which its first steps otherwise blow up to full size."""
@@ -310,6 +314,7 @@ def test_fsdp_and_tensor_layouts_give_the_same_update(optimizer):
     assert moments is None or moments["blocks"]["gate"].get_value().sharding == gate.sharding
 
 
+@pytest.mark.slow
 def test_remat_changes_memory_not_results():
     mesh = make_mesh(devices=jax.devices()[:1])
     results = []
@@ -428,6 +433,7 @@ def test_sigmoid_schedule():
         OptimizerConfig(schedule="cosine", midpoint=45)
 
 
+@pytest.mark.slow
 def test_muon_takes_orthogonal_steps_on_layers_and_adam_steps_elsewhere():
     optimizer = OptimizerConfig(kind="muon", lr=0.02, adam_lr=0.001, weight_decay=0.0, max_grad_norm=1e9)
     made = learner(devices=2, optimizer=optimizer.build(10))
@@ -484,6 +490,7 @@ def test_the_reference_scores_a_batch_where_it_lies(devices):
     jax.tree.map(np.testing.assert_array_equal, *(nnx.to_pure_dict(one.params) for one in (made, other)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
 @pytest.mark.parametrize("kl", ["forward", "reverse"])
 def test_an_exact_kl_is_that_of_the_vocabulary(devices, kl):

@@ -155,6 +155,7 @@ def stepped(learner: Learner, batch: Batch) -> tuple[list[np.ndarray], np.ndarra
     return jax.tree.leaves(gradients), logprobs, metrics["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_log_probabilities_and_gradients_are_those_of_sequences_apart(case: Any, learners: dict[bool, Learner]) -> None:
     """Tower and decoder, in float32: 1e-5 of the largest gradient of a parameter, which may be above 1."""

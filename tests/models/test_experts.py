@@ -178,6 +178,7 @@ def test_replayed_experts_have_this_router_s_weights(saved: Models) -> None:
     assert np.abs(gradient["router"].get_value()).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_moe_mixed"])
 def test_greedy_generation_is_that_of_transformers(saved: Models, family: str, tmp_path: pathlib.Path) -> None:
     """Through the engine, with an observation in between; and a second time on a mesh with two experts a device."""
@@ -201,6 +202,7 @@ def test_greedy_generation_is_that_of_transformers(saved: Models, family: str, t
             assert stream.ledger.tokens == expected
 
 
+@pytest.mark.slow
 def test_adapters_leave_experts_alone(saved: Models, tmp_path: pathlib.Path) -> None:
     """Attention (and the feed-forward of layers without experts) gets one; peft's directory goes there and back."""
     model = load(saved("qwen3_moe_mixed").directory)

@@ -121,6 +121,7 @@ def test_the_prefix_of_queries(saved: Any) -> None:
     assert len(usual) - len(bare) == len(tokenizer().encode("Query: x")) - len(tokenizer().encode("x"))
 
 
+@pytest.mark.slow
 def test_pages_are_read_as_they_are_needed(saved: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the host never holds the patches of a whole collection."""
     model = load(saved("qwen2_vl")[1])
@@ -153,6 +154,7 @@ def test_scores(saved: Any) -> None:
     np.testing.assert_allclose(np.maximum(theirs, expected), theirs, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_page_alone_and_in_company(saved: Any) -> None:
     """And spread over eight devices."""
     model = load(saved("qwen2_5_vl")[1])

@@ -208,6 +208,7 @@ def test_bfloat16_compute(saved: Models) -> None:
     assert 1e-4 < error < 3e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2_tied"])
 def test_gradients_of_a_repeated_token_add_up_in_float32(saved: Models, family: str) -> None:
     """Float32 weights, bfloat16 compute: a sum in bfloat16 stands still after 256 equal terms, here there are 4096.

@@ -181,6 +181,7 @@ def test_left_padding(saved: Any) -> None:
     np.testing.assert_allclose(got[0, 7:], hf_logits(hf, ids, pictures(ROWS[0])), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "remat"), [("qwen2_5_vl", "full"), ("qwen2_vl", "none"), ("qwen3_vl", "full")])
 def test_gradients(saved: Any, kind: str, remat: Any) -> None:
     """Of the mean next-token cross-entropy for every parameter, tower included; 1e-3 of its largest gradient."""

@@ -202,7 +202,9 @@ def test_the_url_of_a_picture_goes_to_who_reads_urls(reads_urls: bool) -> None:
     tools = {"image": Web(), "text": Pages()}
     known = dataclasses.replace(EXAMPLE, metadata={"image_urls": ["https://a.b/c.jpg"]})
     run(AGENT, [known], SeeingScript(lambda *_: (IMAGE, RIGHT)[_[2]]), tools)
-    assert tools["image"].asked == [TextAndImage(image=PICTURE, url="https://a.b/c.jpg" if reads_urls else "")]
+    (query,) = tools["image"].asked
+    assert query.image is PICTURE
+    assert (query.text, query.question, query.url) == (None, "", "https://a.b/c.jpg" if reads_urls else "")
 
 
 def test_a_tool_that_fails_is_an_observation_like_any_other() -> None:

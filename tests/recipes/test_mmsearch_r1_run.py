@@ -92,6 +92,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schema.TrainCon
         yield make_config(home / "encoder")
 
 
+@pytest.mark.slow
 def test_sampler_and_learner_agree_on_searched_pictures(config: schema.TrainConfig) -> None:
     """1e-4 in float32: the question's picture, thumbnails of other sizes, the picture again."""
     model = load_pretrained("atlas-sight")
@@ -172,6 +173,7 @@ def test_infoseek_s_questions_through_the_loop(
     assert (found["em"], found["search_ratio"], found["answered_rate"]) == (0.5, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> None:
     """Its table has the paper's agents and measures, by kind of question; its records show what was seen."""
     train_rl(config, tmp_path / "run")

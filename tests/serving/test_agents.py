@@ -19,6 +19,7 @@ from tests.agents.scripted import AGENT, knowledge
 from tests.serving.served import TEMPLATE, serving
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["turns", "continue"])
 def test_any_agent_runs_with_a_served_policy(form: Any) -> None:
     engine = Engine(tiny.model(layers=1, max_length=1024), rows=4, max_length=1024, segment=16)

@@ -117,6 +117,7 @@ def delayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[np.ndarray],
     return parts.weights, untimed(rows)
 
 
+@pytest.mark.slow
 def test_the_same_devices_in_turns(
     delayed: tuple[list[np.ndarray], list[dict[str, Any]]], tmp_path: pathlib.Path
 ) -> None:

@@ -272,6 +272,7 @@ def config(tmp_path: pathlib.Path) -> TrainConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_supervised_run_on_annotated_questions(
     config: TrainConfig, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +318,7 @@ def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: 
     assert names(dataclasses.replace(config, steps=100)) == {f"q{i}" for i in range(12)}
 
 
+@pytest.mark.slow
 def test_a_supervised_run_on_drawn_searches(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """Questions come again until there are enough. What found nothing ends with its last search."""
     drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))

@@ -82,6 +82,7 @@ def test_a_control_continues_where_the_stage_began(tmp_path: pathlib.Path, monke
     assert again["comparisons"] == results["comparisons"]
 
 
+@pytest.mark.slow
 def test_a_control_without_the_first_stage_is_the_second_one_alone(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,6 +101,7 @@ def test_a_control_without_the_first_stage_is_the_second_one_alone(
     assert results["comparisons"].keys() == {"second_only"}
 
 
+@pytest.mark.slow
 def test_a_control_with_other_rewards_and_questions_begins_where_the_run_began(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):

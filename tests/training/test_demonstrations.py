@@ -110,6 +110,7 @@ def test_what_the_policy_wrote_is_learnt(source: pathlib.Path) -> None:
     assert tokenizer.decode(sequence.tokens[sequence.loss_mask]) == own
 
 
+@pytest.mark.slow
 def test_a_supervised_run_on_episodes(
     source: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ def test_demonstrations_can_be_made_by_a_function() -> None:
         open_demonstrations(broken, agent)
 
 
+@pytest.mark.slow
 def test_streams_can_be_mixed() -> None:
     listed = [Worked(Example(id=str(number), question="Who?", answers=("x",)), []) for number in range(8)]
     plans, sight = Shuffled(listed, seed=3), sight_demonstrations(seed=3)

@@ -52,6 +52,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("JUDGE_KEY", "secret-7")
 
 
+@pytest.mark.slow
 def test_a_run_with_a_judge(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rewards, validation and the table are made of its verdicts; it may move while the run pauses, and not change its mind."""
     workdir, chats = tmp_path / "run", Chats(lenient, key="secret-7")

@@ -145,6 +145,7 @@ def test_pages_by_their_text(encoder: str, cache: pathlib.Path, tmp_path: pathli
         opened(words=dataclasses.replace(words, settings={**words.settings, "encoder": encoder}))
 
 
+@pytest.mark.slow
 def test_atlas_s_pages_are_found_by_title_and_seen(cache: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     """One at a time, next to each other in print of two sizes; drawn once, and nothing of what is on them is text."""
     every, drawn = pages.all_pages, []

@@ -133,6 +133,7 @@ def test_a_run_of_an_earlier_version_is_read(config: TrainConfig, tmp_path: path
         from_config_dict(TrainConfig, kept)
 
 
+@pytest.mark.slow
 def test_initial_weights_are_not_kept(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """Unless a reference needs them, which then is these arrays and no copy; the first update changes neither."""
     mesh = make_mesh({"fsdp": 8})

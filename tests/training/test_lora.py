@@ -41,6 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """A random policy that is paid for the lower half of its vocabulary; the engine samples from each update's weights."""
     config = schema.TrainConfig(
@@ -104,6 +105,7 @@ def workdir(config: schema.TrainConfig, tmp_path_factory: pytest.TempPathFactory
         yield workdir
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_bit_for_bit(
     config: schema.TrainConfig, workdir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

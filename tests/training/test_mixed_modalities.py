@@ -85,6 +85,7 @@ def test_golden_files_hold_what_was_found(tmp_path: pathlib.Path) -> None:
         write_atlas_golden(path, examples[4:], {"text": tools["text"]}, k=1)
 
 
+@pytest.mark.slow
 def test_golden_data_sets_are_made_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(golden, "cache_directory", lambda: tmp_path)
     opened: list[int] = []

@@ -214,6 +214,7 @@ def test_the_learner_s_own_logprobs_are_where_ratios_start(
     assert 0 < metrics["importance/capped_share"] < 1
 
 
+@pytest.mark.slow
 def test_divergence_is_taken_from_the_reward(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Summed over both of an episode's conversations; it makes the flat group worth learning from."""
     metrics, batches = take_step(tmp_path, monkeypatch, "given", advantage="dr_grpo", reward_kl_coef=0.01)

@@ -121,6 +121,7 @@ def test_the_temperature_of_rollouts_is_none_of_its_business(
     assert last["actor/loss"] == first["actor/loss"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_bit_for_bit(
     whole: tuple[pathlib.Path, Any], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_weights_that_are_no_numbers_are_neither_kept_nor_exported(tmp_path: pat
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_wrong_stops_with_its_last_good_checkpoint(tmp_path: pathlib.Path) -> None:
     """The gradient's norm is above 0 from the first update on. Loosened, the run goes on to its end."""
     watch = WatchConfig(patience=2, least={}, most={"actor/grad_norm": 0.0}, falls={})

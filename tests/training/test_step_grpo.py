@@ -70,6 +70,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "build_mesh", lambda _: single_device_mesh())
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_golden_steps_and_is_evaluated_on_questions(
     trajectories: pathlib.Path, tmp_path: pathlib.Path, one_device: None
 ) -> None:

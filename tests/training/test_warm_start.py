@@ -96,6 +96,7 @@ def test_its_checkpoints_open_with_the_tokenizer_of_the_warm_start(
         np.testing.assert_array_equal(value, load_file(whole / "policy" / "model.safetensors")[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_killed_in_the_phase_and_after_it(
     config: TrainConfig, whole: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
