@@ -175,8 +175,10 @@ def _facts(name: str, id: str, subject: str, relation: str, answer: str) -> Iter
     """A fact in two of its relation's wordings."""
     wordings = _WORDINGS.get(relation, ())
     first = int(hashlib.sha256(id.encode()).hexdigest(), 16)
-    for wording in {wordings[(first + i) % len(wordings)]: None for i in range(2 * bool(wordings))}:
-        asked = {"id": id, "question": wording.format(bare_title(subject)), "golden_answers": [answer]}
+    plain_name = re.sub(r" \([^()]*\)$", "", subject)
+    for number in range(min(2, len(wordings))):
+        wording = wordings[(first + number) % len(wordings)]
+        asked = {"id": f"{id}-{number}", "question": wording.format(plain_name), "golden_answers": [answer]}
         yield from _question(name, asked, (subject,))
 
 

@@ -60,7 +60,7 @@ def where(seed: int, isa: str, directory: pathlib.Path, flags: list[str]) -> dic
         for name in ("other_sets", "paraphrases")
     }
     policy = [f"--model={workdir}/policy", "--config=configs/sources.py:own", "--agents=trained"]
-    for name, renaming in (("exchanged", {"text": "table", "table": "text"}), ("renamed", {"table": "sheet"})):
+    for name, renaming in (("exchanged", {"people": "table", "table": "people"}), ("renamed", {"table": "sheet"})):
         exchanged(pathlib.Path(DATA), name, renaming)
         new = {renaming.get(old, old): old for old in DESCRIPTIONS}
         knowledge = [f"--config.knowledge.{at}.source={DATA}/{old}.jsonl" for at, old in new.items()]

@@ -10,8 +10,8 @@ from routerl_jax.training import config as schema
 
 DATA = "runs/real_data"  # what benchmarks.real_data writes
 DESCRIPTIONS = {
-    "text": "articles about people, films and places",
-    "article": "articles about events, music, science and organisations",
+    "people": "articles about people: their lives and families",
+    "works": "articles about films, music, books and series",
     "table": "rows of tables: results, lists, records",
 }
 PROMPT = "Sources:\n{sources}\nThink, search one source, answer.\nQuestion: {question}\n"
