@@ -58,6 +58,7 @@ def sheets_named(name: str) -> Sheets:
 def keep_tower(model: Decoder, path: pathlib.Path) -> None:
     """Writes an aligned tower for later sessions of a run: a checkpoint lacks it where it is frozen, and another machine would
     round another one. A collective call."""
+    assert isinstance(model, VisionLanguageModel)
     tower = multihost.to_host(nnx.state(model.visual, nnx.Param))
     weights = {jax.tree_util.keystr(at): value for at, value in jax.tree.leaves_with_path(tower)}
     multihost.on_main(lambda: write_atomic(path, msgpack_serialize(weights), sync=True))
@@ -69,6 +70,7 @@ def read_tower(model: Decoder, path: pathlib.Path) -> None:
     Raises:
       ValueError: the file is damaged.
     """
+    assert isinstance(model, VisionLanguageModel)
     try:
         weights = msgpack_restore(path.read_bytes())
         tower = jax.tree.map_with_path(
