@@ -9,9 +9,10 @@ DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them)
   them apart by how they begin); those about anything else are left out
 - `table.jsonl`: rows of WikiTableQuestions' tables
 - `train.jsonl`, `validation.jsonl`, `test.jsonl`: the parts of 2WikiMultihopQA's questions, its facts asked in several
-  wordings, MuSiQue's relations asked as questions, WikiTableQuestions, and questions made from cells of its tables. Whatever
-  is asked about one title is in one of the three.
-- `other_sets.jsonl`: PopQA, HotpotQA, MuSiQue's questions and Open-WikiTable, which are in none of these
+  wordings, WikiTableQuestions, and questions made from cells of its tables. Whatever is asked about one title is in one of the
+  three.
+- `other_sets.jsonl`: PopQA, HotpotQA, MuSiQue (its relations are asked in the wordings of the facts) and Open-WikiTable, which
+  are in none of these, about titles that `train.jsonl` does not ask about
 - `paraphrases.jsonl`: the questions of `test.jsonl` in other words
 
 A question is kept if one source alone shows an answer to it, by the question or by a title that it names, among `K` passages
@@ -38,7 +39,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.core.words import folded, states
-from routerl_jax.data.gold_paths import bare_title
+from routerl_jax.data.gold_paths import bare_title, without_aside
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.rewards.normalize import NORMALIZERS
@@ -111,6 +112,11 @@ def about(text: str) -> str:
     return min(begins)[1] if begins else ""
 
 
+def _drawn(text: str) -> int:
+    """A number that is the text's, on every machine."""
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
+
+
 def _row(header: list[str], cells: list[str]) -> str:
     pairs = [f"{' '.join(head.split())}: {' '.join(cell.split())}" for head, cell in zip(header, cells) if cell.strip()]
     return " ".join("; ".join(pairs).split()[: WORDS["table"]])
@@ -120,7 +126,7 @@ def rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return [row for _, row in read_rows(path)]
 
 
-# Wordings of the facts of 2WikiMultihopQA, and of MuSiQue's relations.
+# Of the facts of 2WikiMultihopQA and the relations of MuSiQue.
 _WORDINGS: dict[str, tuple[str, ...]] = {
     "director": ("Who directed {}?", "Who made {}?", "Which director is behind {}?"),
     "performer": ("Who sings {}?", "Who recorded {}?", "Which artist performed {}?"),
@@ -133,7 +139,7 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
     "country of citizenship": (
         "Which country is {} from?",
         "What is the nationality of {}?",
-        "What country does {} belong to?",
+        "What is {}'s nationality?",
     ),
     "date of birth": ("When was {} born?", "What is {}'s date of birth?", "On what day was {} born?"),
     "date of death": ("When did {} die?", "What is the date of {}'s death?", "On what day did {} die?"),
@@ -149,7 +155,7 @@ _WORDINGS: dict[str, tuple[str, ...]] = {
 
 
 def training_sets(data: pathlib.Path) -> Iterator[Question]:
-    """2WikiMultihopQA's parts and facts, MuSiQue's relations, WikiTableQuestions' look-ups, and its cells."""
+    """2WikiMultihopQA's parts and facts, WikiTableQuestions' look-ups, and its cells."""
     for row in rows(data / "2wikimultihopqa/questions_dev.jsonl.gz"):
         triples: list[list[str]] = row.get("evidence_triples") or []
         for i, (part, (subject, _, answer)) in enumerate(zip(row.get("decomposition") or (), triples)):
@@ -157,11 +163,6 @@ def training_sets(data: pathlib.Path) -> Iterator[Question]:
             yield from _question("2wiki parts", asked | {"id": f"{row['id']}-{i}"})
         for i, (subject, relation, answer) in enumerate(triples):
             yield from _facts("2wiki facts", f"{row['id']}-{i}", subject, relation, answer)
-    for row in rows(data / "musique/questions_dev.jsonl.gz"):
-        for i, part in enumerate(row["decomposition"]):
-            subject, _, relation = (text.strip() for text in part["question"].partition(">>"))
-            if "#" not in subject:
-                yield from _facts("musique relations", f"{row['id']}-{i}", subject, relation, part["answer"])
     titles = {table["id"]: table["title"] for table in rows(data / "wikitablequestions/tables.jsonl.gz")}
     for row in rows(data / "wikitablequestions/questions_dev.jsonl.gz"):
         lookup = not _NO_LOOKUP.match(row["question"].lower()) and len(row["question"].split()) <= 18
@@ -174,29 +175,35 @@ def training_sets(data: pathlib.Path) -> Iterator[Question]:
 def _facts(name: str, id: str, subject: str, relation: str, answer: str) -> Iterator[Question]:
     """A fact in two of its relation's wordings."""
     wordings = _WORDINGS.get(relation, ())
-    first = int(hashlib.sha256(id.encode()).hexdigest(), 16)
-    plain_name = re.sub(r" \([^()]*\)$", "", subject)
+    first = _drawn(id)
     for number in range(min(2, len(wordings))):
         wording = wordings[(first + number) % len(wordings)]
-        asked = {"id": f"{id}-{number}", "question": wording.format(plain_name), "golden_answers": [answer]}
+        asked = {"id": f"{id}-{number}", "question": wording.format(without_aside(subject)), "golden_answers": [answer]}
         yield from _question(name, asked, (subject,))
 
 
 def other_sets(data: pathlib.Path) -> Iterator[Question]:
-    """PopQA, HotpotQA (of four collections), MuSiQue (of three, and the parts of its questions) and Open-WikiTable."""
+    """PopQA, HotpotQA and MuSiQue (of three collections each; MuSiQue's parts and relations, too) and Open-WikiTable."""
     titles = {row["id"]: row["title"] for row in rows(data / "popqa/corpus.jsonl.gz")}
     for row in rows(data / "popqa/questions_dev.jsonl.gz"):
         named = {"supporting_titles": [titles[id] for id in row["supporting"] if id in titles]}
         yield from _question("popqa", row | named)
-    for name in ("hotpotqa", "routerag_rl", "r1searcher_train", "r1searcher_eval", "musique", "musique_ketrag"):
+    for name in ("hotpotqa", "routerag_rl", "musique", "musique_ketrag"):
         for row in rows(data / name / "questions_dev.jsonl.gz"):
-            kind = "musique" if "musique" in f"{name} {row['type']}" else "hotpotqa"
-            if not (name.startswith("r1searcher") and "2wiki" in row["type"]):
-                yield from _question(kind, row)
-            for i, part in enumerate(row.get("decomposition") or ()):
-                if "#" not in part["question"] and ">>" not in part["question"]:
-                    asked = {"question": part["question"], "golden_answers": [part["answer"]]}
-                    yield from _question("musique parts", row | asked | {"id": f"{row['id']}-{i}"})
+            yield from _question("musique" if name.startswith("musique") else "hotpotqa", row)
+    for row in rows(data / "r1searcher_eval/questions_dev.jsonl.gz"):
+        if (name := row["type"].removesuffix("_500")) in ("hotpotqa", "musique"):
+            yield from _question(name, row)
+    for row in rows(data / "musique/questions_dev.jsonl.gz"):
+        for i, part in enumerate(row["decomposition"]):
+            subject, relation_of, relation = (text.strip() for text in part["question"].partition(">>"))
+            if "#" in subject:  # an earlier part's answer
+                continue
+            if relation_of:
+                yield from _facts("musique relations", f"{row['id']}-{i}", subject, relation, part["answer"])
+            else:
+                asked = {"question": subject, "golden_answers": [part["answer"]]}
+                yield from _question("musique parts", row | asked | {"id": f"{row['id']}-{i}"})
     for row in rows(data / "open_wikitable/questions_dev.jsonl.gz"):
         if len(row["golden_answers"]) == 1:
             yield from _question("open_wikitable", row, tables=True)
@@ -237,8 +244,7 @@ _ASKED = ("A friend asked me this: {}", "{} Please look it up.", "I would like t
 def paraphrased(rows_: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The questions in other words, with the same answers and paths."""
     for row in rows_:
-        share = int(hashlib.sha256(row["id"].encode()).hexdigest(), 16)
-        asked, how = _ASKED[share % len(_ASKED)].format(row["question"]), "within a sentence"
+        asked, how = _ASKED[_drawn(row["id"]) % len(_ASKED)].format(row["question"]), "within a sentence"
         for pattern, wording in _PARAPHRASES:
             if match := re.fullmatch(pattern, row["question"], re.IGNORECASE):
                 asked, how = wording.format(*match.groups()), "other words"
@@ -340,7 +346,7 @@ def exchanged(data: pathlib.Path, name: str, renaming: dict[str, str]) -> None:
 
 def split_of(row: dict[str, Any]) -> str:
     """By the title of the passage that answers, so that all that is asked about it is on one side."""
-    share = int(hashlib.sha256(plain(row["about"]).encode()).hexdigest(), 16) % 100
+    share = _drawn(plain(row["about"])) % 100
     for name, percent in SHARES:
         if share < percent:
             return name
@@ -363,15 +369,20 @@ def main() -> None:
     for row in kept(training_sets(flags.data), search):
         splits[split_of(row)].append(row)
     splits["other_sets"] = kept(other_sets(flags.data), search)
+    trained: set[str] = set()
     rng = np.random.default_rng(11)
     for name in (*dict(SHARES), "other_sets"):
         these = splits[name]
         some, counts = [], collections.Counter[str]()
         for row in (these[i] for i in rng.permutation(len(these))):
+            if name == "other_sets" and row["about"] in trained:
+                continue
             counts[row["path"][0]["kb"]] += 1
             if counts[row["path"][0]["kb"]] <= MOST:
                 some.append(row)
         write_rows(flags.output / f"{name}.jsonl", some)
+        if name == "train":
+            trained = {row["about"] for row in some}
         if name == "test":
             write_rows(flags.output / "paraphrases.jsonl", paraphrased(some))
         print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in some), file=sys.stderr)
