@@ -292,7 +292,6 @@ def test_chunks_of_logits_do_not_change_the_update(monkeypatch):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, np.asarray(b), atol=2e-5), base.params, made.params)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.1), optax.adamw(0.01, eps=1e-3)], ids=["sgd", "adamw"])
 def test_fsdp_and_tensor_layouts_give_the_same_update(optimizer):
     """AdamW's eps is well above float32's noise in the gradients, which its first steps otherwise blow up to full size."""

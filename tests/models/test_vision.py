@@ -159,7 +159,6 @@ def test_features_of_several_pictures_equal_those_of_transformers(name):
     assert np.abs(found - expected).max() <= 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "remat"),
     [("full_layers_inside", "none"), ("full_layer_last", "full"), ("qwen2_vl", "dots"), ("qwen3_vl", "full")],

@@ -106,7 +106,6 @@ def test_queries_per_rollout(rows: Rows) -> None:
             assert counts[key][number] == pytest.approx(share * times, abs=3 * np.sqrt(times) + 1), (key, number)
 
 
-@pytest.mark.slow
 def test_exactly_what_was_retrieved_is_untrained(rows: Rows) -> None:
     """Through the ledger with two real vocabularies; where documents lie is found here by another way: from mark to mark."""
     for name in ("SmolLM2-135M-Instruct", "atlas-warm-start"):

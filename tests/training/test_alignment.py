@@ -114,7 +114,7 @@ def test_a_run_with_an_aligned_tower_resumes(tmp_path: pathlib.Path, monkeypatch
         )
         with pytest.raises(ZeroDivisionError):
             sft.train_sft(config, workdir)
-    assert np.isfinite(float(load_policy(workdir, config).embedding[...].sum()))  # of the checkpoint
+    of_checkpoint = load_policy(workdir, config)
     kept = (workdir / ALIGNED).read_bytes()
     monkeypatch.setattr(sft, "align_tower", lambda *_: pytest.fail("the tower is aligned a second time"))
     begun = []
@@ -126,3 +126,8 @@ def test_a_run_with_an_aligned_tower_resumes(tmp_path: pathlib.Path, monkeypatch
     (workdir / ALIGNED).write_bytes(kept)
     sft.train_sft(config, workdir, resume=True)
     assert begun == [1]
+    towers = [
+        nnx.to_flat_state(nnx.state(model.visual, nnx.Param)) for model in (of_checkpoint, load_policy(workdir, config))
+    ]
+    for (path, weight), (_, again) in zip(*towers, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight.get_value()), np.asarray(again.get_value()), err_msg=str(path))
