@@ -6,17 +6,25 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 VENV := .venv
+# Python compiles a module when it is first used; pip would compile them all, most of which are never used: a minute and a half.
+PIP := --quiet --no-compile
 BIN := $(VENV)/bin
 SEED ?= 0
 WORKERS := --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
-.PHONY: quickstart check test test-all lint docs warm-start sight peers clean
+.PHONY: quickstart real check test test-all lint docs warm-start sight peers clean
 
 # Trains on the embedded data and prints what improved. SEED=1 for another seed (its own directory).
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m launch.train --config=configs/quickstart.py --workdir=$(RUN) --config.seed=$(SEED) \
 		--resume=auto
+
+# A real language model learns on real questions (benchmarks/real_sample.zip) where to search.
+real: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.real_data --output=runs/real_data
+	$(BIN)/python -m launch.train --config=configs/sources.py --workdir=runs/real$(if $(filter-out 0,$(SEED)),-seed$(SEED)) \
+		--config.seed=$(SEED) --resume=auto
 
 # The core in three minutes: rewards, agents, recipes, credit, losses, the engine, the direction of imports.
 CORE := $(addprefix tests/,core rewards agents recipes data llms evaluation invariants/test_imports.py test_docs.py \
@@ -59,22 +67,22 @@ $(BIN)/pip:
 
 $(VENV)/.installed: setup.py | $(BIN)/pip
 	@echo "installing into $(VENV); this takes some minutes and prints nothing"
-	$(BIN)/pip install --quiet --editable ".[scann,bm25,serve]"
+	$(BIN)/pip install $(PIP) --editable ".[scann,bm25,serve]"
 	touch $@
 
 $(VENV)/.installed-dev: setup.py $(VENV)/.installed
-	$(BIN)/pip install --quiet $(TORCH) $(addprefix --extra-index-url=,$(TORCH_INDEX))
-	$(BIN)/pip install --quiet --editable ".[scann,notebooks,dev]"
+	$(BIN)/pip install $(PIP) $(TORCH) $(addprefix --extra-index-url=,$(TORCH_INDEX))
+	$(BIN)/pip install $(PIP) --editable ".[scann,notebooks,dev]"
 	touch $@
 
 $(VENV)/.installed-docs: setup.py $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable ".[scann,docs]"
+	$(BIN)/pip install $(PIP) --editable ".[scann,docs]"
 	touch $@
 
 # google-tunix, which only benchmarks.agentic needs, with the same JAX in a Python of its own.
 peers: $(VENV)/.installed-dev
 	test -d $(VENV)-peers || $(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/pip install --quiet "google-tunix>=0.1.7" $$($(BIN)/pip freeze | grep -E "^(jax|flax)==")
+	$(VENV)-peers/bin/pip install $(PIP) "google-tunix>=0.1.7" $$($(BIN)/pip freeze | grep -E "^(jax|flax)==")
 
 clean:
 	rm -rf $(VENV) $(VENV)-peers build *.egg-info

@@ -1,6 +1,10 @@
 """Three real sources, and questions that only one of them answers: the data of benchmarks.real_model.
 
-python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
+python -m benchmarks.real_data --output=runs/real_data
+python -m benchmarks.real_data --output=runs/real_data --data=DIRECTORY --pack=benchmarks/real_sample.zip
+
+The first unpacks the sample of this repository, whose LICENCES.md says what is whose. The second makes everything from the data
+sets themselves, and the sample of what their licences let us pass on (`UNLICENSED` is left out).
 
 DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them), with `questions_dev.jsonl.gz` and
 `corpus.jsonl.gz` or `tables.jsonl.gz`. Written are the sources and the questions:
@@ -18,6 +22,9 @@ DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them)
 A question is kept if one source alone shows an answer to it, by the question or by a title that it names, among `K` passages
 of BM25. A passage must be of a title that the question names; where the data set says which passage or table answers, it must
 be that one. All others are counted. No more than `MOST` of a source are kept in a file.
+
+A source keeps every passage of the titles that are asked about, and others up to `SIZE`. The questions must be answered by one
+source alone both among all passages and among these.
 """
 
 from __future__ import annotations
@@ -26,10 +33,13 @@ import argparse
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import re
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -50,6 +60,9 @@ CORPORA = ("popqa", "2wikimultihopqa", "hotpotqa", "musique", "musique_ketrag", 
 SHARES = (("test", 50), ("validation", 6), ("train", 44))  # percent of the titles of the training sets
 MADE = 400  # questions made from cells
 MOST = 150
+SIZE = 8000
+UNLICENSED = ("open_wikitable",)  # its repository states no licence
+SAMPLE = pathlib.Path(__file__).with_name("real_sample.zip")
 # Of rows that are read as a sentence is: a comparison over all rows, or a count, needs more than a row.
 _NO_LOOKUP = re.compile(
     r"(how many|how much|what is the (total|difference|average|sum)|did |is |was |were |does |are )"
@@ -358,34 +371,115 @@ def write_rows(path: pathlib.Path, these: Iterable[dict[str, Any]]) -> None:
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in these))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--output", type=pathlib.Path, required=True)
-    flags = parser.parse_args()
-    flags.output.mkdir(parents=True, exist_ok=True)
-    search = Search(flags.output, passages_of(flags.data))
+def chosen(rows_: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The files of questions: `MOST` of a source in each, in an order drawn at random."""
     splits = collections.defaultdict(list)
-    for row in kept(training_sets(flags.data), search):
+    for row in rows_:
         splits[split_of(row)].append(row)
-    splits["other_sets"] = kept(other_sets(flags.data), search)
-    trained: set[str] = set()
-    rng = np.random.default_rng(11)
-    for name in (*dict(SHARES), "other_sets"):
-        these = splits[name]
-        some, counts = [], collections.Counter[str]()
+    rng, files, trained = np.random.default_rng(11), {}, set[str]()
+    for name, these in (*((name, splits[name]) for name, _ in SHARES), ("other_sets", others)):
+        counts = collections.Counter[str]()
+        files[name] = []
         for row in (these[i] for i in rng.permutation(len(these))):
             if name == "other_sets" and row["about"] in trained:
                 continue
             counts[row["path"][0]["kb"]] += 1
             if counts[row["path"][0]["kb"]] <= MOST:
-                some.append(row)
-        write_rows(flags.output / f"{name}.jsonl", some)
+                files[name].append(row)
         if name == "train":
-            trained = {row["about"] for row in some}
+            trained = {row["about"] for row in files[name]}
+    return files
+
+
+def smaller(
+    passages: dict[str, list[dict[str, str]]], asked: Iterable[dict[str, Any]]
+) -> dict[str, list[dict[str, str]]]:
+    """The sources with every passage of the titles that are asked about, and others up to `SIZE`."""
+    about_: dict[str, set[str]] = collections.defaultdict(set)
+    for row in asked:
+        about_[row["path"][0]["kb"]].add(row["about"])
+    result = {}
+    for name, these in passages.items():
+        needed = [row for row in these if bare_title(row["title"]) in about_[name]]
+        rest = sorted(
+            (row for row in these if bare_title(row["title"]) not in about_[name]), key=lambda row: _drawn(row["id"])
+        )
+        result[name] = needed + rest[: max(0, SIZE - len(needed))]
+    return result
+
+
+def made(data: pathlib.Path, output: pathlib.Path) -> None:
+    """Sources and questions, from the data sets."""
+    passages = passages_of(data)
+    questions = [list(training_sets(data)), list(other_sets(data))]
+    with tempfile.TemporaryDirectory() as scratch:
+        search = Search(pathlib.Path(scratch), passages)
+        files = chosen(*(kept(these, search) for these in questions))
+    small = Search(output, smaller(passages, itertools.chain(*files.values())))
+    by_id = {one.id: one for these in questions for one in these}
+    for name, these in files.items():
+        again = kept([by_id[row["id"]] for row in these], small)
+        write_rows(output / f"{name}.jsonl", again)
         if name == "test":
-            write_rows(flags.output / "paraphrases.jsonl", paraphrased(some))
-        print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in some), file=sys.stderr)
+            write_rows(output / "paraphrases.jsonl", paraphrased(again))
+        print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in again), file=sys.stderr)
+
+
+_LICENCES = """# What is in these files, and whose it is
+
+These texts are others' work, under licences of their own. They are kept apart from the code, whose licence is another.
+
+| what | from | licence |
+|---|---|---|
+| passages of `people.jsonl` and `works.jsonl` | Wikipedia, by way of the corpora of PopQA, 2WikiMultihopQA, HotpotQA, MuSiQue \
+and R1-Searcher's published rollouts; cut to 60 words | CC BY-SA 4.0 |
+| rows of `table.jsonl`; questions of the sets `wikitablequestions` and `cells` | WikiTableQuestions (Pasupat and Liang, \
+2015), from Wikipedia's tables; `cells` are questions made from its cells | CC BY-SA 4.0 |
+| questions of the sets `2wiki`, `2wiki parts` and `2wiki facts` | 2WikiMultihopQA (Ho et al., 2020); `facts` are its evidence \
+in our wordings | Apache-2.0 |
+| `hotpotqa` | HotpotQA (Yang et al., 2018) | CC BY-SA 4.0 |
+| `musique`, `musique parts`, `musique relations` | MuSiQue (Trivedi et al., 2022); `relations` in our wordings | CC BY 4.0 |
+| `popqa` | PopQA (Mallen et al., 2023) | MIT |
+
+Changed: passages and rows are cut, rows are written as text, questions are chosen and partly reworded (`paraphrases.jsonl`).
+benchmarks/real_data.py makes them. Questions of Open-WikiTable are not here, because its repository states no licence.
+"""
+
+
+def pack(output: pathlib.Path, path: pathlib.Path) -> None:
+    """The sample: the same bytes for the same files."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in ("LICENCES.md", *WORDS, *dict(SHARES), "other_sets", "paraphrases"):
+            text = _LICENCES
+            if name != "LICENCES.md":
+                name = f"{name}.jsonl"
+                lines = (
+                    json.dumps(row, ensure_ascii=False)
+                    for row in rows(output / name)
+                    if row.get("set") not in UNLICENSED
+                )
+                text = "".join(f"{line}\n" for line in lines)
+            archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED, 9)
+
+
+def unpack(output: pathlib.Path) -> None:
+    with zipfile.ZipFile(SAMPLE) as archive:
+        archive.extractall(output)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=pathlib.Path, help="data sets; without it, the sample of this repository")
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--pack", type=pathlib.Path, help="write a sample")
+    flags = parser.parse_args()
+    flags.output.mkdir(parents=True, exist_ok=True)
+    if flags.data:
+        made(flags.data, flags.output)
+    else:
+        unpack(flags.output)
+    if flags.pack:
+        pack(flags.output, flags.pack)
 
 
 if __name__ == "__main__":

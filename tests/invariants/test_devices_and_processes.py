@@ -75,6 +75,7 @@ def test_the_run_is_worth_comparing(small_run: pathlib.Path) -> None:
     assert all(np.abs(after[name] - before[name]).max() > 1e-5 for name in before)
 
 
+@pytest.mark.slow
 def test_eight_devices(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     output = finish(launch(small_run, tmp_path / "eight", 8))
     assert placement(output) == {"batch": 8, "devices": 8, "weights": 1}
@@ -89,12 +90,12 @@ def test_sharded_weights(small_run: pathlib.Path, tmp_path: pathlib.Path) -> Non
     check(small_run / "whole", tmp_path / "fsdp")
 
 
-def test_two_processes(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_two_processes_of_four_devices(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     workdir = tmp_path / "two processes"
     main, other = two_processes(
-        "tests.training.small_run", small_run, workdir, workdir=workdir, JAX_NUM_CPU_DEVICES="1"
+        "tests.training.small_run", small_run, workdir, workdir=workdir, JAX_NUM_CPU_DEVICES="4"
     )
-    assert placement(main) == placement(other) == {"batch": 2, "devices": 2, "weights": 1}
+    assert placement(main) == placement(other) == {"batch": 8, "devices": 8, "weights": 1}
     check(small_run / "whole", workdir)
 
 

@@ -80,18 +80,23 @@ def killed(home: pathlib.Path, workdir: pathlib.Path, moment: str, *options: str
     assert not (workdir / "policy").exists()
 
 
-def test_a_run_killed_three_times_continues_bit_for_bit(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Lines of metrics.jsonl, times included, show which steps a resumed run has taken from its checkpoint."""
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_starts_again(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
     home, workdir = small_run, tmp_path / "killed"
     killed(home, workdir, "before-save:1")
     assert checkpoints(workdir) == []
-    first = metric_lines(workdir)
-    assert len(first) == 1
+    (first,) = metric_lines(workdir)
+    finish(start("tests.training.small_run", home, workdir, "--resume", JAX_NUM_CPU_DEVICES="1"))
+    assert metric_lines(workdir)[0] != first
+    assert_same_run(home / "whole", workdir)
 
-    killed(home, workdir, "in-commit:2", "--resume")  # nothing to restore: it starts again
+
+def test_a_run_killed_twice_continues_bit_for_bit(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Lines of metrics.jsonl, times included, show which steps a resumed run has taken from its checkpoint."""
+    home, workdir = small_run, tmp_path / "killed"
+    killed(home, workdir, "in-commit:2")
     second = metric_lines(workdir)
     assert len(second) == 2
-    assert second[0] != first[0]
     assert checkpoints(workdir)[0] == "1"
     assert all("tmp" in name for name in checkpoints(workdir)[1:])
     assert len(checkpoints(workdir)) == 2
