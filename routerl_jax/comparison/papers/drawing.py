@@ -84,12 +84,14 @@ def bars(
         for x in values_at.keys() - heights.keys():
             why = " none" if label in values_at[x] else " not run"
             axis.text(x, 0, why, rotation=90, ha="center", va="bottom", fontsize=7, color=_GREY)
-    axis.set_xticks(range(len(groups)), [textwrap.fill(str(name), _NARROW) for name in groups])
+    names = [textwrap.fill(str(name), _NARROW) for name in groups]
+    axis.set_xticks(range(len(groups)), names)
     axis.margins(y=0.12)
     axis.grid(visible=False, axis="x")
     axis.set_axisbelow(True)
     if with_legend:
-        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+        below = -0.03 - 0.07 * max(name.count("\n") + 1 for name in names)
+        axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, below), ncols=2)
 
 
 def legend_below(figure: Any, axes: Sequence[Any]) -> None:
