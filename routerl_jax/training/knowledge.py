@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
+import itertools
 import json
 import pathlib
 import types
@@ -170,7 +171,7 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
     Raises:
       ValueError: a tool's source can't be imported or called with the settings, or keys are set that tools do not have; a kind
         is unknown; a knowledge base's source does not exist, or its settings do not belong to its kind; or a hybrid one has an
-        unknown member.
+        unknown member; or two hold the same passages with the same settings.
     """
     for name, spec in knowledge.items():
         with naming(f"config.knowledge.{name}"):
@@ -182,6 +183,25 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
                 )
             else:
                 _check_kb(name, spec)
+    for (first, one), (second, other) in itertools.combinations(knowledge.items(), 2):
+        if one.kind == TOOL or not one.source or _without_place(one) != _without_place(other):
+            continue
+        if one.source == other.source or _same_file(fetched(one.source), fetched(other.source)):
+            raise ValueError(
+                f"config.knowledge.{second}.source={other.source!r} has the same passages as "
+                f"config.knowledge.{first}.source={one.source!r}, and the same settings, so that every question has both or "
+                "neither as its source; give it other passages or another kind, or leave it out"
+            )
+
+
+def _without_place(spec: KnowledgeConfig) -> KnowledgeConfig:
+    return dataclasses.replace(spec, source="", directory="", description="")
+
+
+def _same_file(one: pathlib.Path, other: pathlib.Path) -> bool:
+    if not (one.is_file() and other.is_file() and one.stat().st_size == other.stat().st_size):
+        return False
+    return file_sha256(one) == file_sha256(other)
 
 
 def _check_kb(name: str, spec: KnowledgeConfig) -> None:

@@ -216,6 +216,26 @@ def test_mistakes_are_named(knowledge, message, cache: pathlib.Path):
         opened(**{name: schema.KnowledgeConfig(**fields) for name, fields in knowledge.items()})
 
 
+def test_two_sources_of_the_same_passages_are_refused(tmp_path: pathlib.Path):
+    """A copy under another name, too. Another kind of knowledge base of the same passages is none of these."""
+    row = '{"id": "1", "title": "Lemur", "text": "Lemurs live on Madagascar."}\n'
+    (tmp_path / "a.jsonl").write_text(row)
+    (tmp_path / "copy.jsonl").write_text(row)
+    (tmp_path / "other.jsonl").write_text(row.replace("Lemur", "Tenre"))
+
+    def bm25(name: str, **changes) -> schema.KnowledgeConfig:
+        return schema.KnowledgeConfig(source=str(tmp_path / name), kind="bm25", **changes)
+
+    knowledge.check_knowledge(
+        {"a": bm25("a.jsonl"), "b": bm25("other.jsonl"), "c": schema.KnowledgeConfig(source="atlas/text")}
+    )
+    knowledge.check_knowledge({"a": bm25("a.jsonl"), "b": schema.KnowledgeConfig(source=str(tmp_path / "copy.jsonl"))})
+    for second in ("a.jsonl", "copy.jsonl"):
+        message = rf"config.knowledge.notes.source='.*{second}' has the same passages as config.knowledge.a.source"
+        with pytest.raises(ValueError, match=message):
+            knowledge.check_knowledge({"a": bm25("a.jsonl"), "notes": bm25(second, description="notes of meetings")})
+
+
 @pytest.mark.parametrize("kind", ["bm25", "dense_text"])
 def test_a_part_of_atlas_in_a_directory_of_one_s_own(
     encoder: str, cache: pathlib.Path, tmp_path: pathlib.Path, kind: str
