@@ -1,6 +1,8 @@
-"""The example of the library in docs/quickstart.md runs as it stands there and answers."""
+"""Programs in the documentation run as they stand there: the library's example, and the agent loop in transformers."""
 
+import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -21,3 +23,17 @@ def test_the_example_answers() -> None:
         assert len(lines) == 4
         assert all(line.fullmatch(text) for text in lines), lines
         assert "Accra ['table']" in lines
+
+
+def test_the_loop_in_transformers_writes_what_the_run_s_agent_wrote(small_run: pathlib.Path) -> None:
+    """To the letter, for two held-out questions with their searches."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/runs.md").read_text("utf-8"), re.S)
+    bases = [f"{kb}={small_run}/kb-{kb}" for kb in ("text", "table", "elements")]
+    for line in (small_run / "whole/evaluation/trained.jsonl").read_text().splitlines()[:2]:
+        record = json.loads(line)
+        assert record["turns"][0]["observation"]
+        expected = [text for turn in record["turns"] for text in (turn["text"], turn["observation"]) if text]
+        command = [sys.executable, "-c", code, str(small_run / "whole/policy"), record["prompt"], *bases]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "\n".join(expected) + "\n"
