@@ -18,6 +18,9 @@ DIRECTORY has a folder per data set (`training_sets` and `other_sets` name them)
 - `other_sets.jsonl`: PopQA, HotpotQA, MuSiQue (its relations are asked in the wordings of the facts) and Open-WikiTable, which
   are in none of these, about titles that `train.jsonl` does not ask about
 - `paraphrases.jsonl`: the questions of `test.jsonl` in other words
+- `kinds_train.jsonl`, `kinds_validation.jsonl`, `kinds_test.jsonl`: questions of several kinds (`kind`), for one policy. Those
+  above, and `bridge`: two passages of which the first names the second's title, such as "When was the director of Range War
+  born?". They are made from passages that say who made a work. No passage of one search states the answer
 
 A question is kept if one source alone shows an answer to it, by the question or by a title that it names, among `K` passages
 of BM25. A passage must be of a title that the question names; where the data set says which passage or table answers, it must
@@ -61,6 +64,7 @@ SHARES = (("test", 50), ("validation", 6), ("train", 44))  # percent of the titl
 MADE = 400  # questions made from cells
 MOST = 150
 SIZE = 8000
+KINDS = {"train": (100, 200), "validation": (20, 40), "test": (100, 150)}  # questions of each source, and bridges
 UNLICENSED = ("open_wikitable",)  # its repository states no licence
 SAMPLE = pathlib.Path(__file__).with_name("real_sample.zip")
 # Of rows that are read as a sentence is: a comparison over all rows, or a count, needs more than a row.
@@ -300,19 +304,29 @@ class Search:
             build_bm25(Bm25Config(corpus=str(output / f"{name}.jsonl"), overwrite=True), output / "kb" / name)
             self.bases[name] = load_kb(output / "kb" / name)
 
+    def shown(self, queries: Iterable[str]) -> dict[str, dict[str, list[Passage]]]:
+        """For every query, what each source shows."""
+        once = list(dict.fromkeys(queries))
+        found: dict[str, dict[str, list[Passage]]] = {query: {} for query in once}
+        for name, base in self.bases.items():
+            for start in range(0, len(once), 512):
+                part = once[start : start + 512]
+                for query, results in zip(part, base.search(part, k=K)):
+                    found[query][name] = results
+        return found
+
     def answered(self, questions: list[Question]) -> list[dict[str, list[tuple[str, Passage]]]]:
         """For every question and source, the queries that find an answer, each with the first passage that states it."""
-        asked = [(i, query) for i, one in enumerate(questions) for query in (one.question, *one.titles)]
+        shown = self.shown(query for one in questions for query in (one.question, *one.titles))
         found: list[dict[str, list[tuple[str, Passage]]]] = [collections.defaultdict(list) for _ in questions]
-        for name, base in self.bases.items():
-            for start in range(0, len(asked), 512):
-                part = asked[start : start + 512]
-                for (i, query), results in zip(part, base.search([query for _, query in part], k=K)):
-                    golds = [plain(answer) for answer in questions[i].answers]
+        for one, hits in zip(questions, found):
+            golds = [plain(answer) for answer in one.answers]
+            for query in (one.question, *one.titles):
+                for name, results in shown[query].items():
                     for passage in results:
                         text = plain(f"{passage.title}\n{passage.text}")
                         if any(states(text, gold) for gold in golds):
-                            found[i][name].append((query, passage))
+                            hits[name].append((query, passage))
                             break
         return found
 
@@ -346,6 +360,86 @@ def kept(questions: Iterable[Question], search: Search) -> list[dict[str, Any]]:
             )
     for name, count in counts.items():
         print(name, dict(count), file=sys.stderr)
+    return result
+
+
+_BY = re.compile(
+    r"\b(directed|written|composed|novel|book|album|song|single)(?: and \w+)? by (?:the )?(?:[A-Z][a-z]+ )?"
+    r"(?:[a-z-]+ ){0,3}((?:[A-Z][\w.'-]+ ?){2,4})"
+)
+_MAKERS = {
+    **{"directed": "director", "written": "writer", "composed": "composer", "novel": "author", "book": "author"},
+    **dict.fromkeys(("album", "song", "single"), "performer"),
+}
+_DATE = r"(?:\d{1,2} [A-Z][a-z]+ \d{4}|[A-Z][a-z]+ \d{1,2}, \d{4})"
+# What a passage about a person says, and questions for it.
+_SAID: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
+    (re.compile(rf"\([^()]*?({_DATE})"), ("When was {} born?", "On what day was {} born?")),
+    (
+        re.compile(rf"\([^()]*?{_DATE}[^()]*?[–-][^()]*?({_DATE})"),
+        ("When did {} die?", "What is the date of {}'s death?"),
+    ),
+    (re.compile(r"\b(?:is|was) an? ([A-Z][a-z]+)\b"), ("What is the nationality of {}?", "Which country is {} from?")),
+)
+
+
+def bridges(passages: dict[str, list[dict[str, str]]]) -> Iterator[tuple[Question, dict[str, str], dict[str, str]]]:
+    """Questions about who made a work, each with the passage about the work, and that about its maker."""
+    people = {bare_title(row["title"]).lower(): row for row in passages["people"]}
+    for work in passages["works"]:
+        for verb, words in dict.fromkeys((match[1], match[2]) for match in _BY.finditer(work["text"])):
+            named = words.strip(" .'-").split()
+            names = (" ".join(named[:count]).lower() for count in range(len(named), 1, -1))
+            if not (maker := next((people[name] for name in names if name in people), None)):
+                continue
+            titles = (without_aside(work["title"]), without_aside(maker["title"]))
+            noun = f"the {_MAKERS[verb]} of {titles[0]}"
+            for number, (said, wordings) in enumerate(_SAID):
+                if answer := said.search(maker["text"]):
+                    id = f"bridge-{work['id']}-{maker['id']}-{number}"
+                    text = wordings[_drawn(id) % len(wordings)].format(noun)
+                    yield (
+                        Question(id=id, set="bridge", tables=False, question=text, answers=(answer[1],), titles=titles),
+                        work,
+                        maker,
+                    )
+
+
+def kept_bridges(
+    made_: Iterable[tuple[Question, dict[str, str], dict[str, str]]], search: Search
+) -> list[dict[str, Any]]:
+    """Those that two searches answer and one does not: as rows with a gold path. At most one of a work."""
+    asked = sorted(made_, key=lambda one: _drawn(one[0].id))
+    shown = search.shown([query for one, _, _ in asked for query in (one.question, *one.titles)])
+    result, counts, works = [], collections.Counter[str](), set[str]()
+    for one, work, maker in asked:
+        golds, (title, name) = [plain(answer) for answer in one.answers], one.titles
+        stated = [
+            any(states(plain(f"{passage.title}\n{passage.text}"), gold) for gold in golds)
+            for query in (one.question, title)
+            for found in shown[query].values()
+            for passage in found
+        ]
+        first = [query for query in (one.question, title) if work["id"] in [p.id for p in shown[query]["works"]]]
+        second = maker["id"] in [p.id for p in shown[name]["people"]]
+        why = "one search" if any(stated) else "not found" if not (first and second) else "kept"
+        counts[why] += 1
+        if why != "kept" or work["id"] in works:
+            continue
+        works.add(work["id"])
+        path = [(("works", work["id"], first[0])), ("people", maker["id"], name)]
+        result.append(
+            {
+                "id": one.id,
+                "question": one.question,
+                "golden_answers": list(one.answers),
+                "set": "bridge",
+                "about": bare_title(name),
+                "work": bare_title(title),
+                "path": [{"kb": kb, "passage_id": id, "query": query} for kb, id, query in path],
+            }
+        )
+    print("bridge", dict(counts), len(result), file=sys.stderr)
     return result
 
 
@@ -415,7 +509,8 @@ def made(data: pathlib.Path, output: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         search = Search(pathlib.Path(scratch), passages)
         files = chosen(*(kept(these, search) for these in questions))
-    small = Search(output, smaller(passages, itertools.chain(*files.values())))
+    smaller_ = smaller(passages, itertools.chain(*files.values()))
+    small = Search(output, smaller_)
     by_id = {one.id: one for these in questions for one in these}
     for name, these in files.items():
         again = kept([by_id[row["id"]] for row in these], small)
@@ -423,6 +518,19 @@ def made(data: pathlib.Path, output: pathlib.Path) -> None:
         if name == "test":
             write_rows(output / "paraphrases.jsonl", paraphrased(again))
         print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in again), file=sys.stderr)
+    found = kept_bridges(bridges(smaller_), small)
+    sides = {row["about"]: name for name in KINDS for row in rows(output / f"{name}.jsonl")}
+    rng = np.random.default_rng(13)
+    for name, (of_source, of_bridge) in KINDS.items():
+        these, rest = [], collections.Counter(dict.fromkeys(WORDS, of_source) | {"bridge": of_bridge})
+        bridged = [row for row in found if split_of(row) == name == sides.get(row["work"], name)]
+        for row in (*rows(output / f"{name}.jsonl"), *(bridged[i] for i in rng.permutation(len(bridged)))):
+            kind = "bridge" if row["set"] == "bridge" else row["path"][0]["kb"]
+            rest[kind] -= 1
+            if rest[kind] >= 0:
+                these.append(row | {"kind": kind})
+        write_rows(output / f"kinds_{name}.jsonl", (these[i] for i in rng.permutation(len(these))))
+        print(f"kinds_{name}", collections.Counter(row["kind"] for row in these), file=sys.stderr)
 
 
 _LICENCES = """# What is in these files, and whose it is
@@ -431,8 +539,9 @@ These texts are others' work, under licences of their own. They are kept apart f
 
 | what | from | licence |
 |---|---|---|
-| passages of `people.jsonl` and `works.jsonl` | Wikipedia, by way of the corpora of PopQA, 2WikiMultihopQA, HotpotQA, MuSiQue \
-and R1-Searcher's published rollouts; cut to 60 words | CC BY-SA 4.0 |
+| passages of `people.jsonl` and `works.jsonl`; questions of the set `bridge`, made from them | Wikipedia, \
+by way of the corpora of PopQA, 2WikiMultihopQA, HotpotQA, \
+MuSiQue and R1-Searcher's published rollouts; cut to 60 words | CC BY-SA 4.0 |
 | rows of `table.jsonl`; questions of the sets `wikitablequestions` and `cells` | WikiTableQuestions (Pasupat and Liang, \
 2015), from Wikipedia's tables; `cells` are questions made from its cells | CC BY-SA 4.0 |
 | questions of the sets `2wiki`, `2wiki parts` and `2wiki facts` | 2WikiMultihopQA (Ho et al., 2020); `facts` are its evidence \
@@ -449,7 +558,14 @@ benchmarks/real_data.py makes them. Questions of Open-WikiTable are not here, be
 def pack(output: pathlib.Path, path: pathlib.Path) -> None:
     """The sample: the same bytes for the same files."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in ("LICENCES.md", *WORDS, *dict(SHARES), "other_sets", "paraphrases"):
+        for name in (
+            "LICENCES.md",
+            *WORDS,
+            *dict(SHARES),
+            "other_sets",
+            "paraphrases",
+            *(f"kinds_{name}" for name in KINDS),
+        ):
             text = _LICENCES
             if name != "LICENCES.md":
                 name = f"{name}.jsonl"

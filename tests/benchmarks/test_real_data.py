@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_data import MOST, SAMPLE, SHARES, WORDS, pack, rows, unpack
+from benchmarks.real_data import KINDS, MOST, SAMPLE, SHARES, WORDS, pack, rows, unpack
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.load import load_kb
 
@@ -54,6 +54,26 @@ def test_one_source_alone_shows_an_answer(sample: pathlib.Path, tmp_path: pathli
                     found.add(kb)
     alone = [found == {row["path"][0]["kb"]} for found, row in zip(shown, questions)]
     assert sum(alone) >= 95
+
+
+def test_a_bridge_needs_both_of_its_passages(sample: pathlib.Path) -> None:
+    """The first names the second, the question does not, and the second alone states the answer."""
+    passages = {row["id"]: row for name in ("people", "works") for row in rows(sample / f"{name}.jsonl")}
+    titles: dict[str, set[str]] = {}
+    for split, (of_source, of_bridge) in KINDS.items():
+        questions = rows(sample / f"kinds_{split}.jsonl")
+        kinds = [row["kind"] for row in questions]
+        assert {kind: kinds.count(kind) for kind in kinds} == dict.fromkeys(WORDS, of_source) | {"bridge": of_bridge}
+        bridged = [row for row in questions if row["kind"] == "bridge"]
+        titles[split] = {row[key] for row in bridged for key in ("about", "work")}
+        for row in bridged:
+            first, second = (f" {words(passages[hop['passage_id']]['text'])} " for hop in row["path"])
+            (answer,), name = row["golden_answers"], row["path"][1]["query"]
+            assert f" {words(name)} " in first
+            assert words(name) not in words(row["question"])
+            assert f" {words(answer)}" in second  # and on: some passages lack the dash between two years
+            assert f" {words(answer)}" not in first
+    assert not titles["test"] & (titles["train"] | titles["validation"])
 
 
 def test_no_title_is_on_two_sides(sample: pathlib.Path) -> None:
