@@ -19,9 +19,11 @@ PROMPT = "Sources:\n{sources}\nThink, search one source, answer.\nQuestion: {que
 
 def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     """SmolLM2-135M-Instruct with an adapter, one search a question. Three real sources, or `own`: those of the command line.
+    `kinds`: up to two searches, each at a price, and questions of which some need two, in two sources.
 
-    python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
+    python -m benchmarks.real_data --output=runs/real_data
     python -m launch.train --config=configs/sources.py --workdir=runs/sources
+    python -m launch.train --config=configs/sources.py:kinds --workdir=runs/kinds
     python -m launch.train --config=configs/sources.py:own --workdir=runs/mine --config.data.train=questions.jsonl \
         --config.data.validation=validation.jsonl --config.data.test=test.jsonl \
         --config.knowledge.notes.source=notes.jsonl --config.knowledge.notes.description="minutes of meetings" \
@@ -36,9 +38,9 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     Raises:
       ValueError: `sources` is another word.
     """
-    if sources not in ("real", "own"):
-        raise ValueError(f"configs/sources.py:{sources} is neither real nor own")
-    real = sources == "real"
+    if sources not in ("real", "kinds", "own"):
+        raise ValueError(f"configs/sources.py:{sources} is none of real, kinds and own")
+    questions = "" if sources == "own" else f"{DATA}/{'kinds_' * (sources == 'kinds')}"
     knowledge = {
         name: schema.KnowledgeConfig(source=f"{DATA}/{name}.jsonl", kind="bm25", description=description)
         for name, description in DESCRIPTIONS.items()
@@ -59,9 +61,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             ),
             knowledge=knowledge,
             data=schema.DataConfig(
-                train=f"{DATA}/train.jsonl" if real else "",
-                validation=f"{DATA}/validation.jsonl" if real else "",
-                test=f"{DATA}/test.jsonl" if real else "",
+                **{name: questions and f"{questions}{name}.jsonl" for name in ("train", "validation", "test")}
             ),
             rollout=schema.RolloutConfig(examples=8, samples=8),
             stages={"main": schema.StageConfig(reward={"em": 1.0, "format": 0.1})},
@@ -83,8 +83,14 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             ),
         )
     )
-    if not real:
+    if sources == "own":
         config.knowledge = {}  # checked once the command line has named some
+    if sources == "kinds":
+        config.agent.max_searches = 2
+        config.agent.prompt = PROMPT.replace("search one source", "search")
+        config.engine.max_length = 1152
+        config.learner.length_buckets = (128, 256, 384, 768, 1152)
+        config.stages.main.reward = {"em": 1.0, "found": 0.5, "format": 0.1, "searches": -0.1}
     return config
 
 
