@@ -355,7 +355,7 @@ def kept(questions: Iterable[Question], search: Search) -> list[dict[str, Any]]:
                     "golden_answers": list(one.answers),
                     "set": one.set,
                     "about": bare_title(passage.title),
-                    "path": [{"kb": name, "passage_id": passage.id, "query": query}],
+                    "path": [{"kb": name, "passage_id": passage.id, "title": passage.title, "query": query}],
                 }
             )
     for name, count in counts.items():
@@ -427,7 +427,7 @@ def kept_bridges(
         if why != "kept" or work["id"] in works:
             continue
         works.add(work["id"])
-        path = [(("works", work["id"], first[0])), ("people", maker["id"], name)]
+        hops = (("works", work, first[0]), ("people", maker, name))
         result.append(
             {
                 "id": one.id,
@@ -436,7 +436,10 @@ def kept_bridges(
                 "set": "bridge",
                 "about": bare_title(name),
                 "work": bare_title(title),
-                "path": [{"kb": kb, "passage_id": id, "query": query} for kb, id, query in path],
+                "path": [
+                    {"kb": kb, "passage_id": row["id"], "title": row["title"], "query": query}
+                    for kb, row, query in hops
+                ],
             }
         )
     print("bridge", dict(counts), len(result), file=sys.stderr)
