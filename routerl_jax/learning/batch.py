@@ -25,7 +25,7 @@ from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
-TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "scored", "image_index", "segment_ends", "routes")
+TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "scored", "negative_advantages", "image_index", "segment_ends", "routes")
 _LEAST_PATCHES = 1024
 
 
@@ -51,6 +51,9 @@ class Batch:
     scored: Bool[Array, "M D W"]  # the targets that the policy wrote or is trained on; others have no log-probability
     buckets: Int[np.ndarray, " M"]
     count: Int[np.ndarray, ""]
+    # Set if several sequences may be trained on one target: `weights` are then their sums, and `advantages` and this the means,
+    # by weight, of max(A, 0) and min(A, 0).
+    negative_advantages: Float[Array, "M D W"] | None = None
     images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
     image_index: Int[Array, "M D W"] | None = None  # index of the token's feature among its shard's images; -1: none
     segment_ends: Int[Array, "M D W"] | None = None  # set if sequences share tokens: learning/prefixes.py
@@ -127,6 +130,8 @@ class BatchLayout:
         weights: Seq[np.ndarray],
         advantages: Seq[float | np.ndarray],
         ref_logprobs: Seq[np.ndarray] | None = None,
+        *,
+        merge: bool = False,
     ) -> tuple[Batch, BatchIndex]:
         """Lays out sequences.
 
@@ -135,18 +140,21 @@ class BatchLayout:
           weights: per sequence, the loss weight of each of its tokens ([T], 0 on fed tokens).
           advantages: per sequence, one number, or one per token.
           ref_logprobs: per sequence, the reference policy's log-probability of each token; zeros if None.
+          merge: sequences that share tokens may be trained on the same ones (learning/prefixes.py says when).
 
         Raises:
           ValueError: a sequence is longer than the largest bucket.
         """
-        parts = bundles(sequences, weights, self.buckets[-1]) if self.share else _unshared_bundles(sequences)
+        merge &= self.share
+        longest = self.buckets[-1]
+        parts = bundles(sequences, weights, longest, merge=merge) if self.share else _unshared_bundles(sequences)
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
         placed = _placed(parts, starts, len(sequences))
         while self.capacity < len(chunk_buckets):
             self.capacity *= 2
         shape = (self.capacity, self.shards, self.width)
         arrays: dict[str, np.ndarray] = {name: np.zeros(shape, np.int32) for name in _INTEGERS}
-        arrays |= {name: np.zeros(shape, np.float32) for name in _FLOATS}
+        arrays |= {name: np.zeros(shape) for name in (*_FLOATS, *["negative_advantages"] * merge)}
         arrays["scored"] = np.zeros(shape, bool)
         if self._vision is not None:
             arrays["positions"] = np.zeros((*shape, 3), np.int32)
@@ -162,17 +170,23 @@ class BatchLayout:
                 arrays["routes"][at] = sequence.routes
             arrays["targets"][micro, shard, slots[:-1]] = sequence.tokens[1:]
             arrays["scored"][micro, shard, slots[:-1]] |= scored[i][1:]
-            # Several sequences may share a slot. Its values come from the one that is trained on the token predicted there.
-            decides = np.flatnonzero(
-                (np.asarray(weights[i])[1:] != 0) | (arrays["weights"][micro, shard, slots[:-1]] == 0)
-            )
-            predicts = (micro, shard, slots[decides])
-            advantage = np.broadcast_to(np.asarray(advantages[i], np.float32), (length,))
-            arrays["weights"][predicts] = weights[i][1:][decides]
-            arrays["advantages"][predicts] = advantage[1:][decides]
-            arrays["old_logprobs"][predicts] = sequence.logprobs[1:][decides]
+            # Several sequences may share a slot. Its values come from those that are trained on the token predicted there.
+            trains = np.flatnonzero(np.asarray(weights[i])[1:])
+            predicts = (micro, shard, slots[trains])
+            weight = np.asarray(weights[i], np.float64)[1:][trains]
+            gains = weight * np.broadcast_to(np.asarray(advantages[i], np.float32), (length,))[1:][trains]
+            arrays["weights"][predicts] += weight
+            arrays["advantages"][predicts] += np.maximum(gains, 0) if merge else gains
+            if merge:
+                arrays["negative_advantages"][predicts] += np.minimum(gains, 0)
+            arrays["old_logprobs"][predicts] = sequence.logprobs[1:][trains]
             if ref_logprobs is not None:
-                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][decides]
+                arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][trains]
+        for name in (
+            "advantages",
+            *["negative_advantages"] * merge,
+        ):  # a sum of one is the very advantage: these are doubles
+            arrays[name] /= np.where(arrays["weights"] == 0, 1, arrays["weights"])
         self._number(parts, starts, arrays)
         bucket_ids = np.zeros(self.capacity, np.int32)
         bucket_ids[: len(chunk_buckets)] = chunk_buckets
@@ -182,6 +196,7 @@ class BatchLayout:
         sharding = batch_sharding(self.mesh, axis=1)
 
         def on_devices(array: np.ndarray) -> jax.Array:
+            array = array.astype(np.float32) if array.dtype == np.float64 else array
             return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
         batch = Batch(
@@ -269,6 +284,7 @@ class BatchLayout:
             fields["images"] = abstract_images(shape[:2], patches, self._vision, self._dtype, sharding)
         if self.share:
             fields["segment_ends"] = fields["segment_ids"]
+            fields["negative_advantages"] = fields["advantages"]
         if self._chosen is not None:
             fields["routes"] = jax.ShapeDtypeStruct((*shape, *self._chosen), np.int16, sharding=sharding)
         unsplit = replicated(self.mesh)
@@ -324,7 +340,7 @@ def _unshared_bundles(sequences: Seq[Sequence]) -> list[Bundle]:
     """One bundle per sequence: nothing is shared."""
     parts = [Bundle() for _ in sequences]
     for i, (part, sequence) in enumerate(zip(parts, sequences)):
-        part.add(i, sequence.loss_mask)
+        part.add(i, np.full(len(sequence), np.nan))
     return parts
 
 

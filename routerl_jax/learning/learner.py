@@ -155,7 +155,7 @@ class Learner:
         return result
 
     def _part_logprobs(self, part: Sequence[TokenSequence], params: nnx.State | None) -> list[np.ndarray]:
-        batch, index = self.layout.build(part, [s.loss_mask for s in part], [0.0] * len(part))
+        batch, index = self.layout.build(part, [np.zeros(len(s)) for s in part], [0.0] * len(part))  # all may be shared
         return self.batch_logprobs(batch, index, params)
 
     def within_memory(self, work: Callable[[], T]) -> T:

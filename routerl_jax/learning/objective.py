@@ -79,6 +79,11 @@ class LossConfig:
         return bool(self.entropy_coef or self.min_entropy or self.measure_entropy)
 
     @property
+    def merges(self) -> bool:
+        """Whether a token's loss is a multiple of its advantage, on each side of 0. Sequences can then share trained tokens."""
+        return self.ratio == "token" and self.kind in ("clip", "cispo", "reinforce")
+
+    @property
     def exact_kl(self) -> bool:
         """Whether the KL is summed over the vocabulary; the update then needs the reference's weights."""
         return bool(self.kl_coef) and self.kl in ("forward", "reverse")
@@ -103,7 +108,8 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     Args:
       scores: scores of the targets, [rows, time]; with divergences if the KL is exact.
       fields: `weights`, `advantages`, `old_logprobs`, `ref_logprobs`, [rows, time] each; also `segment_ids` for ratios of
-        sequences, and `share` (one over the number of micro-batches) for models with experts.
+        sequences, `negative_advantages` (`Batch`) if the batch has them, and `share` (one over the number of micro-batches) for
+        models with experts.
 
     Returns:
       The loss, and sums over tokens by name (`weight` is the sum of the weights).
@@ -122,8 +128,9 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
     if loss.ratio == "geometric":
         then = jax.lax.stop_gradient(logprobs - sequence_means(logprobs - old, trained, fields["segment_ids"]))
     per_token, clipped = _policy_loss(loss, now, then, advantages)
-    if loss.dual_clip:
-        per_token, clipped = dual_clip(per_token, clipped, advantages, loss.dual_clip)
+    if "negative_advantages" in fields:
+        against, clipped_against = _policy_loss(loss, now, then, fields["negative_advantages"])
+        per_token, clipped = per_token + against, clipped | clipped_against
     decided = trained & (jax.lax.stop_gradient(scores.entropies) >= loss.min_entropy) if loss.min_entropy else trained
     policy = (weights * jnp.where(decided, per_token, 0.0)).sum()
     total = policy
@@ -150,7 +157,7 @@ def objective(loss: LossConfig, scores: Scores, fields: dict[str, Any]) -> tuple
 
 
 def _policy_loss(loss: LossConfig, now: Array, then: Array, advantages: Array) -> tuple[Array, Array]:
-    """The loss of each token and whether it is clipped, by the function that config.learner.loss.kind names."""
+    """The loss of each token and whether it is clipped: the function that config.learner.loss.kind names, and the dual clip."""
     result = POLICY_LOSSES.get(loss.kind)(now, then, advantages, loss.clip_low, loss.clip_high)
     shapes = [jnp.shape(part) for part in result] if isinstance(result, tuple) else []
     if shapes != [now.shape] * 2 or not jnp.issubdtype(jnp.result_type(result[1]), jnp.bool_):
@@ -158,7 +165,7 @@ def _policy_loss(loss: LossConfig, now: Array, then: Array, advantages: Array) -
             f"config.learner.loss.kind={loss.kind!r} must return two arrays of the shape of the log-probabilities: the loss of "
             "each token (a float), and whether the token is clipped (a bool)"
         )
-    return result
+    return dual_clip(*result, advantages, loss.dual_clip) if loss.dual_clip else result
 
 
 def _routing_terms(loss: LossConfig, routing: Routing, share: Array | float, metrics: dict[str, Array]) -> Array:

@@ -9,8 +9,10 @@ order: the numbers from a segment's `id` up to (not including) its `end` are tho
 A query q sees the keys k before it with id[k] <= id[q] < end[k]. For sequences that share nothing, this is equality of segment
 ids.
 
-A slot holds one target, weight and advantage. So two sequences share no further than to the first token on which both are
-trained.
+Two sequences may be trained on one token: rollouts of a group often write the same query, and then read the same passages.
+Their loss is then that of one token, with the sum of their weights and with the means of the positive and of the negative
+advantages (`Batch`). This needs a loss that is a multiple of the advantage on each side of 0 (`merge`), and a token that was
+sampled at equal log-probabilities. Otherwise two sequences share no further than to the first token on which both are trained.
 
 Two tokens are the same if their id, rotary position and picture are. All tokens of pictures have one id, so pictures are
 compared by digest. Sequences share no further than to the token before the first picture that differs.
@@ -23,7 +25,7 @@ import itertools
 from collections.abc import Sequence as Seq
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Float, Int
 
 from routerl_jax.core.types import Sequence
 
@@ -32,6 +34,9 @@ Units = Int[
 ]  # all inputs of the model for each token: id, picture (0: none), and position on three axes
 
 LEAST_SHARED = 8  # tokens; sharing fewer saves too little for a segment of its own
+_ROUNDING = (
+    1e-4  # between the log-probabilities of one token in two rows; beyond it, another policy has sampled the token
+)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,31 +48,37 @@ class Bundle:
       parents: for each member, the position in `members` of the one whose tokens it shares; -1: none.
       starts: for each member, the first token with a slot of its own.
       slots: for each member, the slot of each of its tokens within the bundle.
-      trained: for each slot so far, whether a member is trained on the token that it predicts.
+      sampled: for each slot so far, the log-probability at which the token that it predicts was sampled, if a member is trained
+        on that token; else NaN.
     """
 
     members: list[int] = dataclasses.field(default_factory=list)
     parents: list[int] = dataclasses.field(default_factory=list)
     starts: list[int] = dataclasses.field(default_factory=list)
     slots: list[Int[np.ndarray, " T"]] = dataclasses.field(default_factory=list)
-    trained: Bool[np.ndarray, " S"] = dataclasses.field(default_factory=lambda: np.zeros(0, bool))
+    sampled: Float[np.ndarray, " S"] = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     def __len__(self) -> int:
-        return len(self.trained)
+        return len(self.sampled)
 
-    def add(self, index: int, trained: Bool[np.ndarray, " T"], parent: int = -1, start: int = 0) -> None:
-        """Adds a sequence. It shares the slots of its first `start` tokens with the parent."""
+    def add(self, index: int, sampled: Float[np.ndarray, " T"], parent: int = -1, start: int = 0) -> None:
+        """Adds a sequence. It shares the slots of its first `start` tokens with the parent.
+
+        Args:
+          sampled: the log-probability of each token on which the sequence is trained; NaN for others.
+        """
         while parent >= 0 and start <= self.starts[parent]:  # the parent shares all these tokens with its own parent
             parent = self.parents[parent]
         before = self.slots[parent][:start] if parent >= 0 else np.zeros(0, int)
-        own = np.arange(len(self), len(self) + len(trained) - start)
+        own = np.arange(len(self), len(self) + len(sampled) - start)
         slots = np.concatenate([before, own])
         self.members.append(index)
         self.parents.append(parent)
         self.starts.append(start)
         self.slots.append(slots)
-        self.trained = np.concatenate([self.trained, np.zeros(len(own), bool)])
-        self.trained[slots[:-1]] |= trained[1:]
+        self.sampled = np.concatenate([self.sampled, np.full(len(own), np.nan)])
+        known = self.sampled[slots[:-1]]
+        self.sampled[slots[:-1]] = np.where(np.isnan(known), sampled[1:], known)
 
     def segments(self, first: int = 1) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, " S"], int]:
         """`id` and `end` of every slot, numbered from `first`, and the next unused number."""
@@ -96,7 +107,7 @@ class Bundle:
 
 
 def bundles(
-    sequences: Seq[Sequence], weights: Seq[np.ndarray], longest: int, least: int = LEAST_SHARED
+    sequences: Seq[Sequence], weights: Seq[np.ndarray], longest: int, least: int = LEAST_SHARED, *, merge: bool = False
 ) -> list[Bundle]:
     """Puts every sequence into a bundle. Sequences that share most are joined first.
 
@@ -106,12 +117,15 @@ def bundles(
       weights: per sequence, the loss weight of each of its tokens; not 0 on trained tokens.
       longest: most slots of a bundle.
       least: smallest number of tokens that are shared.
+      merge: sequences may share tokens on which both are trained, if these were sampled at equal log-probabilities.
     """
-    trained = [np.asarray(weight) != 0 for weight in weights]
+    apart = _ROUNDING if merge else -1.0
+    sampled = [np.where(np.asarray(weight) != 0, s.logprobs, np.nan) for s, weight in zip(sequences, weights)]
     units = _units(sequences)
     order = sorted(range(len(sequences)), key=lambda i: units[i].astype(">u4").tobytes())
     shared = [0] + [
-        _shared(units[i], units[before], trained[i], trained[before][1:]) for before, i in itertools.pairwise(order)
+        _shared(units[i], units[before], sampled[i], sampled[before][1:], apart)
+        for before, i in itertools.pairwise(order)
     ]
     result: list[Bundle] = []
     for run in _runs([len(sequences[i]) for i in order], shared, longest, least):
@@ -119,12 +133,12 @@ def bundles(
         for index in [order[position] for position in run]:
             start = 0
             if bundle.members:
-                bundle_trained = bundle.trained[bundle.slots[-1][:-1]]  # trained by any member, not just the neighbour
-                start = _shared(units[index], units[bundle.members[-1]], trained[index], bundle_trained)
+                of_any = bundle.sampled[bundle.slots[-1][:-1]]  # of any member, not just the neighbour
+                start = _shared(units[index], units[bundle.members[-1]], sampled[index], of_any, apart)
                 if start < least or len(bundle) + len(sequences[index]) - start > longest:
                     result.append(bundle)
                     bundle, start = Bundle(), 0
-            bundle.add(index, trained[index], len(bundle.members) - 1, start)
+            bundle.add(index, sampled[index], len(bundle.members) - 1, start)
         result.append(bundle)
     return result
 
@@ -160,17 +174,18 @@ def _units(sequences: Seq[Sequence]) -> list[Units]:
     return result
 
 
-def _shared(units: Units, previous: Units, trained: np.ndarray, previous_trained: np.ndarray) -> int:
+def _shared(units: Units, previous: Units, sampled: np.ndarray, previous_sampled: np.ndarray, apart: float) -> int:
     """How many first tokens of a sequence may share the slots of the previous one: the equal ones, except the last of these.
 
     Args:
       units: the sequence's tokens (`_units`).
       previous: those of the previous sequence.
-      trained: the tokens on which the sequence is trained.
-      previous_trained: for each slot of `previous`, whether a member is trained on the token that it predicts.
+      sampled: the log-probabilities of the tokens on which the sequence is trained; NaN for others.
+      previous_sampled: for each slot of `previous`, that of the token that it predicts.
+      apart: log-probabilities that differ by more part the sequences, if both are trained.
     """
     count = min(len(units), len(previous))
     differs = (units[:count] != previous[:count]).any(1)
-    differs[1:] |= trained[1:count] & previous_trained[: count - 1]
+    differs[1:] |= np.abs(sampled[1:count] - previous_sampled[: count - 1]) > apart
     equal = int(differs.argmax()) if differs.any() else count
     return equal - 1

@@ -170,7 +170,8 @@ def _update(
         with clock("update"):
             constant = stage.config.aggregation_constant
             weights = credit.token_weights(sequences, minibatch, settings.aggregation, constant)
-            batch, index = run_.layout.build(chosen, weights, [credit.advantages[i] for i in minibatch])
+            advantages = [credit.advantages[i] for i in minibatch]
+            batch, index = run_.layout.build(chosen, weights, advantages, merge=settings.loss.merges)
         if settings.loss.kl_coef and not settings.loss.exact_kl:
             with clock("reference"):
                 batch = learner.with_reference(batch)

@@ -177,6 +177,76 @@ def test_log_probabilities_and_gradients_are_those_of_sequences_apart() -> None:
     assert found[True][3] < 0.7 * found[False][3]
 
 
+def searching(rng: np.random.Generator, samples: int) -> list[Sequence]:
+    """Samples of one question of which some write the same query, read the same passages, and answer differently."""
+    question, queries = rng.integers(0, tiny.VOCABULARY, 12).tolist(), rng.integers(0, tiny.VOCABULARY, (2, 10))
+    passages, odds = rng.integers(0, tiny.VOCABULARY, (2, 30)), rng.uniform(-7, -4, (2, 10))
+    result = []
+    for sample in range(samples):
+        ledger, chosen = Ledger(), sample % 3 == 2
+        ledger.feed(question)
+        ledger.sample(queries[int(chosen)].tolist(), odds[int(chosen)].tolist(), 0)
+        ledger.feed(passages[int(chosen)].tolist())
+        ledger.sample(rng.integers(0, tiny.VOCABULARY, 3).tolist(), rng.uniform(-7, -4, 3).tolist(), 0)
+        result.append(ledger.sequence())
+    return result
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        LossConfig(clip_low=0.2, clip_high=0.28, kl_coef=0.1, entropy_coef=0.01),
+        LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=3.0, min_entropy=1.0),
+        LossConfig(kind="cispo"),
+        LossConfig(kind="reinforce"),
+    ],
+)
+def test_sequences_that_are_trained_on_the_same_tokens(loss: LossConfig) -> None:
+    """A query that several sampled, some with success: gradients are those of sequences apart, in two fifths of the tokens.
+
+    The ratios are from 1/20 to 20, so clips take effect on both sides.
+    """
+    rng = np.random.default_rng(2)
+    sequences = searching(rng, samples=9)
+    weights = [s.loss_mask * rng.uniform(0.5, 1.0) / 100 for s in sequences]
+    advantages = [(rng.normal(size=len(s)) + rng.normal()).astype(np.float32) * s.loss_mask for s in sequences]
+    reference = [np.where(s.loss_mask, s.logprobs + 0.3, 0.0).astype(np.float32) for s in sequences]
+    found = {}
+    for share in (False, True):
+        layout = BatchLayout(make_mesh(devices=jax.devices()[:1]), (256,), 512, tiny.model(), share=share)
+        learner = Learner(tiny.model(), optax.sgd(1.0), loss, layout)
+        before = jax.tree.map(np.asarray, learner.state.params)
+        batch, index = layout.build(sequences, weights, advantages, reference, merge=loss.merges)
+        metrics, logprobs = learner.update(batch)
+        gradient = jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), before, learner.state.params)
+        found[share] = (index.split(logprobs), jax.tree.leaves(gradient), metrics, index.tokens)
+    for apart, together in zip(found[False][0], found[True][0]):
+        np.testing.assert_allclose(together, apart, atol=1e-5)
+    for apart, together in zip(found[False][1], found[True][1]):
+        np.testing.assert_allclose(together, apart, atol=1e-5 * max(1.0, float(np.abs(apart).max())))
+    assert max(np.abs(leaf).max() for leaf in found[False][1]) > 1e-2
+    assert loss.kind == "reinforce" or found[False][2]["clip_fraction"] > 0.1
+    for name in found[False][2].keys() - {
+        "clip_fraction"
+    }:  # a shared token counts as clipped if one of its sequences is
+        assert found[True][2][name] == pytest.approx(found[False][2][name], abs=1e-5), name
+    assert found[True][3] < 0.4 * found[False][3]
+
+
+def test_tokens_of_another_policy_are_not_merged() -> None:
+    """One token that was sampled at another log-probability parts the sequences there. So does a loss of one's own."""
+    sequences = searching(np.random.default_rng(2), samples=2)
+    moved = dataclasses.replace(sequences[1], logprobs=sequences[1].logprobs + np.where(np.arange(55) == 15, 0.01, 0.0))
+    weights = [s.loss_mask.astype(float) for s in sequences]
+    (whole,) = bundles(sequences, weights, longest=256, merge=True)
+    assert whole.starts == [0, 51]
+    (parted,) = bundles([sequences[0], moved], weights, longest=256, merge=True)
+    assert parted.starts == [0, 14]
+    (apart,) = bundles(sequences, weights, longest=256)
+    assert apart.starts == [0, 11]
+    assert not LossConfig(kind="clip", ratio="geometric").merges
+
+
 def test_windows_are_refused() -> None:
     with pytest.raises(ValueError, match=r"share_prefixes: layers of a mistral model see a window of 16 tokens"):
         BatchLayout(
