@@ -121,7 +121,7 @@ def _learn(
 ) -> tuple[dict[str, Any], Credit]:
     """Assigns credit, and makes one update per mini-batch. Returns their metrics and the credit."""
     settings, learner = stage.config.learner, run_.learner
-    sequences, _ = sequences_of(episodes)
+    sequences, owner = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
     reference = None
     if settings.reward_kl_coef:
@@ -135,9 +135,11 @@ def _learn(
         learned = with_logprobs(sequences, credit.keep, scored)
         credit = correct(settings, credit, sequences, scored)
     order = np.random.default_rng([stage.config.seed, step])
-    attempts = attempts_of(episodes) if settings.share_prefixes else None
+    together = None
+    if settings.share_prefixes:  # what begins alike
+        together = attempts_of(episodes) if stage.config.rollout.forks else groups[owner]
     updates = _Updates(step)
-    for minibatch in portions(credit.keep, settings.minibatches, order, attempts):
+    for minibatch in portions(credit.keep, settings.minibatches, order, together):
         if len(minibatch):
             _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
     if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same

@@ -210,19 +210,18 @@ def attempts_of(episodes: Seq[Episode]) -> Int[np.ndarray, " S"]:
 
 
 def portions(
-    keep: np.ndarray, count: int, order: np.random.Generator, attempts: np.ndarray | None = None
+    keep: np.ndarray, count: int, order: np.random.Generator, together: np.ndarray | None = None
 ) -> list[np.ndarray]:
-    """Splits sequences into mini-batches at random, in about equal numbers. With `attempts`, no attempt is split.
+    """Splits sequences into mini-batches at random, in about equal numbers.
 
     Args:
       keep: indices of sequences.
-      attempts: for every sequence, the index of its attempt.
+      together: for every sequence, the index of what stays together, such as its group.
     """
-    if attempts is None:
+    if together is None:
         return np.array_split(order.permutation(keep), count)
-    kept_attempts = attempts[keep]
-    shuffled = order.permutation(np.unique(kept_attempts))
-    members = [keep[kept_attempts == attempt] for attempt in shuffled]
+    of_kept = together[keep]
+    members = [keep[of_kept == unit] for unit in order.permutation(np.unique(of_kept))]
     before = np.cumsum([0, *map(len, members)])[:-1]
     target = before * count // max(len(keep), 1)
     return [np.concatenate([np.zeros(0, int), *(m for m, t in zip(members, target) if t == i)]) for i in range(count)]
