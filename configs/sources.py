@@ -63,13 +63,13 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             data=schema.DataConfig(
                 **{name: questions and f"{questions}{name}.jsonl" for name in ("train", "validation", "test")}
             ),
-            rollout=schema.RolloutConfig(examples=8, samples=8),
+            rollout=schema.RolloutConfig(examples=16, samples=4),
             stages={"main": schema.StageConfig(reward={"em": 1.0, "format": 0.1})},
             learner=schema.LearnerConfig(
                 advantage="batch_std",
                 minibatches=2,
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, min_entropy=0.02),
-                optimizer=_optimizer(3e-4, "linear", 3, 0.2),
+                optimizer=_optimizer(1e-4, "linear", 3, 0.2),
                 length_buckets=(128, 256, 384, 768),
                 share_prefixes=True,
                 micro_tokens=1536,

@@ -5,14 +5,15 @@ MuSiQue, and rows of your own with `supporting` or a `path`). The queries follow
 them. The knowledge base of each search is drawn at random, as in Atlas's demonstrations, but questions whose passages it does
 not find are left out: they teach where to look, too.
 
-`drawn_examples` teach the protocol and how to read, and nothing of where to look.
+`drawn_examples` teach the protocol and how to read, and nothing of where to look. Most of their searches find nothing, so
+`reading_examples` teach reading with searches that do, of which nothing is learnt.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -151,18 +152,60 @@ def drawn_examples(
 
     drawn = []
     for draft, count in zip(drafts, counts):
-        read = [normalize(folded(f"{p.title}\n{p.text}")) for step in draft.steps for p in step.passages]
-        answers = filter(telling, draft.example.answers)
-        stated = [answer for answer in answers if any(states(text, normalize(folded(answer))) for text in read)]
+        answer = _stated(draft.example, [passage for step in draft.steps for passage in step.passages], normalize)
         demonstration = Demonstration(
             example=draft.example,
             steps=tuple(draft.steps),
             thought="",
-            answer=stated[0] if stated else "",
+            answer=answer,
             forced=bool(count == max_searches),
         )
-        drawn.append(DrawnExample(demonstration, bool(stated)))
+        drawn.append(DrawnExample(demonstration, bool(answer)))
     return drawn
+
+
+def reading_examples(
+    examples: Sequence[Example],
+    tools: Mapping[str, SearchTool],
+    *,
+    k: int,
+    seed: int,
+    normalizer: str,
+    timeout: float = 60.0,
+) -> list[Demonstration]:
+    """A demonstration with one search for every example of which a search shows an answer. Only the answer, which is begun for
+    the policy, is to be learnt: the search was not drawn.
+
+    The question and the titles of its gold passages are looked for in every knowledge base. Of the searches that show an
+    answer, one is drawn. With several processes this is a collective call, as `drawn_examples` is.
+
+    Raises:
+      RuntimeError: a search failed.
+    """
+    normalize = NORMALIZERS.get(normalizer)
+    asked = [
+        (example, Request(tool, query, k))
+        for example in examples
+        for query in dict.fromkeys(
+            [example.question, *map(without_aside, filter(None, named_passages(example).values()))]
+        )
+        for tool in tools
+    ]
+    showing: dict[int, list[Demonstration]] = {}
+    for (example, _), call in zip(asked, _search([request for _, request in asked], tools, timeout), strict=True):
+        if answer := _stated(example, call.passages, normalize):
+            step = DemonstrationStep(thought="", query=call.query, tool=call.tool, passages=call.passages)
+            one = Demonstration(example=example, steps=(step,), thought="", answer=answer, forced=True)
+            showing.setdefault(id(example), []).append(one)
+    rng = np.random.default_rng([6, seed])
+    return [found[rng.integers(len(found))] for found in showing.values()]
+
+
+def _stated(example: Example, passages: Iterable[Passage], normalize: Callable[[str], str]) -> str:
+    """The first accepted answer that a passage states; "": none."""
+    read = [normalize(folded(f"{passage.title}\n{passage.text}")) for passage in passages]
+    answers = filter(telling, example.answers)
+    return next((answer for answer in answers if any(states(text, normalize(folded(answer))) for text in read)), "")
 
 
 def named_passages(example: Example) -> dict[str, str]:

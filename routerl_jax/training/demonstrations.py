@@ -37,7 +37,7 @@ from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.annotated import drawn_examples, named_passages, worked_examples
+from routerl_jax.training.annotated import drawn_examples, named_passages, reading_examples, worked_examples
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
 from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import open_examples, open_knowledge
@@ -318,7 +318,7 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
     limits: dict[str, Any] = {"k": config.agent.k, "max_searches": config.agent.max_searches}
     limits |= {"timeout": config.rollout.tool_timeout}
-    annotated, looked, found, worked = False, 0, 0, list[Worked]()
+    annotated, looked, searches, found, worked = False, 0, 0, 0, list[Worked]()
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
             examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
@@ -326,12 +326,22 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
             looked += len(examples)
             portion = []
             if drawn:
-                normalizer = config.evaluation.normalizer
-                for one in drawn_examples(examples, tools, seed=config.seed + start, normalizer=normalizer, **limits):
-                    pieces, found = agent.pieces(one.demonstration), found + one.found
+                same: dict[str, Any] = {"seed": config.seed + start, "normalizer": config.evaluation.normalizer}
+                unread = []
+                for one in drawn_examples(examples, tools, **same, **limits):
+                    pieces = agent.pieces(one.demonstration)
                     written = [i for i, (_, learnt) in enumerate(pieces) if learnt]
                     end = None if one.found else written[len(one.demonstration.steps) - 1] + 1
                     portion.append(Worked(one.demonstration.example, pieces[:end]))
+                    if not one.found:
+                        unread.append(one.demonstration.example)
+                searches += len(portion)
+                same |= {"k": config.agent.k, "timeout": config.rollout.tool_timeout}
+                for shown in reading_examples(unread, tools, **same):
+                    pieces = agent.pieces(shown)
+                    answer = max(i for i, (_, learnt) in enumerate(pieces) if learnt)
+                    portion.append(Worked(shown.example, [(piece, i == answer) for i, (piece, _) in enumerate(pieces)]))
+                found += len(portion) - len(unread)
             else:
                 shown = worked_examples(examples, tools, seed=config.seed + start, **limits)
                 portion = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in shown]
@@ -350,7 +360,10 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
             f"{config.data.train!r} shows an answer, so nothing would teach reading; launch.check_data --knowledge says why"
         )
     if drawn:
-        return worked, f"{found} of {len(worked)} drawn searches show an answer"
+        return (
+            worked,
+            f"{len(worked)} demonstrations, {searches} with searches to learn and {found} with an answer to read",
+        )
     return (
         worked,
         f"of {looked} questions of config.data.train {len(worked)} have gold passages that config.knowledge finds",
