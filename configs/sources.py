@@ -61,7 +61,9 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             ),
             knowledge=knowledge,
             data=schema.DataConfig(
-                **{name: questions and f"{questions}{name}.jsonl" for name in ("train", "validation", "test")}
+                train=questions and f"{questions}train.jsonl",
+                validation=questions and f"{questions}validation.jsonl",
+                test=questions and f"{questions}test.jsonl",
             ),
             rollout=schema.RolloutConfig(examples=16, samples=4),
             stages={"main": schema.StageConfig(reward={"em": 1.0, "format": 0.1})},
