@@ -1,6 +1,6 @@
 """A real model learns where to look: runs of configs/sources.py on several seeds, and their results.
 
-python -m benchmarks.real_data --data=DIRECTORY --output=runs/real_data
+python -m benchmarks.real_data --output=runs/real_data    # --data=DIRECTORY: with what has no licence
 python -m benchmarks.real_model --run=0:native,1:AVX,2:native --workdir=runs/real_model \
     --keep=benchmarks/results/real_model.json
 
