@@ -385,7 +385,7 @@ _SAID: tuple[tuple[re.Pattern[str], tuple[str, ...]], ...] = (
 
 def bridges(passages: dict[str, list[dict[str, str]]]) -> Iterator[tuple[Question, dict[str, str], dict[str, str]]]:
     """Questions about who made a work, each with the passage about the work, and that about its maker."""
-    people = {bare_title(row["title"]).lower(): row for row in passages["people"]}
+    people = {bare_title(row["title"]): row for row in passages["people"]}
     for work in passages["works"]:
         for verb, words in dict.fromkeys((match[1], match[2]) for match in _BY.finditer(work["text"])):
             named = words.strip(" .'-").split()
@@ -468,10 +468,10 @@ def write_rows(path: pathlib.Path, these: Iterable[dict[str, Any]]) -> None:
     write_atomic(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in these))
 
 
-def chosen(rows_: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def chosen(asked: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The files of questions: `MOST` of a source in each, in an order drawn at random."""
     splits = collections.defaultdict(list)
-    for row in rows_:
+    for row in asked:
         splits[split_of(row)].append(row)
     rng, files, trained = np.random.default_rng(11), {}, set[str]()
     for name, these in (*((name, splits[name]) for name, _ in SHARES), ("other_sets", others)):
@@ -492,14 +492,14 @@ def smaller(
     passages: dict[str, list[dict[str, str]]], asked: Iterable[dict[str, Any]]
 ) -> dict[str, list[dict[str, str]]]:
     """The sources with every passage of the titles that are asked about, and others up to `SIZE`."""
-    about_: dict[str, set[str]] = collections.defaultdict(set)
+    titles: dict[str, set[str]] = collections.defaultdict(set)
     for row in asked:
-        about_[row["path"][0]["kb"]].add(row["about"])
+        titles[row["path"][0]["kb"]].add(row["about"])
     result = {}
     for name, these in passages.items():
-        needed = [row for row in these if bare_title(row["title"]) in about_[name]]
+        needed = [row for row in these if bare_title(row["title"]) in titles[name]]
         rest = sorted(
-            (row for row in these if bare_title(row["title"]) not in about_[name]), key=lambda row: _drawn(row["id"])
+            (row for row in these if bare_title(row["title"]) not in titles[name]), key=lambda row: _drawn(row["id"])
         )
         result[name] = needed + rest[: max(0, SIZE - len(needed))]
     return result
@@ -512,8 +512,8 @@ def made(data: pathlib.Path, output: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         search = Search(pathlib.Path(scratch), passages)
         files = chosen(*(kept(these, search) for these in questions))
-    smaller_ = smaller(passages, itertools.chain(*files.values()))
-    small = Search(output, smaller_)
+    passages = smaller(passages, itertools.chain(*files.values()))
+    small = Search(output, passages)
     by_id = {one.id: one for these in questions for one in these}
     for name, these in files.items():
         again = kept([by_id[row["id"]] for row in these], small)
@@ -521,7 +521,7 @@ def made(data: pathlib.Path, output: pathlib.Path) -> None:
         if name == "test":
             write_rows(output / "paraphrases.jsonl", paraphrased(again))
         print(name, collections.Counter((row["path"][0]["kb"], row["set"]) for row in again), file=sys.stderr)
-    found = kept_bridges(bridges(smaller_), small)
+    found = kept_bridges(bridges(passages), small)
     sides = {row["about"]: name for name in KINDS for row in rows(output / f"{name}.jsonl")}
     rng = np.random.default_rng(13)
     for name, (of_source, of_bridge) in KINDS.items():
@@ -561,24 +561,14 @@ benchmarks/real_data.py makes them. Questions of Open-WikiTable are not here, be
 def pack(output: pathlib.Path, path: pathlib.Path) -> None:
     """The sample: the same bytes for the same files."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in (
-            "LICENCES.md",
-            *WORDS,
-            *dict(SHARES),
-            "other_sets",
-            "paraphrases",
-            *(f"kinds_{name}" for name in KINDS),
-        ):
-            text = _LICENCES
-            if name != "LICENCES.md":
-                name = f"{name}.jsonl"
-                lines = (
-                    json.dumps(row, ensure_ascii=False)
-                    for row in rows(output / name)
-                    if row.get("set") not in UNLICENSED
-                )
-                text = "".join(f"{line}\n" for line in lines)
+
+        def add(name: str, text: str) -> None:
             archive.writestr(zipfile.ZipInfo(name), text, zipfile.ZIP_DEFLATED, 9)
+
+        add("LICENCES.md", _LICENCES)
+        for name in (*WORDS, *dict(SHARES), "other_sets", "paraphrases", *(f"kinds_{name}" for name in KINDS)):
+            these = (row for row in rows(output / f"{name}.jsonl") if row.get("set") not in UNLICENSED)
+            add(f"{name}.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in these))
 
 
 def unpack(output: pathlib.Path) -> None:

@@ -184,19 +184,19 @@ def reading_examples(
     """
     normalize = NORMALIZERS.get(normalizer)
     asked = [
-        (example, Request(tool, query, k))
-        for example in examples
+        (number, Request(tool, query, k))
+        for number, example in enumerate(examples)
         for query in dict.fromkeys(
             [example.question, *map(without_aside, filter(None, named_passages(example).values()))]
         )
         for tool in tools
     ]
-    showing: dict[int, list[Demonstration]] = {}
-    for (example, _), call in zip(asked, _search([request for _, request in asked], tools, timeout), strict=True):
-        if answer := _stated(example, call.passages, normalize):
+    showing: dict[int, list[Demonstration]] = {}  # by number: a question may be there several times
+    for (number, _), call in zip(asked, _search([request for _, request in asked], tools, timeout), strict=True):
+        if answer := _stated(examples[number], call.passages, normalize):
             step = DemonstrationStep(thought="", query=call.query, tool=call.tool, passages=call.passages)
-            one = Demonstration(example=example, steps=(step,), thought="", answer=answer, forced=True)
-            showing.setdefault(id(example), []).append(one)
+            one = Demonstration(example=examples[number], steps=(step,), thought="", answer=answer, forced=True)
+            showing.setdefault(number, []).append(one)
     rng = np.random.default_rng([6, seed])
     return [found[rng.integers(len(found))] for found in showing.values()]
 

@@ -316,8 +316,8 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
         [rng.permutation(len(source)) for _ in range(math.ceil(needed / len(source)) if drawn else 1)]
     )
     tools = open_knowledge(config, workdir, progress=multihost.is_main())
-    limits: dict[str, Any] = {"k": config.agent.k, "max_searches": config.agent.max_searches}
-    limits |= {"timeout": config.rollout.tool_timeout}
+    limits: dict[str, Any] = {"k": config.agent.k, "timeout": config.rollout.tool_timeout}
+    most = config.agent.max_searches
     annotated, looked, searches, found, worked = False, 0, 0, 0, list[Worked]()
     with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
         for start in range(0, len(order), _PORTION):
@@ -326,9 +326,9 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
             looked += len(examples)
             portion = []
             if drawn:
-                same: dict[str, Any] = {"seed": config.seed + start, "normalizer": config.evaluation.normalizer}
+                same = limits | {"seed": config.seed + start, "normalizer": config.evaluation.normalizer}
                 unread = []
-                for one in drawn_examples(examples, tools, **same, **limits):
+                for one in drawn_examples(examples, tools, max_searches=most, **same):
                     pieces = agent.pieces(one.demonstration)
                     written = [i for i, (_, learnt) in enumerate(pieces) if learnt]
                     end = None if one.found else written[len(one.demonstration.steps) - 1] + 1
@@ -336,14 +336,13 @@ def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | Non
                     if not one.found:
                         unread.append(one.demonstration.example)
                 searches += len(portion)
-                same |= {"k": config.agent.k, "timeout": config.rollout.tool_timeout}
-                for shown in reading_examples(unread, tools, **same):
-                    pieces = agent.pieces(shown)
+                for reading in reading_examples(unread, tools, **same):
+                    pieces = agent.pieces(reading)
                     answer = max(i for i, (_, learnt) in enumerate(pieces) if learnt)
-                    portion.append(Worked(shown.example, [(piece, i == answer) for i, (piece, _) in enumerate(pieces)]))
+                    portion.append(Worked(reading.example, [(text, i == answer) for i, (text, _) in enumerate(pieces)]))
                 found += len(portion) - len(unread)
             else:
-                shown = worked_examples(examples, tools, seed=config.seed + start, **limits)
+                shown = worked_examples(examples, tools, seed=config.seed + start, max_searches=most, **limits)
                 portion = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in shown]
             worked += portion
             bar.update(len(portion))

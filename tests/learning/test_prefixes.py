@@ -183,10 +183,10 @@ def searching(rng: np.random.Generator, samples: int) -> list[Sequence]:
     passages, odds = rng.integers(0, tiny.VOCABULARY, (2, 30)), rng.uniform(-7, -4, (2, 10))
     result = []
     for sample in range(samples):
-        ledger, chosen = Ledger(), sample % 3 == 2
+        ledger, chosen = Ledger(), int(sample % 3 == 2)
         ledger.feed(question)
-        ledger.sample(queries[int(chosen)].tolist(), odds[int(chosen)].tolist(), 0)
-        ledger.feed(passages[int(chosen)].tolist())
+        ledger.sample(queries[chosen].tolist(), odds[chosen].tolist(), 0)
+        ledger.feed(passages[chosen].tolist())
         ledger.sample(rng.integers(0, tiny.VOCABULARY, 3).tolist(), rng.uniform(-7, -4, 3).tolist(), 0)
         result.append(ledger.sequence())
     return result
@@ -226,9 +226,8 @@ def test_sequences_that_are_trained_on_the_same_tokens(loss: LossConfig) -> None
         np.testing.assert_allclose(together, apart, atol=1e-5 * max(1.0, float(np.abs(apart).max())))
     assert max(np.abs(leaf).max() for leaf in found[False][1]) > 1e-2
     assert loss.kind == "reinforce" or found[False][2]["clip_fraction"] > 0.1
-    for name in found[False][2].keys() - {
-        "clip_fraction"
-    }:  # a shared token counts as clipped if one of its sequences is
+    counted = {"clip_fraction"}  # a shared token counts as clipped if one of its sequences is
+    for name in found[False][2].keys() - counted:
         assert found[True][2][name] == pytest.approx(found[False][2][name], abs=1e-5), name
     assert found[True][3] < 0.4 * found[False][3]
 

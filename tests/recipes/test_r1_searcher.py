@@ -107,14 +107,11 @@ def test_queries_per_rollout(rows: Rows) -> None:
 
 
 def test_exactly_what_was_retrieved_is_untrained(rows: Rows) -> None:
-    """Through the ledger with two real vocabularies; where documents lie is found here by another way: from mark to mark.
-
-    The small vocabulary makes many more tokens, so it gets every fifth rollout.
-    """
-    for name, some in (("SmolLM2-135M-Instruct", rows), ("atlas-warm-start", rows[::5])):
+    """Through the ledger with two real vocabularies; where documents lie is found here by another way: from mark to mark."""
+    for name in ("SmolLM2-135M-Instruct", "atlas-warm-start"):
         tokenizer = Tokenizer.load(resolve(name))
         prompt = tokenizer.encode("Question: who?\n<think>")
-        for row in some:
+        for row in rows:
             text = row["trace"]
             sequence = demonstrated(prompt, split_transcript(text), tokenizer)
             written = sequence.loss_mask[len(prompt) :]

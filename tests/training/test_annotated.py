@@ -336,13 +336,15 @@ def test_a_supervised_run_on_drawn_searches(config: TrainConfig, tmp_path: pathl
     """Questions come again until there are enough. What found nothing ends with its last search."""
     drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))
     training, held_out = open_demonstrations(dataclasses.replace(drawn, steps=20), build_recipe(config).agent)
-    assert len(training) + len(held_out) >= 43  # 40 that are trained on and 3 held out, in whole rounds of 12 questions
-    texts = ["".join(piece for piece, learnt in training[i].pieces if learnt) for i in range(len(training))]
+    every = [part[i].pieces for part in (training, held_out) for i in range(len(part))]
+    assert all(pieces[-1][1] for pieces in every)
+    texts = ["".join(piece for piece, learnt in pieces if learnt) for pieces in every]
     assert all(text.endswith(("</answer>", "</search>")) for text in texts)
-    read = [text for text in texts if text.endswith("</answer>")]
-    assert {"<search>" in text for text in read} == {True, False}  # of some the answer alone is learnt
-    assert len(read) < len(texts)
-    assert all(training[i].pieces[-1][1] for i in range(len(training)))
+    assert {text.endswith("</answer>") for text in texts} == {True, False}
+    searched = [text for text in texts if "<search>" in text]
+    assert len(searched) == 48  # of 40 that are trained on and 3 held out, in whole rounds of 12
+    unread = [text for text in searched if text.endswith("</search>")]
+    assert len(texts) - len(searched) == len(unread)  # each is read after another search, of which nothing is learnt
     assert np.isfinite(sft.train_sft(drawn, tmp_path / "run")["held_out/nll"])
 
 

@@ -10,7 +10,7 @@ from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign, sequences_of
+from routerl_jax.training.credit.assign import assign, portions, sequences_of
 from routerl_jax.training.credit.off_policy import correct, with_logprobs
 from tests.learning import equations
 
@@ -284,3 +284,14 @@ def test_losses_without_a_ratio_of_sequences() -> None:
         LossConfig(ratio="sequence", min_entropy=0.2)
     with pytest.raises(ValueError, match="ratio='turn' must be 'token', 'sequence' or 'geometric'"):
         LossConfig(ratio="turn")  # type: ignore[arg-type]
+
+
+def test_what_belongs_together_is_in_one_mini_batch() -> None:
+    """Groups of unequal sizes, of which some sequences are left out: each kept one is in one portion, with all of its group."""
+    rng = np.random.default_rng(0)
+    groups = rng.integers(0, 12, 90)
+    keep = np.flatnonzero(rng.random(90) < 0.8)
+    parts = portions(keep, 3, np.random.default_rng(1), groups)
+    assert sorted(np.concatenate(parts)) == sorted(keep)
+    assert sum(len(set(groups[part])) for part in parts) == len(set(groups[keep]))
+    assert all(len(keep) / 3 - 12 < len(part) < len(keep) / 3 + 12 for part in parts)

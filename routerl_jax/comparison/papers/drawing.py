@@ -90,7 +90,7 @@ def bars(
     axis.grid(visible=False, axis="x")
     axis.set_axisbelow(True)
     if with_legend:
-        below = -0.03 - 0.07 * max(name.count("\n") + 1 for name in names)
+        below = -0.03 - 0.07 * max((name.count("\n") + 1 for name in names), default=1)
         axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, below), ncols=2)
 
 
