@@ -171,7 +171,7 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
     Raises:
       ValueError: a tool's source can't be imported or called with the settings, or keys are set that tools do not have; a kind
         is unknown; a knowledge base's source does not exist, or its settings do not belong to its kind; or a hybrid one has an
-        unknown member; or two hold the same passages with the same settings.
+        unknown member.
     """
     for name, spec in knowledge.items():
         with naming(f"config.knowledge.{name}"):
@@ -183,6 +183,14 @@ def check_knowledge(knowledge: Mapping[str, KnowledgeConfig]) -> None:
                 )
             else:
                 _check_kb(name, spec)
+
+
+def check_sources_differ(knowledge: Mapping[str, KnowledgeConfig]) -> None:
+    """Checks that no two knowledge bases hold the same passages with the same settings: a policy can't learn to choose then.
+
+    Raises:
+      ValueError: two do; a copy of a file under another name is the same.
+    """
     for (first, one), (second, other) in itertools.combinations(knowledge.items(), 2):
         if one.kind == TOOL or not one.source or _without_place(one) != _without_place(other):
             continue

@@ -39,7 +39,7 @@ from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
 from routerl_jax.training.health import memory_metrics
 from routerl_jax.training.inputs import check_inputs, keep_inputs
-from routerl_jax.training.knowledge import check_knowledge, try_sources
+from routerl_jax.training.knowledge import check_knowledge, check_sources_differ, try_sources
 from routerl_jax.training.loggers import require_log
 from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.passes import count_steps
@@ -115,6 +115,7 @@ class _Training:
             check_workdir(config, workdir, resume)
             multihost.on_main(lambda: require_log(config.log))
             check_knowledge(config.knowledge)
+            check_sources_differ(config.knowledge)
             check_snapshot(config, workdir, resume=resume)
             self.recipe = build_recipe(config)
             self.judge = build_judge(config, self.recipe)

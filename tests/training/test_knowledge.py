@@ -226,14 +226,18 @@ def test_two_sources_of_the_same_passages_are_refused(tmp_path: pathlib.Path):
     def bm25(name: str, **changes) -> schema.KnowledgeConfig:
         return schema.KnowledgeConfig(source=str(tmp_path / name), kind="bm25", **changes)
 
-    knowledge.check_knowledge(
+    knowledge.check_sources_differ(
         {"a": bm25("a.jsonl"), "b": bm25("other.jsonl"), "c": schema.KnowledgeConfig(source="atlas/text")}
     )
-    knowledge.check_knowledge({"a": bm25("a.jsonl"), "b": schema.KnowledgeConfig(source=str(tmp_path / "copy.jsonl"))})
+    knowledge.check_sources_differ(
+        {"a": bm25("a.jsonl"), "b": schema.KnowledgeConfig(source=str(tmp_path / "copy.jsonl"))}
+    )
     for second in ("a.jsonl", "copy.jsonl"):
         message = rf"config.knowledge.notes.source='.*{second}' has the same passages as config.knowledge.a.source"
         with pytest.raises(ValueError, match=message):
-            knowledge.check_knowledge({"a": bm25("a.jsonl"), "notes": bm25(second, description="notes of meetings")})
+            knowledge.check_sources_differ(
+                {"a": bm25("a.jsonl"), "notes": bm25(second, description="notes of meetings")}
+            )
 
 
 @pytest.mark.parametrize("kind", ["bm25", "dense_text"])
