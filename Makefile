@@ -10,7 +10,7 @@ VENV := .venv
 PIP := --quiet --no-compile
 BIN := $(VENV)/bin
 SEED ?= 0
-WORKERS := --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
+WORKERS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
 
 .PHONY: quickstart real check test test-all lint docs warm-start sight peers clean

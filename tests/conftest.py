@@ -6,6 +6,7 @@ import gc
 import importlib.metadata
 import os
 import pathlib
+import resource
 import shutil
 import tempfile
 
@@ -28,6 +29,10 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
 
 import pytest
+
+# Tracing makes millions of objects that live on; by default, Python looks for cycles in them every few milliseconds.
+gc.set_threshold(200_000, 20, 100)
+_MEMORY = 3 * 2**30  # bytes of a worker beyond which it frees programs
 
 # Real datasets, where the machine has them; everything that needs them skips visibly elsewhere.
 DATA = pathlib.Path(os.environ.get("ROUTERL_TEST_DATA", pathlib.Path(__file__).parents[2] / "shared" / "data"))
@@ -120,10 +125,16 @@ def tpu_compiler():
 
 @pytest.fixture(scope="module", autouse=True)
 def freed_programs():
-    """Frees the compiled programs of a file's tests once a worker has many: at Linux's 65,530 mappings it would crash."""
+    """Frees the compiled programs of a file's tests once a worker has many, or they take gigabytes.
+
+    At Linux's 65,530 mappings a worker would crash.
+    """
     yield
-    mappings = pathlib.Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_text().count("\n") > 10_000:
+    mappings, pages = pathlib.Path("/proc/self/maps"), pathlib.Path("/proc/self/statm")
+    if mappings.exists() and (
+        mappings.read_text().count("\n") > 10_000
+        or int(pages.read_text().split()[1]) * resource.getpagesize() > _MEMORY
+    ):
         import jax
 
         jax.clear_caches()

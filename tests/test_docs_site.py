@@ -12,6 +12,7 @@ import pytest
 import routerl_jax as rj
 from tests.programs import ROOT, finish, start
 
+pytestmark = pytest.mark.slow
 for package in ("latex2mathml", "material", "mkdocstrings"):
     pytest.importorskip(package, reason=f'no {package}: pip install -e ".[docs]"')
 
@@ -49,12 +50,10 @@ class Page(html.parser.HTMLParser):
             self.paragraphs[-1] += data
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("whole", marks=pytest.mark.slow)])
-def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The whole site; or quickly, with a reference of names without their docstrings (docs/site/hooks.py)."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("site")
-    quick = {"ROUTERL_QUICK": "1"} if request.param == "quick" else {}
-    finish(start("mkdocs", "build", "--strict", "--site-dir", folder, NO_MKDOCS_2_WARNING="1", **quick))
+    finish(start("mkdocs", "build", "--strict", "--site-dir", folder, NO_MKDOCS_2_WARNING="1"))
     return folder
 
 
@@ -105,9 +104,7 @@ def test_lists_tables_and_formulas_are_read_as_such(site: pathlib.Path, pages: d
     assert "arithmatex" not in (site / "algorithms.html").read_text(encoding="utf-8")
 
 
-def test_the_reference_has_what_the_package_exports(
-    request: pytest.FixtureRequest, site: pathlib.Path, pages: dict[pathlib.Path, Page]
-) -> None:
+def test_the_reference_has_what_the_package_exports(site: pathlib.Path, pages: dict[pathlib.Path, Page]) -> None:
     top = site / "reference" / "index.html"
     anchors = {}
     for link in pages[top].links:
@@ -115,5 +112,4 @@ def test_the_reference_has_what_the_package_exports(
         anchors[anchor.rpartition(".")[2] or pathlib.Path(path).stem] = link
     assert set(rj.__all__) <= set(anchors)  # that the links lead there is tested above
     types = (site / "reference" / "core" / "types.html").read_text(encoding="utf-8")
-    if "quick" not in request.node.callspec.params.values():
-        assert "One question with its accepted answers." in types
+    assert "One question with its accepted answers." in types

@@ -21,6 +21,7 @@ def config() -> DecoderConfig:
     return dataclasses.replace(architecture_of("Qwen/Qwen2.5-1.5B-Instruct"), **small)
 
 
+@pytest.mark.slow
 def test_the_small_form_runs(config: DecoderConfig) -> None:
     """A rollout and an update; what they report is what was done."""
     small = dataclasses.replace(config, vocab_size=512, embed=32, heads=4, head_dim=8, mlp=64)

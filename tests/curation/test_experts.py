@@ -456,6 +456,7 @@ def test_a_page_that_can_t_be_read(
 # --- sittings ---
 
 
+@pytest.mark.slow
 def test_a_killed_job_asks_nothing_twice(
     tmp_path: pathlib.Path, student: pathlib.Path, server: Server, chats: Chats
 ) -> None:

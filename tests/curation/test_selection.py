@@ -113,6 +113,7 @@ def test_settings_are_checked() -> None:
             SelectionConfig(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_program_on_the_shipped_policy(
     small_run: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,6 +123,7 @@ def _pieces(episode):
     return _pieces(episode)
 
 
+@pytest.mark.slow
 def test_a_policy_that_sees_learns_from_them(
     student: pathlib.Path, questions: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -31,6 +31,7 @@ class Gold:
         return [[self.gold.get(query, self.other), self.other][:k] for query in queries]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_searches", [2, 3])
 def test_it_reads_what_it_is_shown_under_any_budget(max_searches: int) -> None:
     from configs.quickstart import get_config

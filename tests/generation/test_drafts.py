@@ -61,7 +61,14 @@ def conversations(engine: Engine, sampling: Sampling, **asked) -> list:
 
 
 @pytest.mark.parametrize(
-    ("kind", "qtype"), [("segment", ""), ("segment", "int8"), ("fused", ""), ("fused", "int8"), ("paged", "")]
+    ("kind", "qtype"),
+    [
+        ("segment", ""),
+        pytest.param("segment", "int8", marks=pytest.mark.slow),
+        pytest.param("fused", "", marks=pytest.mark.slow),
+        ("fused", "int8"),
+        ("paged", ""),
+    ],
 )
 def test_turns_are_the_same_in_fewer_steps(kind: CacheKind, qtype: Qtype, interpreted: None) -> None:
     """Tokens and log-probabilities, with a windowed layer, rows and heads over four devices, and rows that are lost."""
@@ -89,6 +96,7 @@ def test_turns_are_the_same_in_fewer_steps(kind: CacheKind, qtype: Qtype, interp
         np.testing.assert_allclose(other.logprobs[1:][mask], one.logprobs[1:][mask], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_turn_of_drafts_ends_where_it_must() -> None:
     """At a stop string, at its most tokens, at the end of the conversation; and begins with the tokens that are given."""
     model = tiny.model()
@@ -123,6 +131,7 @@ def test_a_turn_of_drafts_ends_where_it_must() -> None:
             ]
 
 
+@pytest.mark.slow
 def test_experts_of_drafted_tokens_are_recorded() -> None:
     sparse = {
         "model_type": "qwen3_moe",

@@ -99,7 +99,7 @@ def test_equal_tokens_and_pictures_in_other_places_are_not_shared() -> None:
     check(model, [first, second])
 
 
-@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("kind", [pytest.param("qwen2_5_vl", marks=pytest.mark.slow), "qwen3_vl"])
 def test_prompts_and_observations_with_pictures_and_without(kind: str) -> None:
     """With Qwen3-VL's features of several layers, and positions interleaved, too."""
     model = seeing.model(kind=kind)
@@ -117,6 +117,7 @@ def test_prompts_and_observations_with_pictures_and_without(kind: str) -> None:
     assert group[0].positions[0, first + image.tokens] == first + max(image.grid) // 2 < first + image.tokens
 
 
+@pytest.mark.slow
 def test_eight_devices_and_few_rows() -> None:
     """Rows over eight devices; then fewer rows than conversations, so that some are fed again, pictures included."""
     alone = [stream.ledger.sequence() for stream in start(Engine(seeing.model(), rows=8, max_length=256))]

@@ -93,6 +93,7 @@ def test_what_scann_made_is_searched_without_it(
     assert all("p1" not in row for row in found(tmp_path / "kb"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_scann")
 def test_the_quickstart_needs_no_scann(tmp_path: pathlib.Path) -> None:
     spec = dataclasses.replace(ATLAS_KNOWLEDGE["elements"], directory=str(tmp_path / "kb"))

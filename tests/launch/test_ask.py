@@ -38,6 +38,7 @@ def picture(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+@pytest.mark.slow
 def test_pictures(config: schema.TrainConfig, tmp_path: pathlib.Path, picture: pathlib.Path) -> None:
     """They stand in the prompt, and searches bring as many passages as an evaluation's."""
     seeing = dataclasses.replace(config, model=schema.ModelConfig(path="atlas-warm-start", sight=SIGHT))

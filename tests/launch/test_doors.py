@@ -159,6 +159,7 @@ LONG = """
 """
 
 
+@pytest.mark.slow
 def test_an_observation_that_does_not_fit_ends_its_episode_and_not_the_run(mine, tmp_path):
     config = mine("strange_long", AGENT.partition("    def get_config")[0] + LONG)
     workdir = tmp_path / "run"

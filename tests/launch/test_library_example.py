@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests.programs import ROOT
 
 
@@ -25,6 +27,7 @@ def test_the_example_answers() -> None:
         assert "Accra ['table']" in lines
 
 
+@pytest.mark.slow
 def test_the_loop_in_transformers_writes_what_the_run_s_agent_wrote(small_run: pathlib.Path) -> None:
     """To the letter, for two held-out questions with their searches."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/runs.md").read_text("utf-8"), re.S)

@@ -132,6 +132,7 @@ def test_gradient_of_the_tower_is_that_of_the_loss(sequences: list) -> None:
     np.testing.assert_allclose(got, expected, rtol=0.03)  # float32 differences of a loss of size 5
 
 
+@pytest.mark.slow
 def test_eight_devices(sequences: list) -> None:
     one = learner(seeing.model())
     sizes = {"data": 2, "fsdp": 2, "tensor": 2}

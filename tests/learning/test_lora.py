@@ -75,6 +75,7 @@ def test_the_adapter_alone_is_trained():
         assert np.abs(values - now).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_eight_devices_do_the_same():
     """After two updates, with the weights cut over all eight; float32 adds up in another order."""
     one, eight = make_learner(lora_model(), lr=1e-3), make_learner(lora_model(8, "fsdp"), lr=1e-3)

@@ -56,6 +56,7 @@ def test_replay_brings_learner_and_sampler_together() -> None:
     assert replayed.max() < 0.5 * free.max()
 
 
+@pytest.mark.slow
 def test_an_update_with_replay_and_balance() -> None:
     """Routes change the gradient, their absence does not matter; the balance loss is added and its metrics are told."""
     model = tiny.model(**SPARSE)

@@ -67,7 +67,13 @@ def padded(model):
     return made
 
 
-@pytest.mark.parametrize("loss", [LossConfig(kl="forward", kl_coef=0.1), LossConfig(kl="reverse", kl_coef=0.1)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(LossConfig(kl="forward", kl_coef=0.1), marks=pytest.mark.slow),
+        LossConfig(kl="reverse", kl_coef=0.1),
+    ],
+)
 def test_rows_without_a_token_are_no_part_of_the_policy(loss, monkeypatch):
     """Sampled tokens, log-probs, entropies, divergences and gradients are those of the model without the rows, also in chunks
     and with the vocabulary split; the engine's log-probs, with drafts too, are the learner's."""

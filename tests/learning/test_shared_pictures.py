@@ -174,6 +174,7 @@ def test_log_probabilities_and_gradients_are_those_of_sequences_apart(case: Any,
     assert found[True][2] == pytest.approx(found[False][2], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_not_the_policys_trains_nothing(case: Any, learners: dict[bool, Learner]) -> None:
     """Weights are 0 but where a token was sampled; what else stands at fed tokens changes no bit of the gradient."""

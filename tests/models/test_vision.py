@@ -161,7 +161,12 @@ def test_features_of_several_pictures_equal_those_of_transformers(name):
 
 @pytest.mark.parametrize(
     ("name", "remat"),
-    [("full_layers_inside", "none"), ("full_layer_last", "full"), ("qwen2_vl", "dots"), ("qwen3_vl", "full")],
+    [
+        ("full_layers_inside", "none"),
+        pytest.param("full_layer_last", "full", marks=pytest.mark.slow),
+        pytest.param("qwen2_vl", "dots", marks=pytest.mark.slow),
+        ("qwen3_vl", "full"),
+    ],
 )
 def test_gradients_equal_those_of_transformers(name, remat):
     hf, tower = _pair(name)
@@ -183,6 +188,7 @@ def test_gradients_equal_those_of_transformers(name, remat):
         assert np.abs(ours - theirs).max() <= 1e-3 * np.abs(theirs).max(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["full_layers_inside", "qwen2_vl"])
 def test_bfloat16_is_as_near_to_float32_as_transformers_bfloat16(name):
     hf = _hf_tower(name)
@@ -239,6 +245,7 @@ def test_padding_has_no_gradient():
     assert gradient[~padding].min() > 0
 
 
+@pytest.mark.slow
 def test_blocks_equal_one_product(monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = rng.normal(size=(3, 2, 200, 3, 8)).astype(np.float32)
@@ -337,6 +344,7 @@ def test_layouts_split_every_matrix_of_the_published_towers(kind, layout, sizes)
             assert ways == mesh.size, f"{path} is split {ways} ways by {target.spec}"
 
 
+@pytest.mark.slow
 def test_sharded_weights_and_rows_give_the_same_features():
     _, tower = _pair("full_layers_inside")
     inputs = [_our_inputs(tower.config, [picture]) for picture in _pictures()]

@@ -147,7 +147,7 @@ def hf_logits(hf: Any, tokens: list[int], images: list[np.ndarray]) -> np.ndarra
         return hf(**hf_inputs(hf.config.model_type, tokens, images)).logits[0].float().numpy()
 
 
-@pytest.mark.parametrize("kind", _CLASSES)
+@pytest.mark.parametrize("kind", ["qwen2_vl", pytest.param("qwen2_5_vl", marks=pytest.mark.slow), "qwen3_vl"])
 def test_rows_with_pictures_and_without(saved: Any, kind: str) -> None:
     """One padded batch of all rows, as a user calls it; each row equals transformers' alone."""
     hf, directory = saved(kind)
@@ -232,6 +232,7 @@ def test_gradients(saved: Any, kind: str, remat: Any) -> None:
     assert max(gaps.values()) <= 1e-3, max(gaps, key=lambda name: gaps[name])
 
 
+@pytest.mark.slow
 def test_bfloat16(saved: Any) -> None:
     """No further from float32 than twice transformers' own bfloat16 is."""
     hf, directory = saved("qwen2_5_vl")
@@ -271,6 +272,7 @@ def test_round_trip(saved: Any, tmp_path: pathlib.Path, kind: str, tied: bool) -
     assert theirs.tolist() == [list(model.image_processor(picture).grid) for picture in images]
 
 
+@pytest.mark.slow
 def test_on_a_mesh(saved: Any) -> None:
     """Every matrix of the tower is split too; 1e-5: partial sums in another order."""
     _, directory = saved("qwen2_5_vl")
@@ -302,6 +304,7 @@ def test_published_config(saved: Any) -> None:
         vision_language_from_hf(flat)
 
 
+@pytest.mark.slow
 def test_adapters_of_the_text_part(saved: Any, tmp_path: pathlib.Path) -> None:
     """Both ways beside peft, which leaves the tower alone though its modules have names of the decoder's."""
     hf, directory = saved("qwen2_5_vl")

@@ -148,6 +148,7 @@ print(os.environ["JAX_COMPILATION_CACHE_DIR"])
 """
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_kept_for_the_next_program(tmp_path: pathlib.Path) -> None:
     unset = ("JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")
     settings = {

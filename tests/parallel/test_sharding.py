@@ -331,6 +331,7 @@ def test_every_family_has_a_published_model() -> None:
     assert {name for name in model_families if content(model_families.get(name)) not in covered} == set()
 
 
+@pytest.mark.slow
 def test_spilled_weights_compute_the_same(saved: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     """Six heads on four devices, a residual stream of 60 on eight; 1e-4 from transformers as everywhere.
 

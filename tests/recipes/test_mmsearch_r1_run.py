@@ -196,6 +196,7 @@ def test_a_run_on_flags(config: schema.TrainConfig, tmp_path: pathlib.Path) -> N
     assert all((tmp_path / "run" / "evaluation" / item["image"]).is_file() for item in shown)
 
 
+@pytest.mark.slow
 def test_a_start_from_which_no_price_could_teach_anything_is_refused(
     config: schema.TrainConfig, tmp_path: pathlib.Path
 ) -> None:
@@ -212,6 +213,7 @@ def test_a_start_from_which_no_price_could_teach_anything_is_refused(
         train_rl(dataclasses.replace(config, evaluation=unasked), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_the_small_runs_demonstrations(config: schema.TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind of question with each plan, oftenest with the searches that it needs; what was taught between; reproducible."""
     monkeypatch.setattr(mmsearch_r1_small, "DEMONSTRATIONS", 160)

@@ -106,6 +106,7 @@ def test_queries_per_rollout(rows: Rows) -> None:
             assert counts[key][number] == pytest.approx(share * times, abs=3 * np.sqrt(times) + 1), (key, number)
 
 
+@pytest.mark.parametrize("rows", ["ours", pytest.param("released", marks=pytest.mark.slow)], indirect=True)
 def test_exactly_what_was_retrieved_is_untrained(rows: Rows) -> None:
     """Through the ledger with two real vocabularies; where documents lie is found here by another way: from mark to mark."""
     for name in ("SmolLM2-135M-Instruct", "atlas-warm-start"):
@@ -138,6 +139,7 @@ def _retrieved(text: str) -> np.ndarray:
 # --- rewards, by hand ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rows", ["ours", pytest.param("released", marks=pytest.mark.slow)], indirect=True)
 def test_the_rewards_of_all_rollouts(rows: Rows) -> None:
     """RECIPES.md section 5.2, written out again on the flat text."""
     stages = {

@@ -267,6 +267,7 @@ def test_a_very_long_query_is_cut() -> None:
     assert action.query == ("capital of Ghana " * 120)[:2000]
 
 
+@pytest.mark.slow
 def test_a_policy_that_babbles_ends_in_a_forced_answer(files: list[str]) -> None:
     """The engine's own conversations: four invalid turns, four reminders, and what was sampled is what is trained on."""
     agent = dataclasses.replace(AGENT, max_turn_tokens=6, answer_tokens=6)

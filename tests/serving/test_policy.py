@@ -50,6 +50,7 @@ def written(engine: Engine, text: str, seed: int, tokens: int, temperature: floa
     return engine.tokenizer.decode(turn.tokens[:-1] if turn.stop_reason == "eos" else turn.tokens)
 
 
+@pytest.mark.slow
 def test_64_clients_at_once_get_what_each_would_get_alone(server: Server) -> None:
     """Half of them in pieces; the rows are eight."""
     alone = [written(server.engine, f"question {i}", i, 20 + i % 7) for i in range(64)]

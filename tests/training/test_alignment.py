@@ -96,6 +96,7 @@ def test_signs_of_several_tokens_and_unknown_sheets_are_refused(model: VisionLan
         sheets_named("configs.vrag_rl_small:NONE")
 
 
+@pytest.mark.slow
 def test_a_run_with_an_aligned_tower_resumes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint lacks a frozen tower. A later session takes the one of the first: another machine's differs."""
     config = make_sft_config(

@@ -230,6 +230,7 @@ def test_searches_go_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [3, 1, 3, 1]
 
 
+@pytest.mark.slow
 def test_two_processes_share_searches_and_what_they_found(tmp_path: pathlib.Path) -> None:
     """Every second search is the other process's. What fails on one of them is an error on both."""
     outputs = two_processes("tests.training.two_searchers", workdir=tmp_path)
@@ -356,6 +357,7 @@ def test_an_answer_that_many_passages_hold_by_chance_is_not_read() -> None:
     assert not one.found
 
 
+@pytest.mark.slow
 def test_drawn_searches_weigh_the_same_whatever_they_found(config: TrainConfig, tmp_path: pathlib.Path) -> None:
     """Per sequence, those without an answer after them would weigh more: the policy would learn to look where nothing is."""
     drawn = dataclasses.replace(config, warm_start=dataclasses.replace(config.warm_start, demonstrations="drawn"))

@@ -41,6 +41,7 @@ def parameters() -> int:
     return 2 * (attention + 3 * embed * mlp + 2 * embed) + 2 * 1024 * embed + embed
 
 
+@pytest.mark.slow
 def test_kernels(report: Report) -> None:
     """The kernels for TPUs are what is compiled: forward again in the backward pass, which rematerialises."""
     update = report.programs["update"].kernels
@@ -53,6 +54,7 @@ def test_kernels(report: Report) -> None:
     assert "ragged_paged_attention_kernel" in report.programs["prefill"].kernels
 
 
+@pytest.mark.slow
 def test_memory(report: Report) -> None:
     """Arguments by hand, to 2%: vectors that every chip holds whole, and tokens, are not counted here."""
     state = parameters() * 3 * 4 / 4  # weights and two moments in float32, over four chips
@@ -91,6 +93,7 @@ def read_once() -> int:
     return (2 * embed * (heads * width + mlp) // 2 * 2 + 64 * 1024 * 2 * 4) * with_libtpu("0.0.42", "0.0.50")
 
 
+@pytest.mark.slow
 def test_flops(report: Report) -> None:
     """By hand, to the last one. Rows: 16 of 256 tokens, half of each kind of work on a chip (`fsdp`), and half of the heads."""
     output, attention = 512 * 1024 // 2, 4 * 2 * 2 * 128  # a query head and a key: two products; two layers, two heads
@@ -110,6 +113,7 @@ def test_flops(report: Report) -> None:
     assert update.flops == 4 * products
 
 
+@pytest.mark.slow
 def test_time_at_best(report: Report) -> None:
     """The parts add up, a token is a step's share, and useful FLOPs are those of the definitions."""
     for name, program in report.programs.items():
@@ -137,6 +141,7 @@ def test_time_at_best(report: Report) -> None:
     assert update.roofline.mfu * update.roofline.seconds * 197e12 == pytest.approx(needed / 4)
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_while_the_layer_before_computes(report: Report) -> None:
     """Of the update's gathers along fsdp some are begun early; activations summed along tensor are waited for."""
     update = report.programs["update"].roofline
@@ -151,6 +156,7 @@ def test_weights_are_gathered_while_the_layer_before_computes(report: Report) ->
     assert update.traffic["reduce-scatter/fsdp"].bytes == 4 * (matrices() * 2 + 512 * 512 * width) / 2
 
 
+@pytest.mark.slow
 def test_the_other_programs(report: Report) -> None:
     """The reference is scored, and the engine's weights are made: those of `tensor`, gathered along fsdp."""
     assert list(report.programs) == ["update", "reference", "copy", "prefill", "decode"]
@@ -164,6 +170,7 @@ def test_the_other_programs(report: Report) -> None:
     assert reference.resident_gib * 2**30 == pytest.approx(parameters() * 3 * 4 / 4, rel=0.02)
 
 
+@pytest.mark.slow
 def test_int8_weights_of_the_engine(report: Report) -> None:
     """Decoding holds a byte less of every entry of the blocks' matrices, and float32 scales of the learner's dtype more; no
     matrix is expanded in memory, so it also moves less."""
@@ -183,6 +190,7 @@ def test_int8_weights_of_the_engine(report: Report) -> None:
     assert small.kernels == whole.kernels
 
 
+@pytest.mark.slow
 def test_an_engine_with_devices_of_its_own(report: Report) -> None:
     """Its chips hold its weights and its cache, and nothing of the learner's. The learner's chips make the weights."""
     config = small_policy(layout="")
@@ -239,6 +247,7 @@ def test_an_adapter_on_codes_of_4_bits(report: Report) -> None:
     assert found["decode"].arguments_gib == pytest.approx(report.programs["decode"].arguments_gib)
 
 
+@pytest.mark.slow
 def test_collectives(report: Report) -> None:
     """The update gathers weights over fsdp; decode, whose weights lie whole over it, must not."""
     assert report.programs["update"].collectives["all-gather"] > 0

@@ -201,6 +201,7 @@ def test_of_several_stages_any_may_be_left_out(tmp_path: pathlib.Path):
     }
 
 
+@pytest.mark.slow
 def test_the_control_s_beginning_is_there_before_the_run_s_own_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ):

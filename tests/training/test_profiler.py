@@ -111,6 +111,7 @@ def test_steps_that_are_past_are_told_of(tmp_path: pathlib.Path, caplog: pytest.
 TRACES = "tests/training/profiler_traces.py"
 
 
+@pytest.mark.slow
 def test_traces() -> None:
     finish(start("pytest", "-q", "-p", "no:xdist", TRACES, "-k", "not test_a_run and not supervised"))
 

@@ -233,6 +233,7 @@ def test_a_reward_that_is_no_number_stops_a_run_with_what_it_has(
     assert results["agents"]["first"] == results["agents"]["trained"]
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_stop_a_run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the second and last step, whose loss was fine: what is left is the first step's policy."""
     update, calls = Learner.update, iter(range(100))
@@ -291,6 +292,7 @@ def test_before_the_first_checkpoint_a_run_leaves_no_policy(
     assert (results["agents"], results["stopped"]["metric"], results["stopped"]["steps"]) == ({}, "trouble", 0)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_due_at_a_bad_step_is_made_up_for(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ def web(world: Any, tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "web"
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_without_the_web(
     world: Any, web: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
