@@ -138,7 +138,7 @@ EXTRAS = {
 
 setup(
     name="routerl_jax",
-    version="0.1.0",
+    version="0.2.0",
     description="Reinforcement learning of when, where and what to retrieve, in JAX, on TPU pods and GPUs",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -147,8 +147,8 @@ setup(
     package_data={
         "launch": ["clusters/*"],
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
-        "routerl_jax.knowledge.serving": ["page.html"],
-        "routerl_jax.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
+        "routerl_jax.extras.kb_server": ["page.html"],
+        "routerl_jax.extras.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
     },
     python_requires=">=3.11",
     install_requires=REQUIRED,

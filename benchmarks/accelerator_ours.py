@@ -18,9 +18,9 @@ from benchmarks.accelerator_limits import peak_gib, timed
 from benchmarks.agentic_work import Trajectory, must_prefill
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import Stream
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.engine.streams import Stream
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights

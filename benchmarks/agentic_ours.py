@@ -31,7 +31,7 @@ from routerl_jax.agents.driver import run as drive
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Passage
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights

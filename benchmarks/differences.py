@@ -29,10 +29,6 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.agents.agent import LLM
-from routerl_jax.baselines.baseline import ChatPrompt, SearchResults
-from routerl_jax.baselines.vanilla_rag import READ, VanillaRAG
-from routerl_jax.comparison.compare import compare
-from routerl_jax.comparison.config import ComparisonConfig
 from routerl_jax.core.files import write_atomic, write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example, Passage
@@ -42,6 +38,10 @@ from routerl_jax.evaluation.figures import color_of, dots, new_figure, panels_of
 from routerl_jax.evaluation.paired import compare_scores
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import heading
+from routerl_jax.extras.baselines.baseline import ChatPrompt, SearchResults
+from routerl_jax.extras.baselines.vanilla_rag import READ, VanillaRAG
+from routerl_jax.extras.comparison.compare import compare
+from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.retrieval import gold_passages_of
@@ -222,7 +222,7 @@ def _corpus(workdir: pathlib.Path, name: str, passages: Sequence[Any]) -> str:
 
 def _asked(base: ComparisonConfig) -> list[Example]:
     """The questions of a base configuration."""
-    from routerl_jax.comparison.compare import prepared
+    from routerl_jax.extras.comparison.compare import prepared
 
     return prepared(base)[0].examples
 

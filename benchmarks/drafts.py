@@ -30,12 +30,12 @@ from benchmarks.agentic_work import pieces
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.atlas.world import passages_of
-from routerl_jax.generation.drafts import LONGEST
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import GREEDY
+from routerl_jax.engine.drafts import LONGEST
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import GREEDY
+from routerl_jax.extras.compile_check.chips import CHIPS
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.pretrained import resolve
-from routerl_jax.parallel.chips import CHIPS
 
 MODEL = "SmolLM2-135M-Instruct"
 DRAFTS = (1, 2, 3, 5, 8)

@@ -36,9 +36,9 @@ import routerl_jax as rj
 from benchmarks import peers
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.core.types import Sequence
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.lowering import lower_programs
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.extras.compile_check.lowering import lower_programs
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig

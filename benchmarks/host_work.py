@@ -36,16 +36,16 @@ from routerl_jax.agents.driver import run as drive
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.programs import DecodeOutputs
-from routerl_jax.generation.rows import Placement
-from routerl_jax.generation.streams import Stream
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.programs import DecodeOutputs
+from routerl_jax.engine.rows import Placement
+from routerl_jax.engine.streams import Stream
+from routerl_jax.extras.compile_check.chips import CHIPS
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
-from routerl_jax.parallel.chips import CHIPS
 from routerl_jax.recipes.r1_searcher import PROMPT_SUFFIX, R1SearcherGrammar
 
 # policies whose decode calls on an H100 are estimated

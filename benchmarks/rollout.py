@@ -22,8 +22,8 @@ def main() -> None:
     import torch
 
     from benchmarks import peers
-    from routerl_jax.generation.engine import Engine
-    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.engine.engine import Engine
+    from routerl_jax.engine.sampling import Sampling
 
     arguments = peers.arguments(__doc__)
     model = peers.policy(arguments.size)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.roofline [--size=0.9M --size=8M --size=107M] [--repeats=5] [--json=FILE]
 
-It uses the same count (parallel/hlo_costs.py) and the same estimate (training/roofline.py), for the programs that the learner
+It uses the same count (extras/compile_check/hlo_costs.py) and the same estimate (extras/compile_check/roofline.py), for the programs that the learner
 and the engine run here. The peaks of this machine are measured in the same run, with products as large as the model's and sums
 of arrays as large as its activations. A prediction is a lower bound: measured over predicted is at least about 1.
 """
@@ -29,18 +29,18 @@ import numpy as np
 from benchmarks import peers
 from benchmarks.accelerator_limits import memory_rate, timed
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.extras.compile_check.chips import Chip
+from routerl_jax.extras.compile_check.hlo_costs import Costs, count
+from routerl_jax.extras.compile_check.roofline import Estimate, estimate
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.config import DecoderConfig
-from routerl_jax.parallel.chips import Chip
-from routerl_jax.parallel.hlo_costs import Costs, count
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.training.roofline import Estimate, estimate
 
 ROWS, LENGTH, SEGMENT = 64, 256, 16
 SEQUENCES, MICRO = 32, 2048

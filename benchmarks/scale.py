@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.config import from_config_dict
+from routerl_jax.extras.compile_check.check import check
+from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.layout_search import step_parts
+from routerl_jax.extras.compile_check.run_programs import sequences_of_step
+from routerl_jax.extras.compile_check.topology import HBM_GIB, topology_devices
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
-from routerl_jax.parallel.chips import CHIPS
-from routerl_jax.parallel.topology import HBM_GIB, topology_devices
-from routerl_jax.training.compile_check import check
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.layout_search import step_parts
-from routerl_jax.training.run_programs import sequences_of_step
 
 BASE, TOPOLOGY = "configs.r1_searcher_qwen25_7b", "v5e:16x16"
 VALUES: dict[str, tuple[Any, ...]] = {

@@ -130,10 +130,10 @@ def serve(side: str, setup: str, count: int, port: int) -> None:
     """One of the servers, until it is killed."""
     import uvicorn
 
+    from routerl_jax.extras.kb_server.config import warm_up
     from routerl_jax.knowledge.dense import DenseKB
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.load import load_kb
-    from routerl_jax.knowledge.serving.config import warm_up
 
     directory = prepare(setup, count)
     encoder: Any = FreeEncoder(_dim(directory)) if setup == "free" else shared_encoder("all-MiniLM-L6-v2")
@@ -145,7 +145,7 @@ def serve(side: str, setup: str, count: int, port: int) -> None:
     kb = DenseKB(loaded.store, encoder, loaded.index, cache_size=0)
     warm_up(kb)
     if side == "ours":
-        from routerl_jax.knowledge.serving.app import Served, create_app
+        from routerl_jax.extras.kb_server.app import Served, create_app
 
         app: Any = create_app([Served("bench", {"default": kb})])
     else:

@@ -125,7 +125,7 @@ def ours(url: str) -> Callable[[list[str]], list[list[str]]]:
     """Our knowledge base without caches."""
     from routerl_jax.knowledge.web.config import CacheConfig, ReaderConfig, SearchConfig, SummaryConfig, WebConfig
     from routerl_jax.knowledge.web.kb import web_kb
-    from routerl_jax.llms.config import ChatModelConfig
+    from routerl_jax.services.config import ChatModelConfig
 
     writer = ChatModelConfig(model="m", base_url=f"{url}/v1", concurrency=512)
     config = WebConfig(

@@ -6,10 +6,10 @@ from typing import Any
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.curation.balance import BalanceConfig
-from routerl_jax.curation.teaching import TeachingConfig
-from routerl_jax.curation.vqa import VqaConfig
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.extras.curation.balance import BalanceConfig
+from routerl_jax.extras.curation.teaching import TeachingConfig
+from routerl_jax.extras.curation.vqa import VqaConfig
+from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training import config as schema
 
 

@@ -3,7 +3,7 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.knowledge.serving.config import ServeConfig
+from routerl_jax.extras.kb_server.config import ServeConfig
 
 
 def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:

@@ -63,13 +63,13 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.comparison.papers.known import FIGURE_HEADINGS, listing
     from routerl_jax.core.console import print_listing
-    from routerl_jax.evaluation.analysis import analyse, analyse_calibration, analyse_workflows, training_curves
-    from routerl_jax.evaluation.analysis_figure import analysis_figure
+    from routerl_jax.extras.analysis.figure import analysis_figure
+    from routerl_jax.extras.analysis.numbers import analyse, analyse_calibration, analyse_workflows, training_curves
+    from routerl_jax.extras.analysis.trials import Trials
+    from routerl_jax.extras.comparison.papers.known import FIGURE_HEADINGS, listing
     from routerl_jax.training import run_files
     from routerl_jax.training.load import load_config
-    from routerl_jax.training.trials import Trials
 
     if "help" in FLAGS.figures:
         print_listing("figures", FIGURE_HEADINGS, listing())
@@ -117,8 +117,8 @@ def main(_: Sequence[str]) -> None:
 
 def _draw() -> None:
     """Draws figures of papers, each alone."""
-    from routerl_jax.comparison.papers.drawn import draw_figures
     from routerl_jax.core.config import naming
+    from routerl_jax.extras.comparison.papers.drawn import draw_figures
 
     if FLAGS.output is None and FLAGS.workdir is None:
         raise ValueError("--output is missing: figures of --rows alone need a directory")

@@ -62,12 +62,12 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.agents.driver import run
     from routerl_jax.core.config import naming
     from routerl_jax.core.types import Example
+    from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation.records import PictureFiles, episode_record
     from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
-    from routerl_jax.generation.sampling import Sampling
-    from routerl_jax.llms.policy import ChatModel
     from routerl_jax.models.images import decode_image
+    from routerl_jax.services.policy import ChatModel
     from routerl_jax.training.knowledge import with_knowledge
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.setup import build_recipe, evaluated_agent, make_engine, open_knowledge

@@ -64,9 +64,9 @@ def schemas() -> dict[str, type]:
 def main(_: Sequence[str]) -> None:
     from rich.console import Console
 
-    from routerl_jax.chat.session import open_chat
-    from routerl_jax.chat.terminal import Terminal
-    from routerl_jax.remote.asgi import check_port
+    from routerl_jax.extras.chat.session import open_chat
+    from routerl_jax.extras.chat.terminal import Terminal
+    from routerl_jax.services.asgi import check_port
     from routerl_jax.training.knowledge import with_knowledge
     from routerl_jax.training.load import load_config
 
@@ -96,7 +96,7 @@ def main(_: Sequence[str]) -> None:
         progress=not FLAGS.quiet,
     )
     if FLAGS.page:
-        from routerl_jax.chat.page import serve
+        from routerl_jax.extras.chat.page import serve
 
         serve(chat, FLAGS.host, FLAGS.port)
         return

@@ -28,8 +28,8 @@ from ml_collections import config_flags
 from launch.command import read_config, start
 
 if TYPE_CHECKING:
-    from routerl_jax.training.compile_check import ProgramReport, Report
-    from routerl_jax.training.layout_search import Choice
+    from routerl_jax.extras.compile_check.check import ProgramReport, Report
+    from routerl_jax.extras.compile_check.layout_search import Choice
 
 FLAGS = flags.FLAGS
 
@@ -56,11 +56,11 @@ def schemas() -> dict[str, type]:
 
 def main(_: Sequence[str]) -> None:
     config = read_config()
-    from routerl_jax.training.compile_check import check
+    from routerl_jax.extras.compile_check.check import check
 
     if FLAGS.search:
-        from routerl_jax.parallel.topology import compiler
-        from routerl_jax.training.layout_search import search
+        from routerl_jax.extras.compile_check.layout_search import search
+        from routerl_jax.extras.compile_check.topology import compiler
 
         ranked = search(config, FLAGS.topology)
         if FLAGS.json:

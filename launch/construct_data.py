@@ -53,11 +53,11 @@ def define_flags() -> None:
 
 def schemas() -> dict[str, type]:
     """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.curation.balance import BalanceConfig
-    from routerl_jax.curation.expert_config import ExpertJobConfig
-    from routerl_jax.curation.golden_config import ConstructConfig
-    from routerl_jax.curation.teaching import TeachingConfig
-    from routerl_jax.curation.vqa import VqaConfig
+    from routerl_jax.extras.curation.balance import BalanceConfig
+    from routerl_jax.extras.curation.expert_config import ExpertJobConfig
+    from routerl_jax.extras.curation.golden_config import ConstructConfig
+    from routerl_jax.extras.curation.teaching import TeachingConfig
+    from routerl_jax.extras.curation.vqa import VqaConfig
 
     jobs = {
         "golden": ConstructConfig,
@@ -71,9 +71,9 @@ def schemas() -> dict[str, type]:
 
 def golden(workdir: pathlib.Path) -> Any:
     """The report of a job of golden trajectories."""
-    from routerl_jax.curation.golden import construct
-    from routerl_jax.curation.golden_config import ConstructConfig
-    from routerl_jax.llms.load import chat_model
+    from routerl_jax.extras.curation.golden import construct
+    from routerl_jax.extras.curation.golden_config import ConstructConfig
+    from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ConstructConfig)
@@ -91,9 +91,9 @@ def golden(workdir: pathlib.Path) -> Any:
 
 def balance(workdir: pathlib.Path) -> Any:
     """The report of a job that balances questions."""
-    from routerl_jax.curation.balance import BalanceConfig, balance, probing
-    from routerl_jax.curation.policy import open_run
-    from routerl_jax.curation.rollouts import policy_attempts
+    from routerl_jax.extras.curation.balance import BalanceConfig, balance, probing
+    from routerl_jax.extras.curation.policy import open_run
+    from routerl_jax.extras.curation.rollouts import policy_attempts
     from routerl_jax.training.load import load_policy
     from routerl_jax.training.setup import open_examples
 
@@ -120,8 +120,8 @@ def balance(workdir: pathlib.Path) -> Any:
 
 def sft(workdir: pathlib.Path) -> Any:
     """The report of a job in which a language model shows how to search on demand."""
-    from routerl_jax.curation.teaching import TeachingConfig, teach
-    from routerl_jax.llms.load import chat_model
+    from routerl_jax.extras.curation.teaching import TeachingConfig, teach
+    from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(TeachingConfig)
@@ -136,8 +136,8 @@ def sft(workdir: pathlib.Path) -> Any:
 
 def vqa(workdir: pathlib.Path) -> Any:
     """The report of a job that makes questions about pictures of concepts."""
-    from routerl_jax.curation.vqa import VqaConfig, make_vqa
-    from routerl_jax.llms.load import chat_model
+    from routerl_jax.extras.curation.vqa import VqaConfig, make_vqa
+    from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(VqaConfig)
@@ -152,9 +152,9 @@ def vqa(workdir: pathlib.Path) -> Any:
 
 def experts(workdir: pathlib.Path) -> Any:
     """The report of a job in which a planner and a grounder show how to search pages and look closer."""
-    from routerl_jax.curation.expert_config import ExpertJobConfig
-    from routerl_jax.curation.expert_job import ExpertResources, demonstrate
-    from routerl_jax.llms.load import chat_model
+    from routerl_jax.extras.curation.expert_config import ExpertJobConfig
+    from routerl_jax.extras.curation.expert_job import ExpertResources, demonstrate
+    from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
     config = read_config_as(ExpertJobConfig)

@@ -100,7 +100,7 @@ def define_flags() -> None:
 
 def schemas() -> dict[str, type]:
     """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.comparison.config import ComparisonConfig
+    from routerl_jax.extras.comparison.config import ComparisonConfig
     from routerl_jax.training.config import TrainConfig
 
     return {"A comparison (configs/eval)": ComparisonConfig, "A run, of one policy": TrainConfig}
@@ -119,16 +119,16 @@ def main(_: Sequence[str]) -> None:
 
 
 def _is_figure(report: str | None) -> bool:
-    from routerl_jax.comparison.papers.known import PAPER_FIGURES
+    from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
 
     return report is not None and report in PAPER_FIGURES
 
 
 def _draw() -> None:
     """A figure of a paper, from the results of a comparison or of a run."""
-    from routerl_jax.comparison.config import ComparisonConfig
-    from routerl_jax.comparison.papers import drawn
     from routerl_jax.core.config import naming
+    from routerl_jax.extras.comparison.config import ComparisonConfig
+    from routerl_jax.extras.comparison.papers import drawn
 
     if bool(FLAGS.workdir) == bool(FLAGS.output):
         raise ValueError(
@@ -152,11 +152,11 @@ def _draw() -> None:
 
 def _help() -> None:
     """Prints the possible values of --agents, --benchmarks and --report."""
-    from routerl_jax.comparison import agents
-    from routerl_jax.comparison.benchmarks import benchmark
-    from routerl_jax.comparison.benchmarks.known import BENCHMARKS
-    from routerl_jax.comparison.papers import known, table
     from routerl_jax.core.console import print_listing
+    from routerl_jax.extras.comparison import agents
+    from routerl_jax.extras.comparison.benchmarks import benchmark
+    from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+    from routerl_jax.extras.comparison.papers import known, table
 
     benchmarks = benchmark.listing()
     benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
@@ -176,10 +176,10 @@ def _help() -> None:
 
 def _compare() -> None:
     """Agents on benchmarks, as the configuration and the flags say."""
-    from routerl_jax.comparison.compare import compare, report_finished
-    from routerl_jax.comparison.config import ComparisonConfig
-    from routerl_jax.comparison.report import print_metrics
     from routerl_jax.core.config import naming
+    from routerl_jax.extras.comparison.compare import compare, report_finished
+    from routerl_jax.extras.comparison.config import ComparisonConfig
+    from routerl_jax.extras.comparison.report import print_metrics
 
     for name in ("workdir", "model", "benchmark", "snapshot", "by", "temperature", "seed"):
         if FLAGS[name].present:
@@ -230,14 +230,14 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.core.config import naming
     from routerl_jax.core.files import write_atomic
     from routerl_jax.data.trajectories import check_retrievers, golden_step
+    from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score
     from routerl_jax.evaluation.groups import by_group
     from routerl_jax.evaluation.records import write_records
-    from routerl_jax.generation.sampling import Sampling
-    from routerl_jax.llms.judge import settings_that_count
-    from routerl_jax.llms.policy import ChatModel
     from routerl_jax.models.lora import digest
+    from routerl_jax.services.judge import settings_that_count
+    from routerl_jax.services.policy import ChatModel
     from routerl_jax.training import setup
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.setup import (

@@ -35,7 +35,7 @@ from routerl_jax.rewards import scoring
 from routerl_jax.rewards.normalize import NORMALIZERS
 
 if TYPE_CHECKING:
-    from routerl_jax.llms.judge import ModelJudge
+    from routerl_jax.services.judge import ModelJudge
 
 FLAGS = flags.FLAGS
 
@@ -120,8 +120,8 @@ def _judge() -> tuple[ModelJudge | None, Mapping[str, Any]]:
     if not settings:
         return None, {}
     from routerl_jax.core.config import from_config_dict, naming
-    from routerl_jax.llms.config import JudgeConfig
-    from routerl_jax.llms.judge import open_judge, settings_that_count
+    from routerl_jax.services.config import JudgeConfig
+    from routerl_jax.services.judge import open_judge, settings_that_count
 
     config = from_config_dict(JudgeConfig, settings, "--judge")
     with naming("--judge"):

@@ -54,9 +54,9 @@ def schemas() -> dict[str, type]:
 def main(_: Sequence[str]) -> None:
     from routerl_jax.core.journal import check_same
     from routerl_jax.core.text import counted
-    from routerl_jax.curation.questions import counts_of
-    from routerl_jax.curation.rollouts import policy_attempts
-    from routerl_jax.curation.selection import SelectionConfig, select
+    from routerl_jax.extras.curation.questions import counts_of
+    from routerl_jax.extras.curation.rollouts import policy_attempts
+    from routerl_jax.extras.curation.selection import SelectionConfig, select
     from routerl_jax.parallel.workdir import directory_lock
     from routerl_jax.training.setup import build_policy, build_recipe, open_examples
 

@@ -27,8 +27,8 @@ from absl import flags
 from launch.command import start
 
 if TYPE_CHECKING:
-    from routerl_jax.serving.app import Served
-    from routerl_jax.serving.config import ServePolicyConfig
+    from routerl_jax.extras.policy_server.app import Served
+    from routerl_jax.extras.policy_server.config import ServePolicyConfig
 
 FLAGS = flags.FLAGS
 
@@ -57,9 +57,9 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.remote.asgi import bound_hosts, check_port, read_token, run_server
-    from routerl_jax.serving.app import create_app
-    from routerl_jax.serving.config import ServePolicyConfig, open_policy
+    from routerl_jax.extras.policy_server.app import create_app
+    from routerl_jax.extras.policy_server.config import ServePolicyConfig, open_policy
+    from routerl_jax.services.asgi import bound_hosts, check_port, read_token, run_server
 
     names = [field.name for field in dataclasses.fields(ServePolicyConfig)]
     fields: dict[str, Any] = {name: FLAGS[name].value for name in names if FLAGS[name].value is not None}

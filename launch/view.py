@@ -53,12 +53,12 @@ def main(_: Sequence[str]) -> None:
         _print_episodes()
         return
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the accelerators are the run's
-    from routerl_jax.core.extras import needs
-    from routerl_jax.viewer.runs import find_runs
+    from routerl_jax.core.packages import needs
+    from routerl_jax.extras.viewer.runs import find_runs
 
     runs = find_runs(FLAGS.runs or [FLAGS.workdir])
     with needs("the page", "serve"):
-        from routerl_jax.viewer.serve import serve
+        from routerl_jax.extras.viewer.serve import serve
     serve(runs, FLAGS.host, FLAGS.port)
 
 
@@ -71,8 +71,8 @@ def _print_episodes() -> None:
     from routerl_jax.evaluation.records import read_records
     from routerl_jax.evaluation.sheets import write_sheet
     from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.extras.viewer.runs import normalizer_of
     from routerl_jax.rewards.metrics import exact_match
-    from routerl_jax.viewer.runs import normalizer_of
 
     path = _file()
     normalizer = FLAGS.normalizer or normalizer_of(path.parent)

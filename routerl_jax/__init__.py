@@ -15,12 +15,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from routerl_jax.moved import refuse
 from routerl_jax.parallel.platform import skip_absent_tpu
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # before transformers is imported anywhere: it would warn that PyTorch is missing, which is not needed here
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+refuse()
 skip_absent_tpu()  # before JAX is imported anywhere, such as by bm25s, which looks for devices when it is imported
 
 if TYPE_CHECKING:
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
     from routerl_jax.agents.driver import run
     from routerl_jax.agents.search_agent import SearchAgent
     from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Shown, TextAndImage
-    from routerl_jax.generation.engine import Engine
-    from routerl_jax.generation.sampling import Sampling
+    from routerl_jax.engine.engine import Engine
+    from routerl_jax.engine.sampling import Sampling
     from routerl_jax.knowledge.load import load_kb
-    from routerl_jax.llms.policy import ChatModel
     from routerl_jax.models.huggingface import load_pretrained, save_pretrained
     from routerl_jax.parallel.mesh import make_mesh
     from routerl_jax.rewards import metrics
+    from routerl_jax.services.policy import ChatModel
     from routerl_jax.training.config import TrainConfig
     from routerl_jax.training.knowledge import open_knowledge_bases
     from routerl_jax.training.rl import train_rl
@@ -44,13 +46,13 @@ _MODULES = {
     "Action": "core.types",
     "Agent": "agents.agent",
     "Call": "core.types",
-    "ChatModel": "llms.policy",
-    "Engine": "generation.engine",
+    "ChatModel": "services.policy",
+    "Engine": "engine.engine",
     "Episode": "core.types",
     "Example": "core.types",
     "KnowledgeConfig": "training.sections",
     "Passage": "core.types",
-    "Sampling": "generation.sampling",
+    "Sampling": "engine.sampling",
     "SearchAgent": "agents.search_agent",
     "Shown": "core.types",
     "TextAndImage": "core.types",

@@ -2,8 +2,8 @@
 
 import ml_collections
 
-from routerl_jax.comparison import config as schema
 from routerl_jax.core.config import to_config_dict
+from routerl_jax.extras.comparison import config as schema
 from routerl_jax.training.config import EngineConfig, MeshConfig, ModelConfig
 
 

@@ -22,7 +22,7 @@ from routerl_jax.knowledge.query import as_read, query_image, query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.knowledge.together import search_together
 from routerl_jax.parallel import multihost
-from routerl_jax.remote.background import in_thread
+from routerl_jax.services.background import in_thread
 
 
 async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Request], timeout: float) -> list[Call]:

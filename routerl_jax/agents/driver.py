@@ -24,10 +24,10 @@ from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
-from routerl_jax.generation.policy import Endpoint, Policy, TurnFailed
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
-from routerl_jax.remote.background import PausedLoop
+from routerl_jax.engine.policy import Endpoint, Policy, TurnFailed
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
+from routerl_jax.services.background import PausedLoop
 
 
 @dataclasses.dataclass

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.types import Branch, Call, StopReason
-from routerl_jax.generation.streams import Stream
+from routerl_jax.engine.streams import Stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ from routerl_jax.agents.conversation import Rollout
 from routerl_jax.agents.request import Request
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
-from routerl_jax.generation.loop import EngineLoop
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import DoesNotFit, Generated, Stream
+from routerl_jax.engine.loop import EngineLoop
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
 
 _Waiting = tuple[Request, asyncio.Future[Call]]
 

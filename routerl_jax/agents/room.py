@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 from routerl_jax.agents.agent import LLM, Agent, Tools, UnknownTool, begun
 from routerl_jax.agents.conversation import Rollout
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.generation.policy import Policy
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import DoesNotFit
-from routerl_jax.remote.background import run_coroutine
+from routerl_jax.engine.policy import Policy
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.engine.streams import DoesNotFit
+from routerl_jax.services.background import run_coroutine
 
 
 class _Asked(BaseException):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme -> the extra of setup.py with its client
 _ATTEMPTS = 3  # at copying something that is being replaced

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import BinaryIO, cast
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.packages import install_hint
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 

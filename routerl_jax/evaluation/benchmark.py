@@ -9,10 +9,10 @@ from typing import Any
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Episode, Example
+from routerl_jax.engine.policy import Policy
+from routerl_jax.engine.sampling import GREEDY, Sampling
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import write_records
-from routerl_jax.generation.policy import Policy
-from routerl_jax.generation.sampling import GREEDY, Sampling
 from routerl_jax.parallel import multihost
 from routerl_jax.rewards.verdicts import Judge
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.types import Example, Passage, Query
+from routerl_jax.engine.policy import Policy
 from routerl_jax.evaluation.benchmark import score
-from routerl_jax.generation.policy import Policy
 from routerl_jax.knowledge.query import query_text
 
 

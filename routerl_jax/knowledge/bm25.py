@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
 from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.core.words import words as text_words

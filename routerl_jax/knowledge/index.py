@@ -6,7 +6,7 @@ import functools
 
 from absl import logging
 
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.packages import install_hint
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.faiss_index import FAISS_IVF
 from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings

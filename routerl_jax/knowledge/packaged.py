@@ -43,11 +43,11 @@ from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
-from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.cached import CachedModel
-from routerl_jax.llms.config import ChatModelConfig
-from routerl_jax.llms.load import chat_model
-from routerl_jax.remote.cache import SqliteCache
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.cache import SqliteCache
+from routerl_jax.services.cached import CachedModel
+from routerl_jax.services.config import ChatModelConfig
+from routerl_jax.services.load import chat_model
 
 FILES = "package"
 _EMBEDDING = "embedding"  # in kb.json's settings

@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int
 
 from routerl_jax.core.checked import BelowOne, Count, NonNegative, checked
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.extras import install_hint
+from routerl_jax.core.packages import install_hint
 from routerl_jax.knowledge.recall import jittered, kth_best, recall
 from routerl_jax.knowledge.vector_index import INDEXES, SPARE, VectorIndex, VectorSource
 

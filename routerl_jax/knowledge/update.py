@@ -43,7 +43,7 @@ from routerl_jax.knowledge.store import (
     replaced_directory,
 )
 from routerl_jax.knowledge.writer import StoreWriter, explained, left_out, write_passages
-from routerl_jax.llms.base import ChatModel
+from routerl_jax.services.base import ChatModel
 
 KINDS = ("dense_text", "dense_table", "bm25", "graph")
 COMPACT_ABOVE = 0.2  # share of the main part's passages

@@ -22,7 +22,7 @@ from absl import logging
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.safe_pickle import dumps, loads
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.rollouts import Rollouts, roll_out

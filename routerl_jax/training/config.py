@@ -13,7 +13,7 @@ from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.llms.config import JudgeConfig, PolicyModelConfig
+from routerl_jax.services.config import JudgeConfig, PolicyModelConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig
 from routerl_jax.training.loggers import check_log

@@ -34,7 +34,7 @@ from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
-from routerl_jax.remote.background import run_coroutine
+from routerl_jax.services.background import run_coroutine
 from routerl_jax.training.atlas_sources import ATLAS, atlas_passages, atlas_triples, shows_pages, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig
 from routerl_jax.training.snapshots import snapshots

@@ -15,7 +15,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.core.config import naming
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 from routerl_jax.core.registry import Registry
 
 PROJECT = "routerl_jax"  # project at Weights & Biases, unless WANDB_PROJECT names another

@@ -26,8 +26,8 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import Attempts
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.streams import Stream
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.streams import Stream
 from routerl_jax.training.stages import RunStage, Stages
 
 

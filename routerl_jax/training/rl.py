@@ -19,16 +19,16 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.text import counted
 from routerl_jax.data.trajectories import golden_step
+from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.benchmark import score, score_all
 from routerl_jax.evaluation.canary import canary
 from routerl_jax.evaluation.report import print_table
-from routerl_jax.generation.engine import Engine
 from routerl_jax.knowledge.encoders import search_on
-from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
+from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.ahead import Ahead
 from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.clock import Clock

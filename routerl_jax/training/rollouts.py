@@ -11,9 +11,9 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.generation.streams import EngineStats
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
 from routerl_jax.training.clock import Clock
 from routerl_jax.training.partial import PartialRollouts

@@ -25,13 +25,13 @@ from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.llms.judge import settings_that_count
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
+from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.credit.assign import NotFinite
 from routerl_jax.training.sections import SEARCHED

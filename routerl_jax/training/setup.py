@@ -18,8 +18,7 @@ from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.config import naming, override, unknown_key
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
-from routerl_jax.generation.engine import Engine
-from routerl_jax.llms.judge import ModelJudge, open_judge
+from routerl_jax.engine.engine import Engine
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder
@@ -32,6 +31,7 @@ from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.recipe import Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
+from routerl_jax.services.judge import ModelJudge, open_judge
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.knowledge import open_knowledge

@@ -10,8 +10,8 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.streams import EngineStats
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost
 from routerl_jax.training.clock import Clock

@@ -14,7 +14,7 @@ from flax import nnx
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import Attempts, run
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from tests import seeing, tiny
 from tests.agents.scripted import AGENT as THREE_SEARCHES
 from tests.agents.scripted import ANSWER, SEARCH, ScriptedEngine, knowledge

@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.routerag import RouteRAGGrammar

@@ -16,10 +16,10 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Call, Episode, Example, Observation, Passage, Shown
+from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation.metrics import averages
 from routerl_jax.evaluation.records import episode_of, read_records, write_records
 from routerl_jax.evaluation.trajectory import render
-from routerl_jax.generation.engine import Engine
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.training.demonstrations import Worked, _pieces
 from tests import seeing, tiny

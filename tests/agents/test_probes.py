@@ -11,14 +11,14 @@ import pytest
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.llms.policy import ChatModel
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit.assign import assign
 from tests import tiny
 from tests.agents.scripted import ScriptedEngine
-from tests.generation.reference import logprobs
+from tests.engine.reference import logprobs
 
 EXAMPLE = Example(id="q", question="What is the capital of Togo?", answers=("Lome",))
 

@@ -9,9 +9,9 @@ import pytest
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from tests import tiny
-from tests.generation.reference import logprobs
+from tests.engine.reference import logprobs
 
 TEXTS = (" Accra", "", " is the\n", "capital")
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))

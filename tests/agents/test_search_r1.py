@@ -27,7 +27,7 @@ from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training import config as schema
 from routerl_jax.training.setup import build_recipe, open_knowledge
 from tests.agents.scripted import ScriptedEngine
-from tests.knowledge.serving.servers import EchoKB, running, serving
+from tests.extras.kb_server.servers import EchoKB, running, serving
 
 GRAMMAR = search_r1.SearchR1Grammar(tools=("wiki",))
 EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))

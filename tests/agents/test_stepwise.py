@@ -200,7 +200,7 @@ def test_a_picture_goes_to_knowledge_bases_that_see():
 def test_conversations_of_a_rollout_do_not_share_randomness(tmp_path):
     """A real engine: the same prompt twice in one rollout is answered differently, and equally in the next run."""
     from routerl_jax.agents.agent import Agent
-    from routerl_jax.generation.engine import Engine
+    from routerl_jax.engine.engine import Engine
 
     class Twice(Agent):
         async def run(self, example, llm, tools):

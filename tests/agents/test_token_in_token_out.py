@@ -11,7 +11,7 @@ from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Example, Message
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar

@@ -19,9 +19,9 @@ from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
-from routerl_jax.llms.transcript import Transcript
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.services.transcript import Transcript
 from tests import tiny
 from tests.agents import chat_templates as templates
 from tests.agents.scripted import ScriptedEngine, spelled

@@ -11,7 +11,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import world
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.generation.sampling import GREEDY
+from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, make_engine

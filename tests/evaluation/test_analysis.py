@@ -11,17 +11,17 @@ import pytest
 from matplotlib.collections import PathCollection
 from matplotlib.container import BarContainer
 
-from routerl_jax.evaluation import analysis_figure as analysis_module
-from routerl_jax.evaluation.analysis import (
+from routerl_jax.evaluation.metrics import summarize
+from routerl_jax.evaluation.records import episode_record
+from routerl_jax.extras.analysis import figure as analysis_module
+from routerl_jax.extras.analysis.figure import analysis_figure
+from routerl_jax.extras.analysis.numbers import (
     analyse,
     analyse_calibration,
     analyse_workflows,
     behaviour,
     training_curves,
 )
-from routerl_jax.evaluation.analysis_figure import analysis_figure
-from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.evaluation.records import episode_record
 from tests.evaluation.episodes import call, episode, record
 
 BEFORE = [record(0, False, 2.0, 2.0), record(1, True, 1.0, tool="passage"), record(2, True)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import differences
-from routerl_jax.llms.config import PolicyModelConfig
+from routerl_jax.services.config import PolicyModelConfig
 from routerl_jax.training.config import ModelConfig
 from tests.web_servers import Chats, serving
 

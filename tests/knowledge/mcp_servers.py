@@ -62,9 +62,9 @@ def main(kind: str) -> None:
     if kind == "foreign":
         foreign().run("stdio")
         return
-    from routerl_jax.knowledge.serving.app import Served
-    from routerl_jax.knowledge.serving.mcp import serve_stdio
-    from tests.knowledge.serving.servers import EchoKB
+    from routerl_jax.extras.kb_server.app import Served
+    from routerl_jax.extras.kb_server.mcp import serve_stdio
+    from tests.extras.kb_server.servers import EchoKB
 
     serve_stdio([Served("wiki", {"passage": EchoKB(), "graph": EchoKB(cost=2.0)})])
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Passage, TextAndImage
+from routerl_jax.extras.kb_server.config import ServeConfig, open_served
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.hybrid import HybridConfig, HybridKB, build_hybrid, reciprocal_rank_fusion
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.serving.config import ServeConfig, open_served
 from tests.knowledge.helpers import HashEncoder, build_words, make_passages
 
 

@@ -18,13 +18,13 @@ from starlette.routing import Route
 
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.knowledge.client.mcp import McpTool, _passages
+from routerl_jax.extras.kb_server.app import ServerSettings
+from routerl_jax.extras.kb_server.mcp import http_app
+from routerl_jax.extras.mcp_tools import McpTool, _passages
 from routerl_jax.knowledge.client.policy import Unavailable
-from routerl_jax.knowledge.serving.app import ServerSettings
-from routerl_jax.knowledge.serving.mcp import http_app
-from routerl_jax.knowledge.serving.schema import Limits
+from routerl_jax.knowledge.client.schema import Limits
+from tests.extras.kb_server.servers import EchoKB, running, search, serving
 from tests.knowledge.mcp_servers import PNG
-from tests.knowledge.serving.servers import EchoKB, running, search, serving
 from tests.programs import ROOT
 
 URI = f"data:image/png;base64,{PNG}"

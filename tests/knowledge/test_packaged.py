@@ -17,7 +17,7 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.graph_rag import GraphRAGConfig, GraphRAGKB, build_graphrag
 from routerl_jax.knowledge.light_rag import LightRAGConfig, LightRAGKB, build_lightrag
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.services.config import ChatModelConfig
 from tests.data.original_rows import as_json
 from tests.web_servers import Chats, serving
 

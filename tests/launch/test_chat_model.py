@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from routerl_jax.data.atlas import flags
-from routerl_jax.llms.policy import ChatModel
+from routerl_jax.services.policy import ChatModel
 from routerl_jax.training import config as schema
 from tests.programs import launch_here, refusal, write_config
 from tests.training.small_run import make_config

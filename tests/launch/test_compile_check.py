@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from launch.compile_check import as_json
-from routerl_jax.training.compile_check import ProgramReport, Report
+from routerl_jax.extras.compile_check.check import ProgramReport, Report
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -270,7 +270,7 @@ TOOL = """
                 kind="tool", source="strange_tool:Words", settings={"file": str(HERE / "text.jsonl"), "least": 1}
             ),
             "table": schema.KnowledgeConfig(
-                kind="tool", source="routerl_jax.knowledge.client.mcp:McpTool", settings={"server": SERVER, "tool": "plain"}
+                kind="tool", source="routerl_jax.extras.mcp_tools:McpTool", settings={"server": SERVER, "tool": "plain"}
             ),
         })
         return to_config_dict(dataclasses.replace(

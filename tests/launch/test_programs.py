@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
+from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation.records import episode_record
-from routerl_jax.generation.engine import Engine
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.pretrained import PACKAGED_MODELS

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from routerl_jax.core.types import Passage
+from routerl_jax.extras.mcp_tools import McpTool
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
-from routerl_jax.knowledge.client.mcp import McpTool
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.remote.asgi import listen
+from routerl_jax.services.asgi import listen
 from tests.programs import refusal, start
 
 PASSAGES = [

@@ -9,8 +9,8 @@ from flax import nnx
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Action, Episode, Example, Shown
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner

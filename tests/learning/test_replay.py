@@ -1,4 +1,4 @@
-"""The experts that the sampler chose, replayed by the learner. (How they are recorded: tests/generation/test_routes.py.)"""
+"""The experts that the sampler chose, replayed by the learner. (How they are recorded: tests/engine/test_routes.py.)"""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import FREE
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights
@@ -18,7 +18,7 @@ from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.experts import balance_loss
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
-from tests.generation.test_routes import SPARSE, conversations
+from tests.engine.test_routes import SPARSE, conversations
 
 
 def test_replay_brings_learner_and_sampler_together() -> None:

@@ -7,8 +7,8 @@ import optax
 import pytest
 from flax import nnx
 
-from routerl_jax.generation.engine import Engine
-from routerl_jax.generation.sampling import Sampling
+from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights

@@ -15,7 +15,7 @@ from flax import nnx
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from routerl_jax.core.types import FREE
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.models import experts
 from routerl_jax.models.config import DecoderConfig, ExpertsConfig
 from routerl_jax.models.decoder import Decoder

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from routerl_jax.generation.segments import SegmentCache
+from routerl_jax.engine.segments import SegmentCache
+from routerl_jax.extras.compile_check.hlo_costs import count
 from routerl_jax.models.config import DecoderConfig, ExpertsConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
-from routerl_jax.parallel.hlo_costs import count
 from routerl_jax.parallel.mesh import single_device_mesh
 
 QWEN3 = {"model_type": "qwen3", "qkv_bias": False, "qk_norm": True}

@@ -17,8 +17,8 @@ from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.known import known_questions
 from routerl_jax.data.readers import open_dataset
+from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.generation.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, trained_parameters
 from routerl_jax.learning.objective import LossConfig

@@ -19,8 +19,8 @@ from routerl_jax.knowledge.web.config import (
     WebConfig,
 )
 from routerl_jax.knowledge.web.kb import web_kb
-from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
+from routerl_jax.services.config import ChatModelConfig
 from tests import seeing
 from tests.agents.scripted import SeeingScript
 from tests.web_servers import Chats, Faulty, Jina, Searches, Web, serving
@@ -126,7 +126,9 @@ def place(text: str) -> tuple[int, int]:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, dict[str, Any]]]:
     monkeypatch.setenv("TEST_KEY", "key-123")
-    monkeypatch.setattr("routerl_jax.remote.http.random.uniform", lambda low, high: 0.02)  # short pauses before retries
+    monkeypatch.setattr(
+        "routerl_jax.services.http.random.uniform", lambda low, high: 0.02
+    )  # short pauses before retries
     made = World()
     with (
         serving(made.pictures) as web,

@@ -17,10 +17,10 @@ from routerl_jax.agents.observation import Reply
 from routerl_jax.core.types import Action, Demonstration, DemonstrationStep, Episode, Example, Passage, Shown
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round
+from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.evaluation.trajectory import render
-from routerl_jax.generation.engine import Engine
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.vrag_rl import protocol

@@ -13,17 +13,17 @@ import pytest
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Episode, Example
+from routerl_jax.extras.kb_server.app import Served, create_app
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Unavailable
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pages.build import PagesConfig, build_pages
 from routerl_jax.knowledge.pages.kb import PageKB
-from routerl_jax.knowledge.serving.app import Served, create_app
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.remote.cache import MemoryCache
+from routerl_jax.services.cache import MemoryCache
 from tests.agents.scripted import SeeingScript
+from tests.extras.kb_server.servers import error_of, running, scripted, search
 from tests.knowledge import late
-from tests.knowledge.serving.servers import error_of, running, scripted, search
 
 EXAMPLES = [Example(id=f"q{i}", question=f"What is on slide {i}?", answers=("42",)) for i in range(3)]
 LOOK, ANSWER = "<bbox>[4, 4, 24, 20]</bbox>", "<answer>42</answer>"

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
+from routerl_jax.extras.compile_check import topology
+from routerl_jax.extras.compile_check.check import Report, check
+from routerl_jax.extras.compile_check.hlo_collectives import collective_kind, result_shapes
+from routerl_jax.extras.compile_check.hlo_text import parse
 from routerl_jax.learning.losses import KLKind
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.models.published import PUBLISHED, architecture_of
-from routerl_jax.parallel import topology
-from routerl_jax.parallel.hlo_collectives import collective_kind, result_shapes
-from routerl_jax.parallel.hlo_text import parse
-from routerl_jax.training.compile_check import Report, check
 from routerl_jax.training.config import StageConfig, TrainConfig
 from tests.training.small_policy import ARCHITECTURE, small_policy
 

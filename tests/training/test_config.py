@@ -42,15 +42,15 @@ from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.llms.judge import open_judge
-from routerl_jax.llms.load import chat_model
-from routerl_jax.llms.policy import ChatModel
 from routerl_jax.models.experts import Routing
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
-from routerl_jax.remote.cache import MemoryCache
+from routerl_jax.services.cache import MemoryCache
+from routerl_jax.services.judge import open_judge
+from routerl_jax.services.load import chat_model
+from routerl_jax.services.policy import ChatModel
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
 from routerl_jax.training.calibration import calibration, check_calibration

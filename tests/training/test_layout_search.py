@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.parallel.chips import CHIPS
-from routerl_jax.parallel.hlo_costs import Costs, Operation
-from routerl_jax.training.compile_check import ProgramReport, Report
+from routerl_jax.extras.compile_check.check import ProgramReport, Report
+from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.hlo_costs import Costs, Operation
+from routerl_jax.extras.compile_check.layout_search import search
+from routerl_jax.extras.compile_check.roofline import estimate
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.layout_search import search
-from routerl_jax.training.roofline import estimate
 from tests.training.small_policy import small_policy
 
 SLICE = "v5e:2x2"

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from routerl_jax.generation.engine import Engine
+from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from routerl_jax.parallel.chips import CHIPS, Chip, chip_of, usable_links
-from routerl_jax.parallel.hlo_costs import Collective, Costs, Operation
+from routerl_jax.extras.compile_check.chips import CHIPS, Chip, chip_of, usable_links
+from routerl_jax.extras.compile_check.hlo_costs import Collective, Costs, Operation
+from routerl_jax.extras.compile_check.roofline import estimate
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.training.roofline import estimate
 
 CHIP = Chip(name="made up", peak_flops=100.0, memory_bandwidth=10.0, link_bandwidth=5.0, torus_axes=0)
 PRODUCT = Operation(name="product", flops=200.0, bytes=5.0, times=3)  # 2 s of products, half a second of memory

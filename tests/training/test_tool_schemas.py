@@ -101,7 +101,7 @@ def test_a_tool_that_can_not_be_asked_is_closed() -> None:
 def test_the_schema_of_an_mcp_tool_is_its_servers() -> None:
     knowledge = schema.KnowledgeConfig(
         kind="tool",
-        source="routerl_jax.knowledge.client.mcp:McpTool",
+        source="routerl_jax.extras.mcp_tools:McpTool",
         settings={"server": command("foreign"), "tool": "rows", "query_key": "question", "k_key": "limit"},
     )
     config = schema.TrainConfig(

@@ -11,6 +11,7 @@ from configs import routerag_qwen25_3b
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
+from routerl_jax.extras.analysis.trials import with_retriever
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
@@ -19,7 +20,6 @@ from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
 from routerl_jax.knowledge.update import update
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig
 from routerl_jax.training.setup import open_knowledge
-from routerl_jax.training.trials import with_retriever
 from tests.knowledge.graph.helpers import PASSAGES as PASSAGES_OF_GRAPH
 from tests.knowledge.graph.helpers import TRIPLES, Scripted, knowing
 from tests.knowledge.helpers import HashEncoder, write_jsonl

@@ -11,9 +11,9 @@ from absl import logging
 
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.client.schema import NoValue
 from routerl_jax.knowledge.corpus import IDS, title_and_text
 from routerl_jax.knowledge.counts import StageCounts
-from routerl_jax.knowledge.serving.schema import NoValue
 
 TEXT_KEYS = ("text", "content", "contents", "page_content", "snippet", "description")
 

@@ -17,15 +17,15 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.documents import Documents
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
+from routerl_jax.knowledge.client.schema import passage_json, passage_of
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import query_key
-from routerl_jax.knowledge.serving.schema import passage_json, passage_of
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.images import image_uri
-from routerl_jax.remote.background import gather_bounded, shared_loop
-from routerl_jax.remote.cache import Cache
-from routerl_jax.remote.limits import RateLimiter
+from routerl_jax.services.background import gather_bounded, shared_loop
+from routerl_jax.services.cache import Cache
+from routerl_jax.services.limits import RateLimiter
 
 
 class HttpKB(KnowledgeBase):

@@ -17,7 +17,7 @@ from routerl_jax.knowledge.client.documents import Documents, document_passage
 from routerl_jax.knowledge.client.policy import Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.transport import Connection
 from routerl_jax.knowledge.counts import Counts, StageCounts
-from routerl_jax.remote.background import gather_bounded, shared_loop
+from routerl_jax.services.background import gather_bounded, shared_loop
 
 _PATH = "/retrieve"
 

@@ -18,8 +18,8 @@ import httpx2
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
-from routerl_jax.remote.background import shared_loop
-from routerl_jax.remote.retries import (
+from routerl_jax.services.background import shared_loop
+from routerl_jax.services.retries import (
     MOST_REDIRECTS,
     bounded,
     error_of,

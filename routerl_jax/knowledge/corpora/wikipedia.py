@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from routerl_jax.core.compressed import open_bytes
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 from routerl_jax.core.rows import RowLocation
 
 _ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several

@@ -66,9 +66,9 @@ from routerl_jax.knowledge.store import (
     StoredPassages,
 )
 from routerl_jax.knowledge.writer import Part, StoreWriter
-from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.load import chat_model
-from routerl_jax.remote.cache import SqliteCache
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.cache import SqliteCache
+from routerl_jax.services.load import chat_model
 
 TRIPLES = "triples.jsonl.gz"
 Extract = Callable[[Sequence[Passage]], list[Extraction]]

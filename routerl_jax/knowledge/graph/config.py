@@ -7,7 +7,7 @@ import dataclasses
 from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Size, checked
 from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.graph.synonyms import MOST
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.services.config import ChatModelConfig
 
 EXTRACTORS = ("llm", "rules", "given", "hipporag")
 

@@ -20,8 +20,8 @@ from routerl_jax.knowledge.graph.triples import (
     checked_triples,
     passage_text,
 )
-from routerl_jax.llms.base import ChatModel, Completion
-from routerl_jax.remote.cache import Cache, cache_key
+from routerl_jax.services.base import ChatModel, Completion
+from routerl_jax.services.cache import Cache, cache_key
 
 PROMPTS = 1  # version of the prompts below; part of the cache's key
 

@@ -32,8 +32,8 @@ from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, P
 from routerl_jax.knowledge.graph.triples import Triple
 from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.llms.config import ChatModelConfig
-from routerl_jax.llms.load import chat_model
+from routerl_jax.services.config import ChatModelConfig
+from routerl_jax.services.load import chat_model
 
 FACTS, ENTITIES = "facts", "entities"
 BACKENDS = ("host", "device")

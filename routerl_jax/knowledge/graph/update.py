@@ -25,8 +25,8 @@ from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, JoinedPassages, Store, StoredArray, StoredPassages, nested
 from routerl_jax.knowledge.vector_index import VectorSource
 from routerl_jax.knowledge.writer import StoreWriter
-from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.load import chat_model
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.load import chat_model
 
 _BLOCK = 8192  # texts read at a time
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image
 
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 from routerl_jax.models.images import check_aspect, decode_image
 
 _SCANS = (".tif", ".tiff")  # files whose frames are pages

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 
 # added to covariances, in units of the points' mean variance: with less, BIC likes clusters of two or three points, whose
 # likelihood has no bound

@@ -7,7 +7,7 @@ import dataclasses
 from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Seed, Size, checked
 from routerl_jax.knowledge.index import AUTO
 from routerl_jax.knowledge.tree.clusters import ClusterSettings
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.services.config import ChatModelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.llms.base import ChatModel
+from routerl_jax.services.base import ChatModel
 
 PROMPT = 1  # version of the prompt below; part of the cache's key
 _SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.services.config import ChatModelConfig
 
 DAY = 86_400.0
 

@@ -12,7 +12,7 @@ from routerl_jax.knowledge.web.addresses import CheckedResolver, Network, Refuse
 from routerl_jax.knowledge.web.charset import decode
 from routerl_jax.knowledge.web.config import ReaderConfig
 from routerl_jax.knowledge.web.search import WebError
-from routerl_jax.remote.http import import_aiohttp, open_session
+from routerl_jax.services.http import import_aiohttp, open_session
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _READABLE = ("text/html", "application/xhtml+xml", "text/plain", "application/xml", "text/xml", "text/markdown")

@@ -23,10 +23,10 @@ from routerl_jax.knowledge.web.config import WebConfig
 from routerl_jax.knowledge.web.search import Hit, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
 from routerl_jax.knowledge.web.stages import Stages
-from routerl_jax.llms.base import ChatModel
 from routerl_jax.models.images import decode_image, image_digest, is_url
-from routerl_jax.remote.background import shared_loop
-from routerl_jax.remote.cache import MemoryCache, cache_key
+from routerl_jax.services.background import shared_loop
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.cache import MemoryCache, cache_key
 
 # Seconds for which an answer or a failure is kept, because a failed batch is repeated query by query.
 _REMEMBERED = 60.0

@@ -9,12 +9,12 @@ import re
 from collections.abc import Sequence
 from typing import Protocol
 
-from routerl_jax.core.extras import needs
+from routerl_jax.core.packages import needs
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.knowledge.web.addresses import Network, Refused
 from routerl_jax.knowledge.web.fetch import Document, Fetcher, checked_url
 from routerl_jax.knowledge.web.search import WebError
-from routerl_jax.remote.http import HttpClient, HttpError
+from routerl_jax.services.http import HttpClient, HttpError
 
 _THREADS = 4  # extractions at once; one takes some 20 ms of a CPU for an ordinary page
 _GAPS = re.compile(r"\n{3,}")

@@ -18,12 +18,12 @@ from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Read
 from routerl_jax.knowledge.web.search import SEARCH_ENGINES, Hit, SearchEngine, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
 from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary
-from routerl_jax.llms.base import ChatModel
-from routerl_jax.llms.load import chat_model
-from routerl_jax.remote.cache import LayeredCache, cache_key, open_cache
-from routerl_jax.remote.http import HttpClient
-from routerl_jax.remote.limits import acquire_async, open_limiter
-from routerl_jax.remote.secrets import secret
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.cache import LayeredCache, cache_key, open_cache
+from routerl_jax.services.http import HttpClient
+from routerl_jax.services.limits import acquire_async, open_limiter
+from routerl_jax.services.load import chat_model
+from routerl_jax.services.secrets import secret
 
 _TABLES = {
     "search": "searches",

@@ -20,20 +20,20 @@ from PIL import Image
 
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
+from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
 from routerl_jax.knowledge.client import transport
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.client.retrieve import RetrieveKB
+from routerl_jax.knowledge.client.schema import Limits
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.serving.app import Served, ServerSettings, create_app
-from routerl_jax.knowledge.serving.schema import Limits
-from routerl_jax.remote import background, limits
-from routerl_jax.remote.cache import LayeredCache, MemoryCache, RedisCache
-from routerl_jax.remote.limits import LocalRateLimiter, RedisRateLimiter
+from routerl_jax.services import background, limits
+from routerl_jax.services.cache import LayeredCache, MemoryCache, RedisCache
+from routerl_jax.services.limits import LocalRateLimiter, RedisRateLimiter
 from tests.clock import Clock
-from tests.knowledge.serving.servers import EchoKB, get, running, scripted, serving, wait_until
+from tests.extras.kb_server.servers import EchoKB, get, running, scripted, serving, wait_until
 from tests.programs import ROOT
 
 FAST = Retries(attempts=4, base=0.01, cap=0.05, seed=0)
@@ -377,7 +377,7 @@ def test_nobody_there() -> None:
 
 
 def slow_server(port: int, seconds: float) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.knowledge.serving.servers", str(port), str(seconds)]
+    command = [sys.executable, "-m", "tests.extras.kb_server.servers", str(port), str(seconds)]
     return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.llms.base import Completion
+from routerl_jax.services.base import Completion
 
 PASSAGES = [
     Passage(id="p0", title="Ada Byron", text="Ada Byron was born in London. Her teacher was Mary Somerville."),

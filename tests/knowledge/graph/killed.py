@@ -22,7 +22,7 @@ from routerl_jax.knowledge.graph import build as build_module
 from routerl_jax.knowledge.graph.build import build_graph_from_passages
 from routerl_jax.knowledge.graph.config import GraphConfig
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
-from routerl_jax.remote.cache import SqliteCache
+from routerl_jax.services.cache import SqliteCache
 from tests.knowledge.graph.helpers import Scripted
 from tests.knowledge.helpers import HashEncoder, make_passages
 

@@ -17,7 +17,7 @@ from routerl_jax.knowledge.graph.rules import RuleExtractor, names
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.kinds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.llms.base import Completion
+from routerl_jax.services.base import Completion
 from tests.knowledge.graph import killed
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, knowing, write_triples
 from tests.knowledge.helpers import HashEncoder, files_of, write_jsonl

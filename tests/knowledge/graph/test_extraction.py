@@ -6,8 +6,8 @@ import signal
 import sqlite3
 
 from routerl_jax.knowledge.graph.extraction import ModelExtractor
-from routerl_jax.llms.base import Completion
-from routerl_jax.remote.cache import MemoryCache, SqliteCache
+from routerl_jax.services.base import Completion
+from routerl_jax.services.cache import MemoryCache, SqliteCache
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, knowing
 from tests.programs import finish, start
 

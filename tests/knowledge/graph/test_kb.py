@@ -26,12 +26,12 @@ from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.llms.config import ChatModelConfig
 from routerl_jax.models.encoder import Encoder
-from routerl_jax.remote.cache import MemoryCache
+from routerl_jax.services.cache import MemoryCache
+from routerl_jax.services.config import ChatModelConfig
+from tests.extras.kb_server.servers import EchoKB, search, serving
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, write_triples
 from tests.knowledge.helpers import HashEncoder
-from tests.knowledge.serving.servers import EchoKB, search, serving
 
 QUERIES = ["Where was the teacher of Ada Byron born?", "Thames", " ", "Jed Water", "it rains"]
 

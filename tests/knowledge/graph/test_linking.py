@@ -11,7 +11,7 @@ from routerl_jax.knowledge.graph.linking import (
     phrase_weights,
     products,
 )
-from routerl_jax.llms.base import Completion
+from routerl_jax.services.base import Completion
 from tests.knowledge.graph.helpers import Scripted
 from tests.knowledge.helpers import InMemory, clustered
 

@@ -17,7 +17,7 @@ from routerl_jax.knowledge.web.config import (
     WebConfig,
 )
 from routerl_jax.knowledge.web.kb import WebKB, web_kb
-from routerl_jax.llms.config import ChatModelConfig
+from routerl_jax.services.config import ChatModelConfig
 from tests.web_servers import Chats, Searches, Server, Web, serving
 
 
@@ -77,7 +77,9 @@ class World:
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     monkeypatch.setenv("TEST_KEY", "key-123")
-    monkeypatch.setattr("routerl_jax.remote.http.random.uniform", lambda low, high: 0.02)  # short pauses before retries
+    monkeypatch.setattr(
+        "routerl_jax.services.http.random.uniform", lambda low, high: 0.02
+    )  # short pauses before retries
     holder: dict[str, World] = {}
     web, chats = Web(), Chats(summary_of)
     searches = Searches(lambda query: holder["world"].answers(query))

@@ -15,7 +15,7 @@ from routerl_jax.knowledge.client.retrieve import RetrieveKB
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.parallel import multihost
-from routerl_jax.remote.cache import MemoryCache
+from routerl_jax.services.cache import MemoryCache
 from routerl_jax.training.tool_counts import (
     of_all_processes,
     together,
@@ -24,7 +24,7 @@ from routerl_jax.training.tool_counts import (
     tool_results,
     tool_table,
 )
-from tests.knowledge.serving.servers import EchoKB, serving
+from tests.extras.kb_server.servers import EchoKB, serving
 from tests.web_servers import http_error
 from tests.web_servers import serving as serving_web
 

@@ -13,8 +13,8 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.web.build import build_web
 from routerl_jax.knowledge.web.kb import web_kb
 from routerl_jax.knowledge.web.search import WebError
-from routerl_jax.llms.openai import OpenAIModel
 from routerl_jax.models.images import decode_image
+from routerl_jax.services.openai import OpenAIModel
 from tests.web_servers import Jina, http_error, serving
 
 

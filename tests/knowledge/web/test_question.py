@@ -20,10 +20,10 @@ from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.query import checked_query, query_key, with_question
 from routerl_jax.knowledge.web.config import mmsearch_r1
 from routerl_jax.knowledge.web.stages import made_with
-from routerl_jax.llms.config import ChatModelConfig
-from routerl_jax.remote.background import run_coroutine
-from routerl_jax.remote.cache import MemoryCache
-from tests.knowledge.serving.servers import serving as served
+from routerl_jax.services.background import run_coroutine
+from routerl_jax.services.cache import MemoryCache
+from routerl_jax.services.config import ChatModelConfig
+from tests.extras.kb_server.servers import serving as served
 
 QUESTION = "Who built the tower in the picture?"
 QUERY = with_question("tower village", QUESTION)

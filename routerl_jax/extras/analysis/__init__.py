@@ -1,0 +1,1 @@
+"""What a policy learnt: numbers and figures of finished runs (launch.analyze)."""

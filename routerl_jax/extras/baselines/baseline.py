@@ -1,0 +1,255 @@
+"""The base class of baselines: chats with a policy, searches, and documents in prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from routerl_jax.agents.agent import LLM, Agent, Tools
+from routerl_jax.agents.conversation import Conversation, Prompt
+from routerl_jax.agents.fitting import fitting
+from routerl_jax.agents.grammar import TOO_LONG, unshown
+from routerl_jax.core.text import split_thoughts
+from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
+from routerl_jax.extras.baselines.forms import CONCLUSION, concluded, short
+
+ANSWER_ALONE = "Now write the answer alone, in a few words."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatPrompt:
+    """A prompt for a policy.
+
+    Attributes:
+      task: the instructions, for models that need them (`Baseline.instruct`).
+      text: documents and question.
+      cue: text before the reply in a plain-text prompt, such as `Answer:`. A chat template has its own marks.
+      begun: the beginning of the reply, forced in the policy's place. Both kinds of prompts use it.
+    """
+
+    task: str
+    text: str
+    cue: str = ""
+    begun: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchResults:
+    """The results of a query from all knowledge bases that were asked."""
+
+    calls: tuple[Call, ...] = ()
+
+    @property
+    def passages(self) -> list[Passage]:
+        """The passages: the first of each knowledge base, then the second of each, and so on."""
+        longest = max((len(call.passages) for call in self.calls), default=0)
+        return [call.passages[rank] for rank in range(longest) for call in self.calls if rank < len(call.passages)]
+
+    @property
+    def failure(self) -> str:
+        """The reason why there are no passages; "" if there are some."""
+        notes = [note for call in self.calls if (note := unshown(call, call.passages))]
+        return "" if self.passages or not notes else notes[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Baseline(Agent):
+    """An agent that asks the policy in one or several chats.
+
+    Attributes:
+      tools: knowledge bases. Every search asks each of them for k documents, and the results are not cut to k. (): all.
+      k: documents per search and knowledge base.
+      instruct: True: give instructions, in the model's chat template if it has one. False: plain text without instructions,
+        for small policies that know the form.
+      max_turn_tokens: most tokens of a turn.
+      answer_tokens: most tokens of a short answer.
+    """
+
+    tools: tuple[str, ...] = ()
+    k: int = 5
+    instruct: bool = True
+    max_turn_tokens: int = 512
+    answer_tokens: int = 64
+
+    # --- prompts ---
+
+    def chats(self, llm: LLM) -> bool:
+        """Whether prompts are chats."""
+        return self.instruct and llm.tokenizer.instructs_in_chats
+
+    def prompt(self, llm: LLM, request: ChatPrompt) -> Prompt:
+        """The prompt as messages or plain text, without `begun`."""
+        if self.chats(llm):
+            return [Message(role="system", content=request.task), Message(role="user", content=request.text)]
+        task = f"{request.task}\n\n" if self.instruct and request.task else ""
+        return f"{task}{request.text}\n{request.cue}"
+
+    def begin(self, example: Example, llm: LLM, request: ChatPrompt) -> Conversation:
+        """Opens a new chat with a prompt and the question's pictures."""
+        chat = llm.conversation(self.prompt(llm, request), example.images)
+        if request.begun:
+            chat.force(f" {request.begun}" if request.cue and not self.chats(llm) else request.begun)
+        return chat
+
+    async def ask(
+        self, example: Example, llm: LLM, request: ChatPrompt, *, stop: Sequence[str] = (), max_tokens: int = 0
+    ) -> tuple[Conversation, Turn, str]:
+        """Opens a new chat for a single turn. Returns the chat, the turn, and the turn's text (`reply_text`)."""
+        chat = self.begin(example, llm, request)
+        turn = await self.generate(chat, stop, max_tokens)
+        chat.close()
+        return chat, turn, reply_text(turn, llm)
+
+    def ends(self, llm: LLM) -> tuple[str, ...]:
+        """Stop strings of a chain of thought. After a plain-text prompt, a policy may go on with a new question."""
+        return () if self.chats(llm) else ("\nQuestion:",)
+
+    async def generate(
+        self, chat: Conversation, stop: Sequence[str] = (), max_tokens: int = 0, opening: str = ""
+    ) -> Turn:
+        """Samples a turn of at most `max_tokens` tokens, by default `max_turn_tokens`.
+
+        Args:
+          opening: beginning of an answer that may be forced after the turn. Room is kept for it and the answer.
+        """
+        reserve = self.answer_tokens + chat.tokens_of(opening) if opening else 0
+        return await chat.generate(
+            stop=stop, max_tokens=max(1, min(max_tokens or self.max_turn_tokens, chat.room - reserve))
+        )
+
+    def question(self, example: Example, llm: LLM) -> str:
+        """The question after its pictures. Chat marks in its text are made plain text."""
+        return llm.image_marker * len(example.images) + llm.tokenizer.plain(example.question)
+
+    # --- documents ---
+
+    async def search(self, tools: Tools, query: str, k: int = 0) -> SearchResults:
+        """Sends a query to each of its knowledge bases."""
+        return SearchResults(
+            tuple([await tools[name].search(query, k or self.k) for name in self.tools or tuple(tools)])
+        )
+
+    def search_action(self, query: str, thought: str = "") -> Action:
+        """The action of a turn that leads to a search. It names the knowledge base if there is only one."""
+        return Action(kind="search", tool=self.tools[0] if len(self.tools) == 1 else "", query=query, thought=thought)
+
+    def fitted(
+        self,
+        example: Example,
+        llm: LLM,
+        passages: Sequence[Passage],
+        request_of: Callable[[str], ChatPrompt],
+        failure: str = "",
+        tokens: int = 0,
+    ) -> ChatPrompt:
+        """A prompt with as many documents, best first, as leave room for a turn (or for half of the room, if that is less).
+
+        Args:
+          request_of: makes the prompt from the documents' text.
+          failure: text in place of documents if none was found.
+          tokens: length of the turn, by default `max_turn_tokens`.
+        """
+
+        def request_with(subset: Sequence[Passage]) -> ChatPrompt:
+            return request_of(
+                documents(subset, llm) if subset else failure or (TOO_LONG if passages else "Nothing was found.")
+            )
+
+        def room(subset: Sequence[Passage]) -> int:
+            prompt = request_with(subset)
+            return llm.room(self.prompt(llm, prompt), example.images) - len(llm.tokenizer.encode(prompt.begun))
+
+        least = min(tokens or self.max_turn_tokens, room(()) // 2)
+        return request_with(fitting(passages, lambda subset: room(subset) >= least))
+
+    # --- chats of several turns ---
+
+    def tell(self, chat: Conversation, llm: LLM, turn: Turn, text: str) -> bool:
+        """Adds a text after a turn: as a user's message if the policy has ended its turn in a chat, else within its turn.
+
+        Returns False, and adds nothing, if the text leaves no room for a short answer.
+        """
+        as_message = self.chats(llm) and turn.stop_reason == "eos"
+        size = chat.reply_tokens(text) if as_message else chat.tokens_of(text)
+        if size + self.answer_tokens > chat.room:
+            return False
+        if as_message:
+            chat.reply(text)
+        else:
+            chat.observe(text)
+        return True
+
+    async def answer(self, example: Example, llm: LLM, request: ChatPrompt) -> Episode:
+        """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
+        stop = () if self.chats(llm) else ("\n",)
+        chat, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+
+    async def think(self, chat: Conversation, llm: LLM) -> Episode:
+        """Ends a chat with a chain of thought and its conclusion (`concluded`). Without a conclusion, `conclude` asks for one.
+
+        A chain in plain text ends where the policy goes on with a new question.
+        """
+        turn = await self.generate(chat, self.ends(llm), opening=f"\n{CONCLUSION}")
+        text = reply_text(turn, llm).split("\nQuestion:")[0]
+        answer = concluded(text)
+        if answer is None:
+            return await self.conclude(chat, llm, turn)
+        return chat.episode(answer=answered(turn, answer))
+
+    async def conclude(
+        self, chat: Conversation, llm: LLM, turn: Turn, *, opening: str = f"\n{CONCLUSION}", closing: str = "\n"
+    ) -> Episode:
+        """Ends a chat in which the policy has given no answer.
+
+        If the policy has ended its turn in a chat, it is asked for the answer. Else the answer is begun for it. If there is no
+        room for either, the episode is truncated and has no answer.
+
+        Args:
+          turn: the last turn.
+          opening, closing: beginning and end of an answer that is begun for the policy.
+        """
+        if turn.action is None and not turn.observation:
+            answered(turn, None)
+        as_message = self.chats(llm) and turn.stop_reason == "eos" and not turn.observation
+        size = chat.reply_tokens(ANSWER_ALONE) if as_message else chat.tokens_of(opening)
+        if size >= chat.room:
+            return chat.episode(answer=None, truncated=True)
+        if as_message:
+            chat.reply(ANSWER_ALONE)
+        else:
+            chat.force(opening)
+        last = await self.generate(chat, () if as_message else (closing,), self.answer_tokens)
+        text, mark = reply_text(last, llm), opening.strip().splitlines()[-1]
+        if closing.strip() and (mark in text or not as_message):  # the policy may write the opening itself
+            text = text.split(mark)[-1].split(closing)[0]
+        return chat.episode(answer=answered(last, concluded(text) or short(text)))
+
+
+def documents(passages: Sequence[Passage], llm: LLM) -> str:
+    """Documents in the form of prompts: numbered, with their titles, one line each."""
+    lines = [
+        f"[{number}] {' '.join(f'{passage.title}: {passage.text}'.removeprefix(': ').split())}"
+        for number, passage in enumerate(passages, 1)
+    ]
+    return llm.tokenizer.plain("\n".join(lines))
+
+
+def reply_text(turn: Turn, llm: LLM) -> str:
+    """The text of a turn, without its end mark and without a reasoning model's thoughts."""
+    text = turn.text.removesuffix(end_mark(turn, llm)) if turn.stop_reason == "eos" else turn.text
+    said = split_thoughts(text)[1]
+    return said if said == text else said.lstrip()
+
+
+def end_mark(turn: Turn, llm: LLM) -> str:
+    """The mark at the end of a turn; "" if there is none."""
+    marks = (llm.tokenizer.decode([token]) for token in llm.tokenizer.eos_ids)
+    return next((mark for mark in marks if turn.text.endswith(mark)), "")
+
+
+def answered(turn: Turn, answer: str | None, error: str = "there is no answer in it") -> str | None:
+    """Marks a turn as an answer, or as invalid if `answer` is None, and returns the answer."""
+    turn.well_formed = answer is not None
+    turn.action = Action(kind="invalid", error=error) if answer is None else Action(kind="answer", answer=answer)
+    return answer

@@ -1,0 +1,141 @@
+"""An agent's attempts at the questions of a benchmark. Each is saved as it ends, so that a killed process can go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.agents.agent import Agent, SearchTool
+from routerl_jax.agents.driver import run
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
+from routerl_jax.core.rows import RowLocation
+from routerl_jax.core.types import Episode, Example
+from routerl_jax.engine.policy import Policy
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
+from routerl_jax.rewards.verdicts import Judge
+from routerl_jax.services import faults
+
+Record = dict[str, Any]
+
+
+def attempt_all(
+    agent: Agent,
+    examples: Sequence[Example],
+    engine: Policy,
+    tools: Mapping[str, SearchTool],
+    path: pathlib.Path,
+    *,
+    sampling: Sampling,
+    seed: int,
+    tool_timeout: float,
+    progress: str = "",
+) -> None:
+    """Runs an agent once on every example without an episode in `path`, and appends each episode as it ends.
+
+    If the policy failed in a way that says nothing about the question (faults.PASSING), the question is tried again. The last
+    episode of an id counts. Each record has `took`:
+
+    - `seconds`: the time since the previous episode ended, of all episodes that ran side by side.
+    - `read` and `written`: tokens as an endpoint counts them. For the engine, every token that it was fed, and every token that
+      it sampled, counts once.
+    """
+    journal = Journal(path)
+    try:
+        finished_ids = {record["id"] for record in journal.read() if not _passing(record)}
+        remaining = [example for example in examples if example.id not in finished_ids]
+        pictures, last = PictureFiles(path.parent), time.perf_counter()
+
+        def finished(episode: Episode) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            took = {"seconds": now - last, **_tokens(episode)}
+            journal.append(episode_record(episode, pictures, took=took))
+            last = now
+
+        if remaining:
+            run(
+                agent,
+                remaining,
+                engine,
+                tools,
+                seed=seed,
+                sampling=sampling,
+                tool_timeout=tool_timeout,
+                progress=progress,
+                finished=finished,
+            )
+    finally:
+        journal.close()
+
+
+def attempted(path: pathlib.Path, examples: Sequence[Example]) -> int:
+    """Number of the examples with an episode in `path`. Another process may be adding to the file."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    ids = {json.loads(line)["id"] for line in lines if line.endswith(b"\n")}
+    return sum(example.id in ids for example in examples)
+
+
+def finished_attempts(
+    path: pathlib.Path,
+    examples: Sequence[Example],
+    judge: Judge | None = None,
+    judged_by: str = "",
+    *,
+    rewrite: bool = True,
+) -> tuple[list[Episode], list[Record]]:
+    """Episodes and records of all examples, in order.
+
+    With a `judge`, episodes without its verdict get one.
+
+    Args:
+      judged_by: identifies this judge. Verdicts of other judges do not count.
+      rewrite: rewrite the file if its order or verdicts differ from what is returned.
+
+    Raises:
+      ValueError: an example has no episode, or a row is no episode.
+    """
+    rows = {record["id"]: record for record in read_records(path)}
+    if missing := [example.id for example in examples if example.id not in rows]:
+        raise ValueError(f"{path} has no episode of question {missing[0]!r}; run the same command again")
+    records = [rows[example.id] for example in examples]
+    episodes = [_episode(record, example, path, i) for i, (record, example) in enumerate(zip(records, examples))]
+    for episode, record in zip(episodes, records):
+        if record.get("judge") != judged_by:
+            episode.verdict = None
+    if judge is not None:
+        unjudged = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
+        for episode, verdict in zip(unjudged, judge(unjudged) if unjudged else [], strict=True):
+            episode.verdict = verdict
+        verdicts = [dataclasses.asdict(episode.verdict) for episode in episodes if episode.verdict is not None]
+        records = [
+            row | {"verdict": verdict_fields, "judge": judged_by}
+            for row, verdict_fields in zip(records, verdicts, strict=True)
+        ]
+    if rewrite and list(read_records(path)) != records:
+        write_json_lines(path, records)
+    return episodes, records
+
+
+def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
+    """The episode of a record, with the benchmark's example, because records keep little of the metadata."""
+    episode = episode_of(record, RowLocation(path, "line", index + 1))
+    episode.example = example
+    return episode
+
+
+def _passing(record: Mapping[str, Any]) -> bool:
+    failure = record.get("failure")
+    return failure is not None and failure["kind"] in faults.PASSING
+
+
+def _tokens(episode: Episode) -> dict[str, int]:
+    if episode.usage is not None:
+        return {"read": episode.usage.prompt_tokens, "written": episode.usage.tokens}
+    sampled = sum(int(sequence.loss_mask.sum()) for sequence in episode.sequences)
+    return {"read": sum(len(sequence.tokens) for sequence in episode.sequences) - sampled, "written": sampled}

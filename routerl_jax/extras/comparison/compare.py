@@ -1,0 +1,415 @@
+"""Runs agents on benchmarks and writes a report. Started again, it continues where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.config import naming
+from routerl_jax.core.files import read_json, write_atomic
+from routerl_jax.core.journal import check_same
+from routerl_jax.core.types import Example
+from routerl_jax.data.readers import rows_left_out
+from routerl_jax.data.trajectories import golden_step
+from routerl_jax.engine.sampling import Sampling
+from routerl_jax.extras.comparison import captions, card, policies
+from routerl_jax.extras.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
+from routerl_jax.extras.comparison.attempts import attempt_all, attempted, finished_attempts
+from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, NoData, located, with_knowledge
+from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison.captions import captioned
+from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.extras.comparison.gold import without_gold
+from routerl_jax.extras.comparison.report import write_report
+from routerl_jax.extras.comparison.results import paired_tests, row_results, row_scores
+from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.services.judge import ModelJudge, open_judge, settings_that_count
+from routerl_jax.services.judge_checks import check_judge
+from routerl_jax.training.config import KnowledgeConfig
+from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
+from routerl_jax.training.setup import first_examples, open_examples
+
+_SEEING = ("text_image", "reverse_image", "pages")  # kinds whose encoders read pictures
+_REMEDY = "go on with the same ones, or give another --output"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedBenchmark:
+    """A benchmark that is ready to run: its files are found, its questions are read, and its agents are known.
+
+    Attributes:
+      benchmark: the benchmark with files instead of patterns.
+      rows: the agents that are run on it.
+      left_out: agents that can't be run on it, with the reason.
+      file: number of questions in its file, and numbers of other rows by the field that they lack.
+    """
+
+    name: str
+    benchmark: Benchmark
+    examples: list[Example]
+    rows: list[AgentRow]
+    left_out: Mapping[str, str]
+    file: Mapping[str, int]
+
+    @property
+    def knowledge(self) -> Mapping[str, KnowledgeConfig]:
+        """The knowledge bases of the benchmark."""
+        return self.benchmark.knowledge
+
+    def path(self, row: AgentRow, output: pathlib.Path) -> pathlib.Path:
+        """The file with the episodes of a row."""
+        return output / "episodes" / file_name(self.name) / f"{file_name(row.name)}.jsonl"
+
+
+def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = True) -> dict[str, Any]:
+    """Runs every agent on every benchmark, except for episodes that `output` has already, and writes the report.
+
+    Files: `episodes/BENCHMARK/AGENT.jsonl` (evaluation.records, with `took`) and `.json` (the settings of these episodes),
+    `policies/NAME.json`, `results.json`, `report.md`, `report.html` (pictures inside), `figures/`.
+
+    Returns:
+      The content of results.json: `benchmarks` (for each its `rows` (results.row_results), `tests` (results.paired_tests) and
+      `n`), `card`, and `beside`: `benchmarks` and `card` of the comparisons in config.compare_with, by directory.
+
+    Raises:
+      ValueError: an agent or a benchmark is unknown, or lacks something that it needs; or `output` was made with other
+        settings, or another process uses it.
+    """
+    beside, fields = _other_comparisons(config.compare_with), prepared(config)
+    with directory_lock(output):
+        results = _run_all(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
+        _write(results, output)
+    return results
+
+
+def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str, Any]:
+    """Writes the report of what `output` has, and asks no policy and no judge. A comparison may be running there.
+
+    The report has the agents with an episode of every question of a benchmark. It says how many questions the others have, and
+    leaves their cells blank. Verdicts count if they were given before.
+
+    Returns:
+      The content of results.json, as `compare`, with the other agents in the card (`unfinished`).
+
+    Raises:
+      ValueError: no agent has finished a benchmark, or as `compare`.
+    """
+    beside = _other_comparisons(config.compare_with)
+    finished: list[PreparedBenchmark] = []
+    unfinished: dict[str, dict[str, int]] = {}
+    for field in _with_captions(prepared(config), config, False):
+        counts = {row.name: attempted(field.path(row, output), field.examples) for row in field.rows}
+        rows = [row for row in field.rows if counts[row.name] == len(field.examples)]
+        if rows:
+            finished.append(dataclasses.replace(field, rows=rows))
+        if lacking := {name: count for name, count in counts.items() if count < len(field.examples)}:
+            unfinished[field.name] = lacking
+    if not finished:
+        raise ValueError(f"no agent has an episode of every question in {output}; leave --finished out to run them")
+    _check_settings(finished, config, output)
+    policy_cards = {}
+    for run in dict.fromkeys(row.run for field in finished for row in field.rows):
+        saved = read_json(output / "policies" / f"{_policy(run)}.json", _REMEDY)
+        policy_cards[_policy(run)] = policies.names(run, config) | saved
+    results = {
+        "benchmarks": {field.name: _results(field, config, output, None, rewrite=False) for field in finished},
+        "card": _card(finished, config, policy_cards, unfinished),
+        "beside": beside,
+    }
+    _write(results, output)
+    return results
+
+
+def _write(results: dict[str, Any], output: pathlib.Path) -> None:
+    write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
+    write_report(results, output)
+
+
+def _with_captions(
+    fields: list[PreparedBenchmark], config: ComparisonConfig, progress: bool
+) -> list[PreparedBenchmark]:
+    if not config.captions.model:
+        return fields
+    with naming("config.captions"):
+        return [_captioned(field, config, progress) for field in fields]
+
+
+def _run_all(
+    fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
+) -> dict[str, Any]:
+    _check_settings(fields, config, output)
+    judge = _judge(config)
+    policy_cards: dict[str, dict[str, Any]] = {}
+    tools: dict[str, Mapping[str, SearchTool]] = {}
+    with contextlib.closing(judge) if judge else contextlib.nullcontext():
+        for run in dict.fromkeys(row.run for field in fields for row in field.rows):
+            name = _policy(run)
+            policy_cards[name] = _run_policy(run, name, fields, config, output, tools, progress)
+        benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
+    return {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards)}
+
+
+def _policy(run: str) -> str:
+    """The name of a run's policy, or, for "", of the policy of the configuration."""
+    return f"run-{file_name(run)}" if run else "policy"
+
+
+def _other_comparisons(directories: tuple[str, ...]) -> dict[str, Any]:
+    """`benchmarks` and `card` of other comparisons, by directory. Raises ValueError if a directory has no comparison."""
+    comparisons = {}
+    for directory in directories:
+        path = pathlib.Path(directory).expanduser() / "results.json"
+        if not path.is_file():
+            raise ValueError(
+                f"config.compare_with: {path} is not there; name the --output of a comparison that has ended"
+            )
+        other = read_json(path, "run that comparison again")
+        if "left out" not in other.get("card", {}):
+            raise ValueError(f"config.compare_with: {path} is no comparison's; name the --output of one (configs/eval)")
+        comparisons[directory] = {key: other[key] for key in ("benchmarks", "card")}
+    return comparisons
+
+
+def _run_policy(
+    run: str,
+    called: str,
+    fields: list[PreparedBenchmark],
+    config: ComparisonConfig,
+    output: pathlib.Path,
+    tools: dict[str, Mapping[str, SearchTool]],
+    progress: bool,
+) -> dict[str, Any]:
+    """Makes all attempts of the agents that use one policy. Returns a description of the policy, which is then closed.
+
+    Args:
+      tools: open knowledge bases by a digest of their settings. Benchmarks with the same ones share them.
+    """
+    with policies.open_policy(run, config) as (engine, description):
+        weights = {key: value for key, value in description.items() if key not in ("name", "model")}
+        check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
+        for field in fields:
+            settings_digest = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
+            for row in (row for row in field.rows if row.run == run):
+                if settings_digest not in tools:
+                    with naming(f"benchmark {field.name!r}"):
+                        tools[settings_digest] = open_knowledge_bases(field.knowledge, progress=progress)
+                attempt_all(
+                    row.agent,
+                    field.examples,
+                    engine,
+                    {name: tools[settings_digest][name] for name in row.tools},
+                    field.path(row, output),
+                    sampling=Sampling(temperature=config.temperature),
+                    seed=config.seed,
+                    tool_timeout=config.tool_timeout,
+                    progress=f"{field.name}: {row.name}" if progress else "",
+                )
+    return description
+
+
+def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
+    """The benchmarks with their questions and rows. Raises ValueError as `compare` does, before any long work begins."""
+    check_settings(config)
+    agents, missing = config.all_agents, absent(config)
+    if len(missing) == len(config.benchmarks):
+        raise ValueError("no benchmark has its files here. " + next(iter(missing.values())))
+    fields = []
+    for name in config.benchmarks:
+        if name in missing:
+            logging.warning("left out: %s", missing[name])
+            continue
+        benchmark = _located(name, config)
+        knowledge = {kb: _with_changes(spec, config) for kb, spec in benchmark.knowledge.items()}
+        with naming(f"benchmark {name!r}"):
+            check_knowledge(knowledge)
+            source = open_examples(benchmark.questions[0], (), "test")
+        examples = first_examples(source, config.questions)
+        if any(golden_step(example) is not None for example in examples):
+            raise ValueError(
+                f"benchmark {name!r} holds golden steps, at which nothing is searched: give whole questions"
+            )
+        rows, left_out = _agent_rows(agents, tuple(knowledge), config, name)
+        names = [file_name(row.name) for row in rows]
+        if duplicate := next((row.name for row in rows if names.count(file_name(row.name)) > 1), None):
+            raise ValueError(f"benchmark {name!r}: two agents would be called {duplicate!r}; leave one of them out")
+        benchmark = dataclasses.replace(benchmark, knowledge=knowledge)
+        fields.append(
+            PreparedBenchmark(
+                name=name,
+                benchmark=benchmark,
+                examples=examples,
+                rows=rows,
+                left_out=left_out,
+                file={"questions": len(source), **rows_left_out(source)},
+            )
+        )
+    row_names = {row.name for field in fields for row in field.rows}
+    if config.reference and config.reference not in row_names:
+        raise ValueError(
+            f"config.reference={config.reference!r} is no agent of this comparison: {', '.join(sorted(row_names))}"
+        )
+    if any(not row.run for field in fields for row in field.rows):
+        policies.check(config)
+    return fields
+
+
+def _located(name: str, config: ComparisonConfig) -> Benchmark:
+    return located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
+
+
+def absent(config: ComparisonConfig) -> dict[str, str]:
+    """The benchmarks that are left out because their files are missing (config.skip_absent), and where to get the files."""
+    missing: dict[str, str] = {}
+    for name in config.benchmarks if config.skip_absent else ():
+        try:
+            _located(name, config)
+        except NoData as error:
+            missing[name] = str(error)
+    return missing
+
+
+def _agent_rows(
+    agents: tuple[str, ...], tools: tuple[str, ...], config: ComparisonConfig, benchmark: str
+) -> tuple[list[AgentRow], dict[str, str]]:
+    """The rows of a benchmark, and the agents that are left out, with the reason. Raises ValueError if no row is left."""
+    rows: list[AgentRow] = []
+    left_out: dict[str, str] = {}
+    for agent in agents:
+        try:
+            rows += agent_rows(agent, tools, config, benchmark)
+        except Inapplicable as error:
+            if not config.skip_unfit:
+                raise
+            left_out[agent] = str(error)
+    if not rows:
+        raise ValueError(f"benchmark {benchmark!r}: no agent can be asked it. {'; '.join(left_out.values())}")
+    return rows, left_out
+
+
+def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
+    if name in config.own:
+        return config.own[name]
+    benchmark = BENCHMARKS.get(name)
+    if not isinstance(benchmark, Benchmark):
+        raise ValueError(
+            f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.benchmark.Benchmark"
+        )
+    return benchmark
+
+
+def _with_changes(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
+    """The section of a knowledge base, with the changes that the configuration makes to it."""
+    replaceable = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
+    changes = {key: value for key in replaceable.get(spec.kind, ()) if (value := getattr(config, key))}
+    if config.picture_encoder and spec.kind in _SEEING and not spec.directory:
+        changes["encoder"] = config.picture_encoder
+    if config.retriever and spec.kind == "dense_text":
+        changes |= {"kind": config.retriever, "settings": {**spec.settings, **config.retriever_settings}}
+    return dataclasses.replace(spec, **changes) if changes else spec
+
+
+def _captioned(field: PreparedBenchmark, config: ComparisonConfig, progress: bool) -> PreparedBenchmark:
+    label = f"{field.name}: captions" if progress else ""
+    return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=label))
+
+
+def _captions_card(config: ComparisonConfig) -> dict[str, Any]:
+    return {"captions": dict(captions.settings_that_count(config.captions))} if config.captions.model else {}
+
+
+def _judge(config: ComparisonConfig) -> ModelJudge | None:
+    with naming("config.judge"):
+        return open_judge(config.judge, config.normalizer) if config.judge.model else None
+
+
+def _check_settings(fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path) -> None:
+    """Raises ValueError if existing episodes were made with other settings. The message names the first one that differs."""
+    common = {"temperature": config.temperature, "seed": config.seed, **_captions_card(config)}
+    for field in fields:
+        knowledge = {name: card.knowledge_settings(name, spec) for name, spec in field.knowledge.items()}
+        questions = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
+        for row in field.rows:
+            path, made_of = field.path(row, output), {**common, "agent": row.about, **questions, "knowledge": knowledge}
+            if not path.is_file():  # no question was asked yet
+                path.with_suffix(".json").unlink(missing_ok=True)
+            check_same(made_of, path.with_suffix(".json"), _REMEDY)
+
+
+def _results(
+    field: PreparedBenchmark,
+    config: ComparisonConfig,
+    output: pathlib.Path,
+    judge: ModelJudge | None,
+    *,
+    rewrite: bool = True,
+) -> dict[str, Any]:
+    rows, scores = {}, {}
+    judged_by = card.digest(dict(settings_that_count(config.judge))) if config.judge.model else ""
+    for row in field.rows:
+        path = field.path(row, output)
+        episodes, records = finished_attempts(path, field.examples, judge, judged_by, rewrite=rewrite)
+        rows[row.name] = row_results(
+            episodes, records, tuple(field.knowledge), config.normalizer, row.agent.search_budget
+        ) | {"budget": row.agent.search_budget, "prompts": card.prompts_digest(records), "agent": row.about}
+        rows[row.name]["policy"] = _policy(row.run)
+        if judge is not None and config.judge_checks:
+            rows[row.name]["judge_checks"] = check_judge(judge, episodes, config.judge_checks)
+        scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
+    return {
+        "n": len(field.examples),
+        "without_gold": without_gold(field.examples, field.knowledge),
+        "rows": rows,
+        "tests": paired_tests(scores, config.metrics, config.reference),
+    }
+
+
+def _card(
+    fields: list[PreparedBenchmark],
+    config: ComparisonConfig,
+    policy_cards: Mapping[str, Any],
+    unfinished: Mapping[str, Mapping[str, int]] | None = None,
+) -> dict[str, Any]:
+    """Everything that the numbers depend on.
+
+    Args:
+      unfinished: for a report of a comparison that has not ended: number of questions with an episode, by benchmark and by
+        unfinished agent. The card then has no devices, because the episodes may come from other machines.
+    """
+    return {
+        "benchmarks": {
+            field.name: {
+                "questions": field.benchmark.questions[0],
+                "n": len(field.examples),
+                "in the file": dict(field.file),
+                "questions digest": card.questions_digest(field.examples),
+                "licence": field.benchmark.licence,
+                "paper": field.benchmark.paper,
+                "knowledge": {name: card.knowledge_card(name, spec) for name, spec in field.knowledge.items()},
+            }
+            for field in fields
+        },
+        "k": config.k,
+        "searches": config.searches,
+        "instruct": config.instruct,
+        "policies": dict(policy_cards),
+        "decoding": {"temperature": config.temperature, "seed": config.seed, "turn tokens": config.turn_tokens},
+        "metrics": list(config.metrics),
+        "normalizer": config.normalizer,
+        "reference": config.reference,
+        "papers": list(config.papers),
+        "rows": dict(config.rows),
+        "absent": absent(config),
+        "left out": {field.name: dict(field.left_out) for field in fields if field.left_out},
+        "unfinished": {name: dict(counts) for name, counts in (unfinished or {}).items()},
+        "definitions": card.metric_definitions(config.metrics, config.normalizer),
+        **_captions_card(config),
+        **({"judge": dict(settings_that_count(config.judge))} if config.judge.model else {}),
+        "versions": card.versions(devices=unfinished is None),
+    }

@@ -1,0 +1,173 @@
+"""Makes supervised data for VRAG-RL's policy (arXiv 2505.22019, section 2.2, appendix D).
+
+A planner thinks, searches and answers. A grounder finds the regions that the planner wants to see. Right trajectories are kept
+and balanced.
+
+WORKDIR/construct.json             settings and data of the job
+WORKDIR/replies.jsonl              every reply of a model, written as soon as it arrives
+WORKDIR/questions.jsonl            a record per finished question: its attempts, and the row of the right one
+WORKDIR/demonstrations.jsonl       the balanced rows, as config.warm_start.demonstrations="messages:FILE" reads them
+WORKDIR/pictures/                  crops in these rows
+WORKDIR/report.json, report.md     written when the job ends
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.types import Episode, Verdict
+from routerl_jax.data.messages import message_row
+from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.evaluation.records import PictureFiles
+from routerl_jax.extras.curation import experts
+from routerl_jax.extras.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job
+from routerl_jax.extras.curation.expert_attempt import Experts
+from routerl_jax.extras.curation.expert_config import ExpertJobConfig
+from routerl_jax.extras.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
+from routerl_jax.extras.curation.golden_balance import within_share
+from routerl_jax.extras.curation.replies import ReplyFile
+from routerl_jax.extras.curation.services import Batches, Services
+from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.recipes.vrag_rl import protocol
+from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
+from routerl_jax.services.background import in_thread
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.cached import CachedModel
+from routerl_jax.services.judge import ModelJudge, open_judge
+from routerl_jax.training.setup import bound_pictures
+
+_MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
+
+
+class ExpertResources(NamedTuple):
+    """The models and knowledge bases of a job."""
+
+    planner: ChatModel
+    grounder: ChatModel
+    tools: Mapping[str, SearchTool]
+
+
+def demonstrate(
+    config: ExpertJobConfig,
+    workdir: pathlib.Path,
+    open_services: Callable[[], ExpertResources],
+    *,
+    student: VisionLanguageModel | None = None,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> ExpertsReport:
+    """Lets the experts work on the questions of `config.data`, and writes the right trajectories.
+
+    After a kill, the same call continues the job. Nothing is asked twice.
+
+    Args:
+      open_services: opens the planner, the grounder and the pages. It is not called if nothing is left to do.
+      student: the policy of `config.student`, if it is in memory already.
+      overwrite: delete the files of a job with other settings in `workdir`.
+
+    Raises:
+      ValueError: `workdir` holds a job with other settings, another process uses it, the data or the student can't be used, or
+        too many questions failed in a row.
+    """
+    agent = config.build_agent()
+    return run_job(
+        config,
+        workdir,
+        _prompts(agent, config),
+        _MADE,
+        lambda: _demonstrating(config, workdir, agent, student, open_services),
+        functools.partial(_write, config, workdir),
+        doing="showing",
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+@contextlib.contextmanager
+def _demonstrating(
+    config: ExpertJobConfig,
+    workdir: pathlib.Path,
+    agent: VRAGAgent,
+    student: VisionLanguageModel | None,
+    open_services: Callable[[], ExpertResources],
+) -> Iterator[Demonstrate]:
+    policy = student or _student(config)
+    opened = open_services()
+    replies = ReplyFile(workdir / "replies.jsonl")
+    planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
+    judge = open_judge(config.judge, config.normalizer, replies) if config.judge.model else None
+    pair = Experts(
+        agent=agent,
+        student=policy,
+        config=config,
+        planner=Services(planner, opened.tools, config.search_timeout),
+        grounder=Services(grounder, {}, config.search_timeout),
+        judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
+    )
+    pictures = PictureFiles(workdir)
+    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
+
+    def record(recorded: RecordedRounds | None) -> dict[str, Any]:
+        return {"row": recorded and message_row(recorded, pictures.name, task)}
+
+    try:
+        yield lambda question: best_of(question, pair.attempt, config.attempts, record)
+    finally:
+        for service in (planner, grounder, judge):
+            if service is not None:
+                service.close()  # also closes the file of replies
+
+
+async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verdict]:
+    return await in_thread(lambda: judge(episodes), "judge")
+
+
+def _student(config: ExpertJobConfig) -> VisionLanguageModel:
+    model = load_student(config.student)
+    if not isinstance(model, VisionLanguageModel):
+        raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
+    bound_pictures(config.student_model(), model)
+    return model
+
+
+def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> list[Mapping[str, Any]]:
+    """Accepted records, of which some are left out for balance.
+
+    No number of steps and no sequence of actions has more than its share (`config.steps_share`, `config.actions_share`), or an
+    equal part if that is larger. Of each kind the first records stay.
+    """
+    selected, count = list(records), -1
+    while len(selected) != count:
+        count = len(selected)
+        selected = within_share(selected, config.steps_share, steps_of)
+        selected = within_share(selected, config.actions_share, actions_of)
+    return selected
+
+
+def _write(
+    config: ExpertJobConfig, workdir: pathlib.Path, records: Sequence[Record], tried: Sequence[Record], seconds: float
+) -> ExpertsReport:
+    """Writes the balanced rows and the report."""
+    written = balanced([record for record in tried if record["row"] is not None], config)
+    write_json_lines(workdir / "demonstrations.jsonl", (record["row"] for record in written))
+    report = make_report(config, records, tried, written, seconds)
+    report.write(workdir)
+    return report
+
+
+def _prompts(agent: VRAGAgent, config: ExpertJobConfig) -> list[str]:
+    return [
+        experts.planner_task(agent.max_turns),
+        experts.planner_question(""),
+        experts.PAGE,
+        experts.PART,
+        experts.last_turn(""),
+        experts.retry_prompt("", ""),
+        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
+    ]

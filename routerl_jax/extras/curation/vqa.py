@@ -1,0 +1,408 @@
+"""Makes questions about pictures from a list of concepts (MMSearch-R1, arXiv 2506.20670, section 3.1, VQA Collection).
+
+For each concept, a search finds a picture with a page. A language model writes a question about them, and says which kind of
+knowledge it asks for. The sample has as many questions of each kind.
+
+WORKDIR/construct.json             settings and data of the job
+WORKDIR/concepts.jsonl             a record per finished concept: what was tried, and the question
+WORKDIR/questions.jsonl            all questions
+WORKDIR/train.jsonl, test.jsonl    the sample; the two files share no concept
+WORKDIR/images/                    their pictures
+WORKDIR/report.json, report.md     written when the job ends
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.journal import Journal
+from routerl_jax.core.rows import read_rows
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.extras.curation.attempts import FAILED, Attempt, AttemptFailed, model_reply
+from routerl_jax.extras.curation.job import begin, book_all, unfinished
+from routerl_jax.extras.curation.questions import IMAGES, save_picture
+from routerl_jax.extras.curation.report import ModelUse, Report, listed
+from routerl_jax.extras.curation.services import Services
+from routerl_jax.extras.curation.vqa_text import (
+    TAXONOMY,
+    QuestionAnswer,
+    kind_prompt,
+    question_prompt,
+    read_kind,
+    read_question,
+    retry_prompt,
+)
+from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.services.background import shared_loop
+from routerl_jax.services.base import ChatModel
+from routerl_jax.services.config import ChatModelConfig
+from routerl_jax.services.schemas import without_thinking
+from routerl_jax.training.sections import KnowledgeConfig
+
+_MADE = ("concepts.jsonl", "questions.jsonl", "train.jsonl", "test.jsonl", "report.json", "report.md", IMAGES)
+
+OpenServices = Callable[[], tuple[ChatModel, SearchTool]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class VqaConfig:
+    """A job that makes questions about pictures of concepts."""
+
+    job: Literal["vqa"] = "vqa"  # the job that this configuration is for
+    # a text file with one concept per line, or rows (.jsonl, .json) with `concept` and optionally `aliases`
+    concepts: str = ""
+    # the model that writes questions; it must read pictures
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)
+    # one knowledge base, which takes text queries and finds passages with pictures
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    k: Size = 3  # passages per search; the first with a picture and a text is taken
+    max_page: Size = 8000  # most characters of the passage that the model reads
+    attempts: Size = 3  # most requests until a reply keeps the rules; the model is told what was wrong
+    temperature: NonNegative = 0.7  # temperature of the sampling of replies
+    max_tokens: Size = 1024  # most tokens of a reply
+    sample: Amount = 6000  # questions of the sample, equally many of each kind if there are enough; -1: all
+    test: Count = 600  # number of these that go to test.jsonl
+    concurrency: Size = 32  # concepts in progress at once
+    patience: Size = 20  # the job stops after so many failed concepts in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
+    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
+    seed: Seed = 0  # seed of the sample
+
+    def __post_init__(self) -> None:
+        if not self.concepts:
+            raise ValueError("config.concepts is not set: name a file with a concept a line")
+        if len(self.knowledge) != 1:
+            raise ValueError(
+                "config.knowledge must be one knowledge base, which finds pictures of a concept; it has "
+                f"{', '.join(self.knowledge) or 'none'}"
+            )
+        if self.sample != -1 and self.test >= self.sample:
+            raise ValueError(f"config.test={self.test} must be less than config.sample={self.sample}")
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that questions depend on, besides the concepts. Other values make another job."""
+        model = dataclasses.asdict(self.llm)
+        return {
+            **{key: getattr(self, key) for key in ("job", "k", "max_page", "attempts", "temperature", "max_tokens")},
+            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
+            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Concept:
+    """A visible thing, with its other names."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the aliases."""
+        return (self.name, *self.aliases)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VqaReport(Report):
+    """Questions by kind of knowledge, and their cost.
+
+    Attributes:
+      concepts, tried, accepted: number of concepts: all, those tried, and those with a question.
+      reasons: number of concepts without a question, by the outcome of their attempt.
+      replies: number of replies by the rule that they broke; "accepted" counts those that broke none.
+      kinds, train, test: number of questions by kind of knowledge: all, and in each file.
+    """
+
+    concepts: int
+    tried: int
+    accepted: int
+    reasons: Mapping[str, int]
+    replies: Mapping[str, int]
+    kinds: Mapping[str, int]
+    train: Mapping[str, int]
+    test: Mapping[str, int]
+
+    def __str__(self) -> str:
+        lines = ["| kind | questions | train | test |", "|---|---|---|---|"]
+        for name in TAXONOMY:
+            cells = (counts.get(name, 0) for counts in (self.kinds, self.train, self.test))
+            lines.append(f"| {name} | {' | '.join(f'{count:,}' for count in cells)} |")
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"- {self.concepts:,} concepts, {self.tried:,} tried, {self.accepted:,} with a question",
+                f"- none because of: {listed(self.reasons)}",
+                f"- replies by the rule that they broke: {listed(self.replies)}",
+                f"- {self.model}: {self.use}",
+                f"- {self.seconds:,.0f} s in this session",
+            ]
+        )
+
+
+def read_concepts(path: str) -> list[Concept]:
+    """The concepts of a file. Concepts that differ only in case and spaces count as one.
+
+    Raises:
+      ValueError: there is no such file, it has no concept, or a row has none. The message names file, row and key.
+    """
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"config.concepts={path!r}: there is no such file")
+    unique: dict[str, Concept] = {}
+    if file.suffix == ".txt":
+        concepts = [Concept(name=" ".join(line.split())) for line in file.read_text().splitlines() if line.strip()]
+    else:
+        concepts = []
+        for where, row in read_rows(file):
+            name, aliases = row.get("concept"), row.get("aliases") or []
+            if not isinstance(name, str) or not name.strip():
+                raise where.error("key 'concept' is missing or empty")
+            if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
+                raise where.error("key 'aliases' must be a list of strings")
+            concepts.append(Concept(name=" ".join(name.split()), aliases=tuple(aliases)))
+    for concept in concepts:
+        unique.setdefault(concept.name.lower(), concept)
+    if not unique:
+        raise ValueError(f"config.concepts={path!r} holds no concept")
+    return list(unique.values())
+
+
+def make_vqa(
+    config: VqaConfig,
+    workdir: pathlib.Path,
+    open_services: OpenServices,
+    *,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> VqaReport:
+    """Makes a question for each concept and draws the sample.
+
+    After a kill, the same call goes on where the job was. No finished concept is asked for again.
+
+    Args:
+      open_services: opens the language model and the knowledge base. It is not called if nothing is left to do.
+      overwrite: delete what a job with other settings has made in `workdir`.
+
+    Raises:
+      ValueError: `workdir` holds a job with other settings, another process uses it, the concepts can't be used, or too many
+        concepts failed in a row.
+    """
+    started = time.monotonic()
+    concepts = read_concepts(config.concepts)
+    with directory_lock(workdir):
+        begin(
+            {**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
+            workdir,
+            overwrite,
+            _MADE,
+        )
+        journal = Journal(workdir / _MADE[0])
+        try:
+            if unfinished(journal, concepts, _name, FAILED):
+                model, tool = open_services()
+                services = Services(model, {"pictures": tool}, config.search_timeout)
+                maker = _Maker(config, services, workdir / IMAGES)
+                shared_loop().run(
+                    book_all(
+                        journal,
+                        concepts,
+                        maker.record,
+                        _name,
+                        FAILED,
+                        concurrency=config.concurrency,
+                        patience=config.patience,
+                        doing="asking",
+                        unit="concept",
+                        progress=progress,
+                    )
+                )
+        finally:
+            journal.close()
+        return _write(config, workdir, concepts, list(journal.read()), started)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Maker:
+    """Makes the records of concepts."""
+
+    config: VqaConfig
+    services: Services
+    images: pathlib.Path
+
+    async def record(self, concept: Concept) -> dict[str, Any]:
+        attempt, broken = Attempt(), []
+        row = None
+        try:
+            page = await self._page(concept)
+            question = await self._question(concept, page, attempt, broken)
+            row = self._row(concept, page, question, await self._kind(question, attempt, broken))
+            broken.append("accepted")
+        except AttemptFailed as reason:
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
+        return {
+            "id": concept.name,
+            "outcome": attempt.outcome,
+            "detail": attempt.detail,
+            "broken": broken,
+            "made": attempt.record(),
+            "row": row,
+        }
+
+    async def _page(self, concept: Concept) -> Passage:
+        """The first passage that has a picture and a text."""
+        call = await self.services.search("pictures", concept.name, self.config.k)
+        if call.error is not None:
+            raise AttemptFailed("search failed", call.error)
+        page = next((passage for passage in call.passages if passage.image and passage.text.strip()), None)
+        if page is None:
+            raise AttemptFailed("no picture", f"{len(call.passages)} passages, none with a picture and a text")
+        return page
+
+    async def _question(self, concept: Concept, page: Passage, attempt: Attempt, broken: list[str]) -> QuestionAnswer:
+        """A question that keeps the rules. If a reply breaks one, the model is told and asked again."""
+        prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
+        chat = [Message(role="user", content=prompt, images=(page.image,))]
+        last: AttemptFailed | None = None
+        for number in range(self.config.attempts):
+            reply = await self._ask(chat, attempt, number)
+            try:
+                return read_question(reply, concept.names)
+            except AttemptFailed as reason:
+                last = reason
+                broken.append(reason.outcome)
+                if reason.outcome == "not shown":
+                    break
+                chat = [
+                    *chat,
+                    Message(role="assistant", content=reply),
+                    Message(role="user", content=retry_prompt(str(reason))),
+                ]
+        assert last is not None
+        raise last
+
+    async def _kind(self, question_answer: QuestionAnswer, attempt: Attempt, broken: list[str]) -> str:
+        chat = [Message(role="user", content=kind_prompt(question_answer.question, question_answer.answer))]
+        last: AttemptFailed | None = None
+        for number in range(self.config.attempts):
+            try:
+                return read_kind(await self._ask(chat, attempt, number))
+            except AttemptFailed as reason:
+                if reason.outcome in FAILED:
+                    raise
+                last = reason
+                broken.append(reason.outcome)
+        assert last is not None
+        raise last
+
+    async def _ask(self, chat: Sequence[Message], attempt: Attempt, number: int) -> str:
+        config = self.config
+        options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
+        return without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
+
+    def _row(self, concept: Concept, page: Passage, question_answer: QuestionAnswer, kind: str) -> dict[str, Any]:
+        """The question as a row in FlashRAG's form."""
+        try:
+            picture = save_picture(page.image, self.images)
+        except ValueError as error:
+            raise AttemptFailed("no picture", str(error)) from error
+        return {
+            "id": _digest(concept.name),
+            "question": question_answer.question,
+            "golden_answers": list(dict.fromkeys((question_answer.answer, *concept.names))),
+            "images": [picture],
+            "metadata": {"type": kind, "concept": concept.name, "page": page.id, "page_title": page.title},
+        }
+
+
+def _write(
+    config: VqaConfig,
+    workdir: pathlib.Path,
+    concepts: Sequence[Concept],
+    records: Sequence[Mapping[str, Any]],
+    started: float,
+) -> VqaReport:
+    """Writes all questions, the sample, and the report."""
+    last_records = {record["id"]: record for record in records}
+    tried = [last_records[concept.name] for concept in concepts if concept.name in last_records]
+    rows = [record["row"] for record in tried if record["row"] is not None]
+    train, test = balanced(rows, config.sample, config.test, config.seed)
+    for name, part_rows in (("questions", rows), ("train", train), ("test", test)):
+        write_json_lines(workdir / f"{name}.jsonl", part_rows)
+    report = VqaReport(
+        model=config.llm.model,
+        concepts=len(concepts),
+        tried=len(tried),
+        accepted=len(rows),
+        reasons=dict(collections.Counter(r["outcome"] for r in tried if r["row"] is None).most_common()),
+        replies=dict(collections.Counter(rule for record in records for rule in record["broken"]).most_common()),
+        kinds=_kinds(rows),
+        train=_kinds(train),
+        test=_kinds(test),
+        use=ModelUse.counted((record["made"] for record in records), config.read_price, config.write_price),
+        seconds=round(time.monotonic() - started, 1),
+    )
+    report.write(workdir)
+    return report
+
+
+def balanced(
+    rows: Sequence[dict[str, Any]], sample: int, test: int, seed: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Draws (training, test) with equally many questions of each kind, if there are enough. Rows keep their order.
+
+    Each row belongs to one concept, so no concept is in both.
+
+    Args:
+      sample: size of both together; -1: all.
+      test: size of the test part, also with equally many of each kind; at most half of the sample.
+    """
+    rng = np.random.default_rng(seed)
+    by_kind: dict[str, list[int]] = {name: [] for name in TAXONOMY}
+    for number in rng.permutation(len(rows)).tolist():
+        by_kind[rows[number]["metadata"]["type"]].append(number)
+    sampled = equal_shares({name: len(items) for name, items in by_kind.items()}, len(rows) if sample == -1 else sample)
+    held_out = equal_shares(sampled, min(test, sum(sampled.values()) // 2))
+    tested = {number for name, items in by_kind.items() for number in items[: held_out[name]]}
+    drawn = {number for name, items in by_kind.items() for number in items[: sampled[name]]}
+    return [rows[i] for i in sorted(drawn - tested)], [rows[i] for i in sorted(tested)]
+
+
+def equal_shares(available: Mapping[str, int], total: int) -> dict[str, int]:
+    """How many of each kind to take to get `total` in all: equally many, as far as there are enough. The first kinds get the
+    remainder."""
+    counts = dict.fromkeys(available, 0)
+    remaining = min(total, sum(available.values()))
+    while remaining:
+        for name in [name for name in available if counts[name] < available[name]]:
+            if remaining:
+                counts[name] += 1
+                remaining -= 1
+    return counts
+
+
+def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    counts = collections.Counter(row["metadata"]["type"] for row in rows)
+    return {name: counts[name] for name in TAXONOMY if counts[name]}
+
+
+def _name(concept: Concept) -> str:
+    return concept.name
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""Modules that version 0.2 moved: importing one by its old name is refused with its new one. To be removed in 0.3."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+# A folder or file before -> the one now; the longest prefix of a name counts.
+MOVED = {
+    "baselines": "extras.baselines",
+    "chat": "extras.chat",
+    "comparison": "extras.comparison",
+    "core.extras": "core.packages",
+    "curation": "extras.curation",
+    "evaluation.analysis": "extras.analysis.numbers",
+    "evaluation.analysis_figure": "extras.analysis.figure",
+    "evaluation.panels": "extras.analysis.panels",
+    "generation": "engine",
+    "generation.lowering": "extras.compile_check.lowering",
+    "knowledge.client.mcp": "extras.mcp_tools",
+    "knowledge.serving": "extras.kb_server",
+    "knowledge.serving.schema": "knowledge.client.schema",
+    "llms": "services",
+    "parallel.chips": "extras.compile_check.chips",
+    "parallel.hlo_collectives": "extras.compile_check.hlo_collectives",
+    "parallel.hlo_costs": "extras.compile_check.hlo_costs",
+    "parallel.hlo_loops": "extras.compile_check.hlo_loops",
+    "parallel.hlo_products": "extras.compile_check.hlo_products",
+    "parallel.hlo_text": "extras.compile_check.hlo_text",
+    "parallel.topology": "extras.compile_check.topology",
+    "remote": "services",
+    "serving": "extras.policy_server",
+    "training.compile_check": "extras.compile_check.check",
+    "training.layout_search": "extras.compile_check.layout_search",
+    "training.roofline": "extras.compile_check.roofline",
+    "training.run_programs": "extras.compile_check.run_programs",
+    "training.trials": "extras.analysis.trials",
+    "viewer": "extras.viewer",
+}
+PACKAGE = "routerl_jax."
+
+
+def new_name(name: str) -> str | None:
+    """`routerl_jax.generation.engine` -> `routerl_jax.engine.engine`; None for a module that has not moved."""
+    parts = name.removeprefix(PACKAGE).split(".")
+    for size in range(len(parts), 0, -1):
+        if name.startswith(PACKAGE) and (new := MOVED.get(".".join(parts[:size]))):
+            return ".".join([PACKAGE + new, *parts[size:]])
+    return None
+
+
+class Refusal(importlib.abc.MetaPathFinder):
+    """Stands before the other finders, so that a folder of old compiled files is not taken for the module."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.startswith(PACKAGE) and (new := new_name(fullname)):
+            message = f"{fullname} is {new} since version 0.2: change the name (docs/extending.md lists what moved)"
+            raise ModuleNotFoundError(message, name=fullname)
+        return None
+
+
+def refuse() -> None:
+    """Called once, by the package."""
+    sys.meta_path.insert(0, Refusal())

@@ -1,1 +1,0 @@
-"""Calls to other machines: requests, keys, caches, rate limits."""

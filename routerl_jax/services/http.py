@@ -1,0 +1,242 @@
+"""Requests to web services, with bounded time, size, concurrency and retries. No message contains a key."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import dataclasses
+import json
+import random
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from routerl_jax.core.packages import needs
+from routerl_jax.services.background import shared_loop
+from routerl_jax.services.retries import (
+    MOST_REDIRECTS,
+    ReplyError,
+    bounded,
+    error_of,
+    may_follow,
+    may_pass,
+    redirect_target,
+    retry_after,
+)
+
+_MOST_BYTES = 16 << 20  # most bytes of a reply
+
+
+class HttpError(Exception):
+    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """A service's reply with a 2xx status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        """The body as JSON. Raises ValueError if it is not JSON; the message shows its beginning."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the reply is not JSON: {self.body[:120].decode(errors='replace')!r}") from error
+
+
+class HttpClient:
+    """A client of one service, for coroutines of one event loop.
+
+    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`, also in the body of a reply
+    with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
+    `Retry-After`, all requests of the client wait that long. A redirect is followed if it keeps the method and stays at the
+    server; others are errors, because a key must not be sent elsewhere.
+
+    Args:
+      timeout: seconds for one attempt.
+      retries: attempts after the first.
+      concurrency: most requests in progress at once; others wait.
+      turn: awaited before each attempt, for a rate limit. False ends the request.
+      secret: a text that is never shown in messages.
+      backoff: approximate seconds of the first pause; each further pause is twice as long.
+
+    Raises:
+      ValueError: `timeout` or `concurrency` is not above zero, or `retries` is negative.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        retries: int = 3,
+        concurrency: int = 32,
+        turn: Callable[[], Awaitable[bool]] | None = None,
+        secret: str = "",
+        backoff: float = 0.5,
+    ) -> None:
+        if not (timeout > 0 and concurrency >= 1 and retries >= 0):
+            raise ValueError(
+                f"timeout={timeout} must be above 0, concurrency={concurrency} at least 1, retries={retries} at least 0"
+            )
+        self._timeout, self._retries, self._concurrency = timeout, retries, concurrency
+        self._turn, self._secret, self._backoff = turn, secret, backoff
+        self._session: Any = None
+        self._slots: asyncio.Semaphore | None = None
+        self._paused_until = 0.0
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        failure: Callable[[Any], ReplyError | None] = error_of,
+    ) -> Reply:
+        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. `failure` reads the error of a JSON
+        reply with a 2xx status. Raises HttpError."""
+        address = _without_secrets(url)
+        for attempt in range(self._retries + 1):
+            await self._wait_pause()
+            if self._turn is not None and not await self._turn():
+                raise HttpError(f"{address}: the rate limit leaves no turn in time")
+            outcome = await self._attempt(method, url, headers, params, body, failure)
+            if isinstance(outcome, Reply):
+                return outcome
+            if not outcome.passing or attempt == self._retries:
+                tried = f" (tried {attempt + 1} times)" if attempt else ""
+                raise HttpError(self.redact(f"{address}: {outcome.message}{tried}"), outcome.status)
+            pause = outcome.retry_after
+            if pause is None:
+                pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
+            elif outcome.status == 429:
+                self._paused_until = max(self._paused_until, time.monotonic() + pause)
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+    def redact(self, message: str) -> str:
+        """The message without the secret."""
+        for form in {self._secret, urllib.parse.quote(self._secret, safe="")} - {""}:
+            message = message.replace(form, "***")
+        return message
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _wait_pause(self) -> None:
+        while (seconds_left := self._paused_until - time.monotonic()) > 0:
+            await asyncio.sleep(seconds_left * random.uniform(1.0, 1.1))
+
+    async def _attempt(
+        self, method: str, url: str, headers: Any, params: Any, body: Any, failure: Callable[[Any], ReplyError | None]
+    ) -> Reply | _Failed:
+        aiohttp = import_aiohttp()
+        if self._session is None or self._session.closed:
+            connector = aiohttp.TCPConnector(limit=self._concurrency)
+            self._session = open_session(connector=connector, trust_env=True, timeout=aiohttp.ClientTimeout(total=None))
+            self._slots = asyncio.Semaphore(self._concurrency)
+        assert self._slots is not None
+        content: dict[str, Any] = {"data" if isinstance(body, bytes) else "json": body}
+        try:
+            async with self._slots, asyncio.timeout(self._timeout):
+                for redirects in range(MOST_REDIRECTS + 1):
+                    async with self._session.request(
+                        method, url, headers=headers, params=params, allow_redirects=False, **content
+                    ) as reply:
+                        target = redirect_target(str(reply.url), reply.status, reply.headers.get("Location", ""))
+                        if redirects == MOST_REDIRECTS or not may_follow(url, reply.status, target):
+                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES)
+                            return _judge(reply, read, target, failure)
+                    url, params = target, None  # the target has the parameters
+        except TimeoutError:
+            return _Failed(f"no reply within {self._timeout:g} s", passing=True)
+        except aiohttp.InvalidURL as error:
+            return _Failed(f"not a URL ({error})")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return _Failed(f"{type(error).__name__}: {error}", passing=not isinstance(error, ValueError))
+        raise AssertionError("unreachable")
+
+
+def _judge(reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None]) -> Reply | _Failed:
+    status, message, passing = reply.status, f"HTTP {reply.status}: {_reason(content) or reply.reason}", False
+    if 200 <= reply.status < 300:
+        answer = Reply(reply.status, reply.headers, content)
+        try:
+            error = failure(answer.json())
+        except ValueError:
+            error = None
+        if error is None:
+            return answer
+        status, message = error.status, f"an error under HTTP {reply.status} ({error.status}): {error.message}"
+        passing = may_pass(status, message)
+    elif target:
+        message = f"HTTP {reply.status} to {_without_secrets(target)}: give that URL instead"
+    else:
+        passing = may_pass(status, content[:4000].decode(errors="replace"))
+    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failed:
+    message: str
+    status: int = 0
+    passing: bool = False  # the next attempt may succeed
+    retry_after: float | None = None
+
+
+_sessions: set[Any] = set()  # those that were open when the last one was opened
+
+
+def open_session(**settings: Any) -> Any:
+    """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
+    session = import_aiohttp().ClientSession(**settings)
+    _sessions.difference_update([earlier for earlier in tuple(_sessions) if earlier.closed])
+    _sessions.add(session)  # held here, as aiohttp complains of an open session that is collected
+    return session
+
+
+@atexit.register
+def _close_sessions() -> None:
+    for session in [session for session in _sessions if not session.closed]:
+        with contextlib.suppress(Exception):
+            shared_loop().run(session.close(), 1.0)
+
+
+def import_aiohttp() -> Any:
+    """The package aiohttp. Raises ValueError, which says how to install it, if it is missing."""
+    with needs("the web", "web"):
+        import aiohttp
+    return aiohttp
+
+
+def _reason(content: bytes) -> str:
+    """The reason for a failure that a service gives, in one line."""
+    text = content[:4000].decode(errors="replace")
+    try:
+        value = json.loads(content)
+        for key in ("error", "message", "detail"):
+            if isinstance(value, dict) and value.get(key):
+                value = value[key]
+        text = value if isinstance(value, str) else json.dumps(value)
+    except (ValueError, RecursionError):
+        pass
+    return " ".join(text.split())[:300]
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without user, password and query, for messages."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,0 +1,119 @@
+"""The cost of replies: prices, a budget that is never exceeded, and a limit of tokens per minute."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from routerl_jax.core.types import Message
+from routerl_jax.services import faults
+from routerl_jax.services.base import ChatModel, Completion
+from routerl_jax.services.limits import RateLimiter
+
+_LETTERS = 3  # characters of a prompt per token, a low guess: estimates should be on the safe side
+_PICTURE = 1500  # estimated tokens of a picture
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Price:
+    """Money per million tokens."""
+
+    read: float = 0.0
+    written: float = 0.0
+
+    def of(self, prompt_tokens: int, tokens: int) -> float:
+        """The cost of a reply."""
+        return (self.read * prompt_tokens + self.written * tokens) / 1e6
+
+
+class Budget:
+    """Money that is spent, or reserved for requests in progress. It is safe to use from several threads.
+
+    Args:
+      most: most money that may be spent; 0: no limit.
+    """
+
+    def __init__(self, most: float = 0.0) -> None:
+        self.most = most if most else math.inf
+        self.spent = 0.0
+        self._aside = 0.0
+        self._lock = threading.Lock()
+
+    def set_aside(self, cost: float) -> bool:
+        """Reserves money until `spend`. False if not so much is left."""
+        with self._lock:
+            if self.spent + self._aside + cost > self.most:
+                return False
+            self._aside += cost
+            return True
+
+    def spend(self, cost: float, aside: float = 0.0) -> None:
+        """Records money as spent, and releases the amount that was reserved for it (`aside`)."""
+        with self._lock:
+            self.spent += cost
+            self._aside -= aside
+
+
+class MeteredModel:
+    """A chat model with a budget and a limit on the rate of tokens. It also measures the seconds of its replies.
+
+    Before a request, the most that it can cost is reserved: its prompt, by a cautious estimate, and `max_tokens`. If the budget
+    has less left, the request is not sent, and the reply is an error of the kind `faults.BUDGET`. The tokens that the endpoint
+    counts are paid for; if it counts none, the estimate is. A request without a reply is taken to cost nothing.
+
+    Args:
+      tokens: limit on tokens, read and written together. The same estimate is reserved.
+    """
+
+    def __init__(self, model: ChatModel, price: Price, budget: Budget, tokens: RateLimiter | None = None) -> None:
+        self.name, self.settings = model.name, model.settings
+        self._model, self._price, self._budget, self._tokens = model, price, budget, tokens
+
+    def complete(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        *,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        schema: Mapping[str, Any] | None = None,
+        sample: int = 0,
+        **more: Any,
+    ) -> list[Completion]:
+        """One answer per conversation, in order, asked one after the other. A conversation that fails has `error` set."""
+        options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
+        return [self._complete_one(conversation, **options, sample=sample, **more) for conversation in conversations]
+
+    def _complete_one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
+        prompt_tokens = sum(
+            len(message.content) // _LETTERS + _PICTURE * len(message.images) + 8 for message in conversation
+        )
+        reserved = self._price.of(prompt_tokens, max_tokens)
+        if not self._budget.set_aside(reserved):
+            return Completion(
+                error=f"{self.name}: of the budget of {self._budget.most:g}, {self._budget.spent:.4g} are spent, and this "
+                f"request may cost {reserved:.2g}: it was not asked; raise the budget and run again, what was answered is kept",
+                finish="error",
+                fault=faults.BUDGET,
+            )
+        cost = 0.0
+        try:
+            if self._tokens is not None:
+                self._tokens.acquire("tokens", prompt_tokens + max_tokens)
+            started = time.perf_counter()
+            [answer] = self._model.complete([conversation], max_tokens=max_tokens, **options)
+            if answer.error is None and not (answer.prompt_tokens or answer.tokens):
+                answer = dataclasses.replace(
+                    answer, prompt_tokens=prompt_tokens, tokens=1 + len(answer.text) // _LETTERS
+                )
+            cost = self._price.of(answer.prompt_tokens, answer.tokens)
+            return dataclasses.replace(answer, seconds=time.perf_counter() - started)
+        finally:
+            self._budget.spend(cost, reserved)
+
+    def close(self) -> None:
+        """Closes the model's connections."""
+        getattr(self._model, "close", lambda: None)()
