@@ -2,9 +2,10 @@
 
     python -m benchmarks.roofline [--size=0.9M --size=8M --size=107M] [--repeats=5] [--json=FILE]
 
-It uses the same count (extras/compile_check/hlo_costs.py) and the same estimate (extras/compile_check/roofline.py), for the programs that the learner
-and the engine run here. The peaks of this machine are measured in the same run, with products as large as the model's and sums
-of arrays as large as its activations. A prediction is a lower bound: measured over predicted is at least about 1.
+It uses the same count (extras/compile_check/hlo_costs.py) and the same estimate (extras/compile_check/roofline.py), for the
+programs that the learner and the engine run here. The peaks of this machine are measured in the same run, with products as
+large as the model's and sums of arrays as large as its activations. A prediction is a lower bound: measured over predicted is
+at least about 1.
 """
 
 from __future__ import annotations

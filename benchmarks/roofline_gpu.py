@@ -5,7 +5,8 @@
 
 The files are those of benchmarks.accelerator. XLA compiles for GPUs only where there is one. So each measured update, prefill
 and decode call is lowered at the same sizes and compiled for one TPU v5p; FLOPs and bytes of that program take their time at
-the GPU's peaks. Both peaks are used: those that are published (extras/compile_check/chips.py), and those that the file's own run measured.
+the GPU's peaks. Both peaks are used: those that are published (extras/compile_check/chips.py), and those that the file's own
+run measured.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-# A folder or file before -> the one now; the longest prefix of a name counts.
+# A folder or file before -> the one now.
 MOVED = {
     "baselines": "extras.baselines",
     "chat": "extras.chat",
@@ -43,24 +43,17 @@ MOVED = {
 PACKAGE = "routerl_jax."
 
 
-def new_name(name: str) -> str | None:
-    """`routerl_jax.generation.engine` -> `routerl_jax.engine.engine`; None for a module that has not moved."""
-    parts = name.removeprefix(PACKAGE).split(".")
-    for size in range(len(parts), 0, -1):
-        if name.startswith(PACKAGE) and (new := MOVED.get(".".join(parts[:size]))):
-            return ".".join([PACKAGE + new, *parts[size:]])
-    return None
-
-
 class Refusal(importlib.abc.MetaPathFinder):
     """Stands before the other finders, so that a folder of old compiled files is not taken for the module."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.startswith(PACKAGE) and (new := new_name(fullname)):
-            message = f"{fullname} is {new} since version 0.2: change the name (docs/extending.md lists what moved)"
-            raise ModuleNotFoundError(message, name=fullname)
+        old = fullname.removeprefix(PACKAGE)
+        if fullname == PACKAGE + old and old in MOVED:
+            inside = [name for name in MOVED if name == old or name.startswith(f"{old}.")]
+            now = ", ".join(f"{PACKAGE}{name} is {PACKAGE}{MOVED[name]}" for name in inside)
+            raise ImportError(f"since version 0.2, {now}: change the name", name=fullname)
         return None
 
 

@@ -1,16 +1,16 @@
 """What no run needs stands in routerl_jax/extras: the core does without it, and each of its folders does without the others."""
 
+import importlib
 import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from routerl_jax.moved import MOVED, new_name
+from routerl_jax.moved import MOVED
 
 ROOT = pathlib.Path(__file__).parents[2]
 EXTRAS = ROOT / "routerl_jax" / "extras"
-NAMES = sorted(file.stem for file in EXTRAS.iterdir() if file.stem != "__init__" and not file.name.startswith("__"))
 
 
 def core_modules() -> list[str]:
@@ -48,21 +48,21 @@ def test_no_file_of_the_core_names_an_extra_in_an_import() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("generation.engine", "engine.engine"),
-        ("llms.judge", "services.judge"),
-        ("remote.http", "services.http"),
+        ("generation.engine", "engine"),
+        ("llms.judge", "services"),
+        ("remote.http", "services"),
+        ("core.extras", "core.packages"),
         ("knowledge.serving.schema", "knowledge.client.schema"),
-        ("comparison.benchmarks.benchmark", "extras.comparison.benchmarks.benchmark"),
+        ("comparison.benchmarks.benchmark", "extras.comparison"),
+        ("training.trials", "extras.analysis.trials"),
     ],
 )
 def test_an_old_name_is_refused_with_the_new_one(old: str, new: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match=rf"routerl_jax\.{new} "):
-        __import__(f"routerl_jax.{old}")
+    with pytest.raises(ImportError, match=rf"is routerl_jax\.{new}[,:]"):
+        importlib.import_module(f"routerl_jax.{old}")
 
 
 def test_every_new_name_exists() -> None:
     for new in MOVED.values():
         path = ROOT / "routerl_jax" / new.replace(".", "/")
         assert path.is_dir() or path.with_suffix(".py").is_file(), new
-    assert new_name("routerl_jax.core.types") is None
-    assert new_name("generation.engine") is None  # of another package
