@@ -39,7 +39,7 @@ DATA = pathlib.Path(os.environ.get("ROUTERL_TEST_DATA", pathlib.Path(__file__).p
 
 
 # Directories whose files take seconds. They come last, so that no worker is left with a long file when the others are done.
-QUICK = {"agents", "core", "evaluation", "llms", "remote", "rewards"}
+QUICK = {"agents", "core", "evaluation", "rewards", "services"}
 
 
 def pytest_collection_modifyitems(items):
