@@ -40,7 +40,6 @@ from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.models.work import Work
-from routerl_jax.parallel.compilation import compiled_programs
 
 
 class DeviceCalls:
@@ -87,7 +86,7 @@ class DeviceCalls:
         work = Work(config=model.config)
         self._weights_in_tokens = work.decode_bytes(1, 0) / work.key_bytes(1)
         self._copy_weights = WeightCopier(model, mesh, layout, self._dtype, weight_qtype)
-        self._compiled_before = 0
+        self._compiled_here = 0  # programs, before the rows were laid out anew
         self.params: nnx.State | None = None
         self._layers: list[nnx.State] | None = None  # of `params`, from the first decode call on
         self.cache: KVCache | None = None
@@ -98,7 +97,7 @@ class DeviceCalls:
 
     def resize(self, table: RowTable) -> None:
         """Takes the rows of another table. The cache is made anew at the next call."""
-        self._compiled_before, self.cache, self._scratch = self.compilations, None, None
+        self._compiled_here, self.cache, self._scratch = self.compilations, None, None
         self._lay_out(table)
 
     def _lay_out(self, table: RowTable) -> None:
@@ -115,6 +114,7 @@ class DeviceCalls:
             self._config, mesh, table.shards, rows, longest + self._drafts, self._dtype, self._cache_qtype
         )
         self._programs = jit_programs(self._copy_weights.graph, mesh, abstract)
+        self._compiled_elsewhere = self._programs.compiled()
         self._allocate = allocator(abstract)
 
     def load(self, params: nnx.State) -> None:
@@ -139,11 +139,11 @@ class DeviceCalls:
 
     @property
     def compilations(self) -> int:
-        """Number of programs compiled so far; bounded by the ladders of shapes."""
-        programs = self._programs
-        return self._compiled_before + compiled_programs(
-            programs.extend, programs.fork, programs.decode, programs.encode
-        )
+        """Number of programs compiled since this engine was made, by it or by others that share them (`jit_programs`).
+
+        It is bounded by the ladders of shapes.
+        """
+        return self._compiled_here + self._programs.compiled() - self._compiled_elsewhere
 
     def extend(self, streams: Sequence[Stream]) -> int:
         """Feeds rows the missing tokens of their ledgers, up to the last-but-one token, and updates `cached`. Their experts are

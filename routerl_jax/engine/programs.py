@@ -30,6 +30,7 @@ from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
 Host = Array | np.ndarray | jax.ShapeDtypeStruct  # an argument made on the host, or only its shape
@@ -352,7 +353,7 @@ def _by_shard(mesh: Mesh, tree: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-    """The jitted programs of one engine. The cache is donated to them. `layers` is None where slices of the stack are free."""
+    """The jitted programs of engines. The cache is donated to them. `layers` is None where slices of the stack are free."""
 
     layers: Any
     extend: Any
@@ -360,10 +361,20 @@ class Programs:
     decode: Any
     encode: Any
 
+    def compiled(self) -> int:
+        """Number of programs that were compiled, without `layers`."""
+        return compiled_programs(self.extend, self.fork, self.decode, self.encode)
+
 
 def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
-    """Programs for a model and a cache (or an abstract one) on a mesh."""
-    cache_shardings = jax.tree.map(lambda leaf: leaf.sharding, cache)
+    """Programs for a model and an abstract cache on a mesh. Engines of equal ones share them, and what is compiled."""
+    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, cache))
+    return _shared_programs(graph, mesh, tuple(leaves), structure)
+
+
+@functools.lru_cache(maxsize=8)  # programs hold no weights, but their code takes memory
+def _shared_programs(graph: nnx.GraphDef, mesh: Mesh, leaves: tuple[Any, ...], structure: Any) -> Programs:
+    cache_shardings = jax.tree.unflatten(structure, leaves)
     return Programs(
         layers=None if on_tpu(mesh) else jax.jit(functools.partial(layers_apart, graph)),
         extend=jax.jit(
@@ -372,7 +383,7 @@ def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
             donate_argnames=("cache",),
             out_shardings=(cache_shardings, replicated(mesh)),
         ),
-        fork=jax.jit(  # a partial, so that its compilations are counted separately from those of other engines
+        fork=jax.jit(  # a partial, so that its compilations are counted separately from those of other caches
             functools.partial(fork),
             static_argnames=("span",),
             donate_argnames=("cache",),

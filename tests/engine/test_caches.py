@@ -23,10 +23,8 @@ ATOL = 1e-4
 
 
 @pytest.fixture(params=["segment, as on CPUs", "segment, as on old GPUs", "fused, as on GPUs", "paged, as on TPUs"])
-def kind(request, interpreted, monkeypatch):
-    if request.param != "segment, as on CPUs":
-        for module in ("rows", "segments"):
-            monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: False)
+def kind(request, interpreted, as_on_cpu):
+    as_on_cpu(request.param == "segment, as on CPUs")
     return request.param.partition(",")[0]
 
 
@@ -151,8 +149,8 @@ def test_pages_hold_what_was_fed_and_nothing_else(interpreted):
 
 
 @pytest.mark.parametrize("cache", ["fused", "paged"])
-def test_kernels_compile_once_per_number_of_rows_whatever_the_lengths(cache, interpreted, monkeypatch):
-    monkeypatch.setattr("routerl_jax.engine.rows.on_cpu", lambda mesh: False)  # chunks of 64 tokens, up to eight
+def test_kernels_compile_once_per_number_of_rows_whatever_the_lengths(cache, interpreted, as_on_cpu):
+    as_on_cpu(False)  # chunks of 64 tokens, up to eight
     engine = Engine(tiny.model(layers=1, head_dim=16), rows=2, max_length=256, segment=4, cache=cache)
     for length in (3, 200):
         stream = engine.open([1] * length)

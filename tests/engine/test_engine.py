@@ -178,14 +178,13 @@ def test_result_does_not_depend_on_schedule_or_company():
             np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
-def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch):
+def test_a_prefill_call_takes_a_bounded_number_of_tokens(monkeypatch, as_on_cpu):
     """Ten prompts of 32 new tokens on each of two shards. A GPU takes them in one call, or eight and two; a CPU takes
     chunks that fill its calls. The turns are the same."""
 
     def run(most, *, cpu=False):
         monkeypatch.setattr("routerl_jax.engine.rows.PREFILL_TOKENS", most)
-        for module in ("rows", "segments"):
-            monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: cpu)
+        as_on_cpu(cpu)
         engine = Engine(tiny.model(2), rows=64, max_length=64)
         fed, extend = [], engine._calls._programs.extend
 
@@ -395,9 +394,8 @@ def test_after_a_program_that_failed_conversations_are_fed_anew(monkeypatch, pro
     assert [done[id(stream)].tokens for stream in streams] == [turn.tokens for turn in expected]
 
 
-def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
-    for module in ("rows", "segments"):
-        monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: False)  # the sizes of a GPU
+def test_compilations_are_counted_and_stop_after_warm_up(as_on_cpu):
+    as_on_cpu(False)  # the sizes of a GPU
     engine = Engine(tiny.model(), rows=16, max_length=256)
 
     def workload(seed):
@@ -430,12 +428,11 @@ def test_compilations_are_counted_and_stop_after_warm_up(monkeypatch):
     assert engine.compilations == warm
 
 
-def test_prefill_in_chunks_changes_nothing_but_the_slots(monkeypatch):
+def test_prefill_in_chunks_changes_nothing_but_the_slots(as_on_cpu):
     """As on CPUs, chunks of 32 tokens that read their rows in blocks of 128; as on GPUs, whole rows padded to the longest."""
 
     def run(chunks):
-        for module in ("rows", "segments"):
-            monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: chunks)
+        as_on_cpu(chunks)
         engine = Engine(tiny.model(), rows=4, max_length=256)
         streams = [engine.open(prompt) for prompt in prompts(6, seed=4, shortest=70, longest=150)]
         for turn in range(2):
@@ -478,12 +475,11 @@ def test_calls_of_chunks_are_filled():
     assert [filled_size(count, (8, 16, 32)) for count in (1, 12, 15, 28)] == [8, 8, 16, 32]
 
 
-def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(monkeypatch):
+def test_long_rows_decode_apart_from_short_ones_and_nothing_changes(as_on_cpu):
     """One conversation of 700 tokens among 30 short ones: calls for those read no more than 256 tokens of a row."""
 
     def run(apart):
-        for module in ("rows", "segments"):
-            monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: apart)
+        as_on_cpu(apart)
         engine = Engine(tiny.model(max_length=1024), rows=40, max_length=1024)
         calls, decode = [], engine._calls._programs.decode
 

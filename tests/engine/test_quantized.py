@@ -103,10 +103,9 @@ def test_int8_weights_are_those_of_the_rounded_model_on_any_mesh_and_follow_upda
 
 
 @pytest.mark.parametrize("as_on", ["cpu", "old gpu", "gpu"])
-def test_greedy_turns_are_the_learners_up_to_a_small_gap(as_on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greedy_turns_are_the_learners_up_to_a_small_gap(as_on: str, as_on_cpu) -> None:
     """2e-2 nats: int8 rounds by up to 1/255 of the largest entry. A float engine's gap here is below 1e-5."""
-    for module in ("rows", "segments"):
-        monkeypatch.setattr(f"routerl_jax.engine.{module}.on_cpu", lambda mesh: as_on == "cpu")
+    as_on_cpu(as_on == "cpu")
     model = policy(head_dim=16)
     settings = {"cache": "fused" if as_on == "gpu" else "segment", "weight_qtype": "int8", "cache_qtype": "int8"}
     gap = []
