@@ -11,56 +11,37 @@ from absl import logging
 
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.data.formats import (  # noqa: F401 - they register themselves
-    bamboogle,
-    dynvqa,
-    flashrag,
-    fvqa,
-    hipporag,
-    hotpotqa,
-    hybridqa,
-    infoseek,
-    livevqa,
-    mmlongbench_doc,
-    mmsearch,
-    musique,
-    open_wikitable,
-    popqa,
-    r1_searcher,
-    simplevqa,
-    slidevqa,
-    two_wiki,
-    verl,
-    vidoseek,
-)
+from routerl_jax.data.formats import pages, pictures, text, verl
 from routerl_jax.data.formats.format import FORMATS, QuestionFormat, Row, unpacked_row
 from routerl_jax.data.formats.tables import is_pattern, read_question_rows
 from routerl_jax.data.pictures import MissingPictureError
 
 # The first format that matches a row is used. So formats with special keys come first, and the plain one, for all rows, last.
-_ORDER = (
-    "fvqa",
-    "vrag",
-    "verl",
-    "hybridqa",
-    "open_wikitable",
-    "vidoseek",
-    "slidevqa",
-    "mmlongbench_doc",
-    "livevqa",
-    "mmsearch",
-    "simplevqa",
-    "dynvqa",
-    "popqa",
-    "musique",
-    "2wikimultihopqa",
-    "hotpotqa",
-    "r1_searcher",
-    "hipporag",
-    "bamboogle",
-    "infoseek",
-    "flashrag",
-)
+_IN_ORDER: dict[str, QuestionFormat] = {
+    "fvqa": verl.Fvqa(),
+    "vrag": verl.VragRows(),
+    "verl": verl.Verl(),
+    "hybridqa": pages.HybridQa(),
+    "open_wikitable": pages.OpenWikiTable(),
+    "vidoseek": pages.ViDoSeek(),
+    "slidevqa": pages.SlideVQA(),
+    "mmlongbench_doc": pages.MMLongBenchDoc(),
+    "livevqa": pictures.LiveVQA(),
+    "mmsearch": pictures.MMSearch(),
+    "simplevqa": pictures.SimpleVQA(),
+    "dynvqa": pictures.DynVQA(),
+    "popqa": text.PopQA(),
+    "musique": text.Musique(),
+    "2wikimultihopqa": text.TwoWiki(),
+    "hotpotqa": text.HotpotQA(),
+    "r1_searcher": text.R1Searcher(),
+    "hipporag": text.HippoRag(),
+    "bamboogle": text.Bamboogle(),
+    "infoseek": pictures.InfoSeek(),
+    "flashrag": text.FlashRag(),
+}
+for _name, _form in _IN_ORDER.items():
+    FORMATS.register(_name)(_form)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -71,7 +52,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def format_of(row: Row) -> QuestionFormat:
     """The format whose keys a row has."""
-    return next(form for form in map(FORMATS.get, _ORDER) if form.matches(row))
+    return next(form for form in _IN_ORDER.values() if form.matches(row))
 
 
 def read_examples(

@@ -1,4 +1,5 @@
-"""Rows that verl trains on (parquet): Search-R1's nq_hotpotqa_train, RouteRAG's RL set, and sets of the same form."""
+"""Rows that verl trains on (parquet): Search-R1's nq_hotpotqa_train, RouteRAG's RL set, and sets of the same form; with the
+columns of FVQA and of VRAG-RL."""
 
 from __future__ import annotations
 
@@ -10,23 +11,25 @@ from typing import Any, TypeVar
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.formats.format import (
-    FORMATS,
     URL_KEYS,
     QuestionFormat,
     Row,
     distinct,
     image_urls,
     images_of,
+    search_kind,
     strings,
     unpacked,
     with_metadata,
 )
+from routerl_jax.data.formats.pages import INFO_KEYS, info_fields, without
+from routerl_jax.data.formats.text import HotpotQA, Musique, TwoWiki
 
 T = TypeVar("T")
 PICTURE = "<image>"  # the mark of a picture in the prompts of training files
 _MARK = "Question:"
 _READ = ("prompt", "reward_model", "extra_info", "question", "id", "golden_answers", "image", "images", *URL_KEYS)
-_WITH_PASSAGES = ("musique", "2wikimultihopqa", "hotpotqa")
+_WITH_PASSAGES = {"musique": Musique(), "2wikimultihopqa": TwoWiki(), "hotpotqa": HotpotQA()}
 
 
 class Verl(QuestionFormat):
@@ -75,8 +78,7 @@ def _of_data_set(fields: Mapping[str, Any], read: Callable[[QuestionFormat, Mapp
     """The result of `read` for the format whose gold passages the columns hold. `otherwise` if there is no such format, or
     if the columns only have the same names. Raises ValueError if `data_source` names that data set and the columns can't be
     read."""
-    for name in _WITH_PASSAGES:
-        form = FORMATS.get(name)
+    for name, form in _WITH_PASSAGES.items():
         if form.matches(fields):
             try:
                 return read(form, fields)
@@ -152,4 +154,54 @@ def _parsed(value: Any, begins: str = "[{") -> Any:
     return value
 
 
-FORMATS.register("verl")(Verl())
+class Fvqa(Verl):
+    """FVQA, MMSearch-R1's training and test set (lmms-lab/FVQA; arXiv 2506.20670): `{prompt: [{content: question, role: user}],
+    images: [{bytes, path}], reward_model: {ground_truth, candidate_answers: "[..]", style}, data_source, image_urls, data_id,
+    category}`. mini_data.pq of MMSearch-R1's repository has no `data_id` and no `category`. `image_urls` is null there and in
+    the released sets, as far as public readers show them.
+
+    The accepted answers are `ground_truth` and then the aliases, which are JSON inside of a string. The id is `data_id`, else
+    verl's. `category` becomes `metadata["kind"]` where it is search_free or search_required.
+    """
+
+    def matches(self, row: Row) -> bool:
+        reward = row.get("reward_model")
+        return isinstance(reward, Mapping) and "candidate_answers" in reward
+
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        example = super().example(row, location)
+        if example is None:
+            return None
+        named, key = row.get("data_id"), "reward_model.candidate_answers"
+        return dataclasses.replace(
+            example,
+            id=example.id if named is None else str(named),
+            answers=distinct(
+                example.answers, strings(row["reward_model"]["candidate_answers"], location, key, listed=True)
+            ),
+            metadata=search_kind({key: value for key, value in example.metadata.items() if key != "data_id"}),
+        )
+
+
+class VragRows(Verl):
+    """The rows that VRAG-RL's converter makes of ViDoSeek's: verl's rows with `extra_info: {file_name, reference_page,
+    content_type, reason_type}`. `content_type` holds the source types, joined by `####`; "Nan" means none."""
+
+    def matches(self, row: Row) -> bool:
+        info = row.get("extra_info")
+        return "reward_model" in row and isinstance(info, Mapping) and "reference_page" in info
+
+    def example(self, row: Row, location: RowLocation) -> Example | None:
+        info = {key: value for key, value in row["extra_info"].items() if value != "Nan"}
+        content, reason = (info.pop(f"{name}_type", None) for name in ("content", "reason"))
+        example = super().example({**row, "extra_info": info}, location)
+        if example is None:
+            return None
+        fields: dict[str, Any] = {key: value for key, value in info.items() if key in INFO_KEYS}
+        if isinstance(content, str) and not content.endswith("Span"):  # otherwise it is the form of the answer
+            fields["source_type"] = content.split("####")
+        kind = "doc_type" if example.metadata.get("data_source") == "mmlongdoc" else "query_type"
+        metadata = without(example.metadata, (*INFO_KEYS, "answer", "ability"))
+        return dataclasses.replace(
+            example, metadata=metadata | info_fields({**fields, kind: reason}, location, "extra_info")
+        )
