@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from configs import r1_router_small
-from routerl_jax.data.atlas.visual import PICTURES, SHOWN
+from routerl_jax.data.atlas.questions import PICTURES, SHOWN
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.training.knowledge import open_knowledge_bases

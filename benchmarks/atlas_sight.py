@@ -24,7 +24,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas import flags, known, world
-from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.data.atlas.demonstrations import ReadingDrills
 from routerl_jax.data.atlas.sight import UNKNOWN, fact_question, taught
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.huggingface import load_pretrained

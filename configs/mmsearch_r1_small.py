@@ -13,7 +13,7 @@ from routerl_jax.core.config import to_config_dict
 from routerl_jax.core.types import Demonstration, Example
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.known import known_questions, strength
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Plan, Planned, planned, renamed, restated, value_by_chance
+from routerl_jax.data.atlas.sight import NEEDED, PLANS, Plan, Planned, planned, renamed, restated, value_by_chance
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
 from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, sight_demonstrations

@@ -1,4 +1,4 @@
-"""Question files as a tensorflow-datasets builder, read without TensorFlow: array_record files, written once."""
+"""Questions as a tensorflow-datasets builder, read without TensorFlow: array_record files, written once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,23 +20,22 @@ from routerl_jax.data.formats import format as shared
 from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
 
-_SPLIT = "questions"
 _BESIDE = ("id_aliases.json",)  # further files that a format reads, beside the file of questions
+Splits = Mapping[str, Callable[[], Iterable[Example]]]
 
 
 class Questions(tfds.core.GeneratorBasedBuilder):
-    """The questions of one file of the user, in order.
+    """Questions without pictures, in order.
 
     Args:
-      path: the file.
-      form: a format of data.formats; "": the keys of the rows decide.
+      splits: by name, what gives the questions.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "Questions, answers and metadata."}  # noqa: RUF012 - tfds wants a plain dict
 
-    def __init__(self, path: str | pathlib.Path, form: str = "", **options: Any) -> None:
-        self._path, self._form = pathlib.Path(path).expanduser(), form
+    def __init__(self, splits: Splits, **options: Any) -> None:
+        self._splits = splits
         super().__init__(**options)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -54,41 +53,35 @@ class Questions(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {_SPLIT: self._generate_examples()}
+        return {name: self._generate_examples(questions()) for name, questions in self._splits.items()}
 
-    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        rows = Bar(
-            known.distinct_examples(self._path, self._form), desc=f"preparing {self._path.name}", unit="question"
-        )
-        for number, example in enumerate(rows):
-            if example.images:
-                raise ValueError(f"{self._path}: question {example.id!r} has pictures; name the file without tfds/")
-            yield (
-                number,
-                {
-                    "id": example.id,
-                    "question": example.question,
-                    "answers": list(example.answers),
-                    "metadata": json.dumps(example.metadata),
-                },
-            )
+    def _generate_examples(self, questions: Iterable[Example]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, example in enumerate(questions):
+            row = {"id": example.id, "question": example.question, "answers": list(example.answers)}
+            yield number, {**row, "metadata": json.dumps(example.metadata)}
 
 
-class PreparedExamples:
-    """The questions of one file, read one by one from array_record files in the cache. These are written on first use.
+class PreparedQuestions:
+    """A split of questions, read one by one from array_record files in the cache. These are written on first use.
 
-    The cache's key is a digest of the file's content, the format, and the code that reads it. For the order, and for the
-    errors on first use, see `FileExamples`.
+    Args:
+      key: the cache's key: a digest of all that the questions depend on.
     """
 
-    def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
-        self._source = _prepared(pathlib.Path(path).expanduser(), form).as_data_source(split=_SPLIT)  # type: ignore[call-arg]
+    def __init__(self, split: str, splits: Splits, key: str) -> None:
+        directory = cache_directory() / "tensorflow_datasets" / key[:12]
+        directory.mkdir(parents=True, exist_ok=True)
+        tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded
+        with FileLock(directory / "questions.lock"):
+            builder = Questions(splits, data_dir=str(directory), file_format="array_record")
+            builder.download_and_prepare()
+        self._source = builder.as_data_source(split=split)  # type: ignore[call-arg]
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Example:
-        if not 0 <= index < len(self):
+        if not 0 <= index < len(self._source):
             raise IndexError(index)
         row = self._source[index]
         return Example(
@@ -99,23 +92,35 @@ class PreparedExamples:
         )
 
 
-def _prepared(path: pathlib.Path, form: str) -> Questions:
-    if not path.is_file():
-        raise ValueError(f"{path}: No such file or directory")
-    digest = hashlib.sha256(form.encode())
-    for module in (known, shared, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
-        digest.update(inspect.getsource(module).encode() if module else b"")
-    for file in (path, *(path.parent / name for name in _BESIDE)):
-        if file.is_file():
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-    directory = cache_directory() / "tensorflow_datasets" / digest.hexdigest()[:12]
-    directory.mkdir(parents=True, exist_ok=True)
-    tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded
-    with FileLock(directory / "questions.lock"):
-        builder = Questions(path=path, form=form, data_dir=str(directory), file_format="array_record")
-        builder.download_and_prepare()
-    return builder
+class PreparedExamples(PreparedQuestions):
+    """The questions of one file. The cache's key is a digest of the file's content, the format, and the code that reads it.
+
+    For the order, and for the errors on first use, see `FileExamples`.
+
+    Args:
+      form: a format of data.formats; "": the keys of the rows decide.
+    """
+
+    def __init__(self, path: str | pathlib.Path, form: str = "") -> None:
+        path = pathlib.Path(path).expanduser()
+        if not path.is_file():
+            raise ValueError(f"{path}: No such file or directory")
+        digest = hashlib.sha256(form.encode())
+        for module in (known, shared, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
+            digest.update(inspect.getsource(module).encode() if module else b"")
+        for file in (path, *(path.parent / name for name in _BESIDE)):
+            if file.is_file():
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
+
+        def questions() -> Iterator[Example]:
+            rows = known.distinct_examples(path, form)
+            for example in Bar(rows, desc=f"preparing {path.name}", unit="question"):
+                if example.images:
+                    raise ValueError(f"{path}: question {example.id!r} has pictures; name the file without tfds/")
+                yield example
+
+        super().__init__("questions", {"questions": questions}, digest.hexdigest())
 
 
 def _text(value: Any) -> str:

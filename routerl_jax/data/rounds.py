@@ -1,4 +1,6 @@
-"""Recorded rounds: what a policy wrote and what its tools gave back, from wherever a trace comes, as JSON lines.
+"""Recorded rounds: what a policy wrote and what its tools gave back, from wherever a trace comes.
+
+Rows of rounds (`read_rounds`), as JSON lines:
 
     {"id": "fvqa_train_37", "question": "..", "golden_answers": ["Azores"], "images": ["images/37.jpg"], "rounds": [
       {"text": "<reason>..</reason><search><img></search>", "tool": "image_search", "observation": "1. ..", "error": null},
@@ -9,24 +11,38 @@ none was. `observation` is what the tool found, before a recipe frames it, "" (t
 are the ids of what it showed, [] (the default) where that is not told. `error` says why a call failed, null (the default) where
 none did. The other keys of a row are those of a file of questions in any format (data.formats), which the keys decide: those of
 `flashrag`, as above, or `doc_id` and `evidence_pages`, .. Pictures are beside the file.
+
+Conversations of supervised training files (`read_messages`). Replies of tools, also pictures, are messages of the user:
+
+    {"messages": [{"role": "user", "content": "..Question: Which mill is blue?"}, {"role": "assistant", "content":
+      "<think>..</think><search>blue mill</search>"}, {"role": "user", "content": "<image>"}, {"role": "assistant", ..}],
+     "images": ["pages/mills_3.jpg"]}
+
+This is LLaMA-Factory's schema. VRAG-RL released its examples in it (arXiv 2505.22019). Each `<image>` in a user's message
+stands for the next of `images`: paths (beside the file, or in `images` beside it) or `data:` URIs. A row may have
+`frame_pixels`: the [least, most] pixels of pictures, as the author of the boxes saw them. With [] boxes are not rescaled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from absl import logging
 
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Example, Observation, Shown
-from routerl_jax.data.formats.format import images_of, unpacked_row
+from routerl_jax.data.formats.format import Row, answer_key, distinct, example_id, images_of, strings, unpacked_row
 from routerl_jax.data.formats.known import format_of
-from routerl_jax.data.formats.verl import PICTURE
-from routerl_jax.data.pictures import picture_name
+from routerl_jax.data.formats.verl import PICTURE, question_in_prompt
+from routerl_jax.data.pictures import MissingPictureError, picture_name
 
-_KEYS = ("text", "tool", "observation", "passages", "error")
+_KEYS = ("text", "tool", "observation", "passages", "error")  # of a round
+_ROLES = ("system", "user", "assistant")  # of messages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,8 +51,8 @@ class Round:
 
     Attributes:
       passages: ids of the passages that the observation shows, in order.
-      images: the observation's pictures, in the forms of `Example.images`, one for each mark `<image>`. The rows that this
-        module reads have none.
+      images: the observation's pictures, in the forms of `Example.images`, one for each mark `<image>`. Rows of rounds
+        have none.
     """
 
     text: str
@@ -142,3 +158,144 @@ def _row(recorded: RecordedRounds) -> dict[str, Any]:
         ],
         "metadata": dict(example.metadata),
     }
+
+
+def read_messages(path: str | pathlib.Path, *, pictures: bool = False) -> Iterator[tuple[RowLocation, RecordedRounds]]:
+    """The rows of a file (.jsonl or .json, may be compressed), located: a question and the rounds of an attempt at it.
+
+    The question is `question`, or the text after the last "Question:" of the first user message, or that whole message if it is
+    short. Instructions around it, and a system message, belong to another agent and are left out. The accepted answers are
+    those of the row, if it has any.
+
+    Args:
+      pictures: leave out rows without a readable picture, and log how many.
+
+    Raises:
+      ValueError: while reading: names file, row and key.
+    """
+    left_out = count = 0
+    for location, row in read_rows(path):
+        try:
+            recorded = _recorded(row, location)
+        except MissingPictureError:
+            if not pictures:
+                raise
+            recorded = None
+        if recorded is None or (pictures and not row.get("images")):
+            left_out += 1
+            continue
+        count += 1
+        yield location, recorded
+    if left_out:
+        logging.warning("%s: %d of %d rows have no picture and are left out", path, left_out, left_out + count)
+
+
+def message_row(recorded: RecordedRounds, name: Callable[[Any], str], system: str = "") -> dict[str, Any]:
+    """A row that `read_messages` reads as the same question and rounds. A row has no field for tools and errors. The text
+    after the last round is left out.
+
+    Args:
+      name: gives the name of a picture in the row.
+      system: a system message before the others, for readers without a prompt of their own.
+
+    Raises:
+      ValueError: a picture has no name.
+    """
+    example = recorded.example
+    question = PICTURE * len(example.images) + f"Question: {example.question.replace(PICTURE, '')}"
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": question})
+    images = list(example.images)
+    for number, item in enumerate(recorded.rounds, 1):
+        messages.append({"role": "assistant", "content": item.text})
+        if number < len(recorded.rounds):
+            messages.append({"role": "user", "content": item.observation})
+            images += item.images
+    names = [name(image) for image in images]
+    if not all(names):
+        raise ValueError(f"question {example.id!r}: picture {names.index('') + 1} can't be written to a file")
+    row = {
+        "id": example.id,
+        "question": example.question,
+        "golden_answers": list(example.answers),
+        "messages": messages,
+        "images": names,
+    }
+    return row if recorded.frame_pixels is None else {**row, "frame_pixels": list(recorded.frame_pixels)}
+
+
+def _recorded(row: Row, location: RowLocation) -> RecordedRounds:
+    first, *replies = contents = _contents(row, location)
+    images = images_of({"images": row.get("images") or []}, location, "images")
+    marks = [content.count(PICTURE) for content in contents[::2]]
+    if sum(marks) != len(images):
+        raise location.error(
+            f"key 'messages': users' messages have {sum(marks)} marks {PICTURE}, and 'images' {len(images)} pictures; give one "
+            "for each mark"
+        )
+    ends = [sum(marks[:i]) for i in range(len(marks) + 1)]
+    of_message = [images[start:end] for start, end in itertools.pairwise(ends)]
+    question = row.get("question")
+    answered = answer_key(row)
+    answers = strings(row[answered], location, answered) if answered else []
+    example = Example(
+        id=example_id(row, location),
+        question=question
+        if isinstance(question, str) and question
+        else question_in_prompt(first, location, "messages"),
+        answers=distinct(answers),
+        images=of_message[0],
+    )
+    observations = [*replies[1::2], ""]
+    rounds = [
+        Round(text=text, observation=observation, images=pictures)
+        for text, observation, pictures in zip(replies[::2], observations, [*of_message[1:], ()], strict=True)
+    ]
+    return RecordedRounds(example=example, rounds=tuple(rounds), frame_pixels=_frame_pixels(row, location))
+
+
+def _frame_pixels(row: Row, location: RowLocation) -> tuple[int, ...] | None:
+    match row.get("frame_pixels"):
+        case None:
+            return None
+        case []:
+            return ()
+        case [int(least), int(most)] if 0 < least <= most:
+            return least, most
+        case other:
+            expected = "expected [least, most] numbers of pixels, or [] for boxes that stay as they are"
+            raise location.error(f"key 'frame_pixels': {expected}; found {str(other)[:80]!r}")
+
+
+def _contents(row: Row, location: RowLocation) -> list[str]:
+    """The messages of user and assistant, in turns. The first is a user's, the last the assistant's."""
+    messages = row.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise location.error("key 'messages' must be a list of {role, content}, and not empty")
+    pairs = [_role_and_content(message, number, location) for number, message in enumerate(messages, 1)]
+    before = int(pairs[0][0] == "system")
+    pairs = pairs[before:]
+    for i, (role, content) in enumerate(pairs):
+        where = f"key 'messages', message {1 + before + i}"
+        expected = _ROLES[1 + i % 2]
+        if role != expected:
+            raise location.error(f"{where}: expected the {expected}'s, found the {role}'s")
+        if role == "assistant" and (PICTURE in content or not content.strip()):
+            fault = f"holds {PICTURE}, and a policy writes text" if content.strip() else "is empty"
+            raise location.error(f"{where}: the assistant's {fault}")
+    if not pairs or pairs[-1][0] != "assistant":
+        raise location.error(
+            "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
+        )
+    return [content for _, content in pairs]
+
+
+def _role_and_content(message: Any, number: int, location: RowLocation) -> Sequence[str]:
+    """Role and content."""
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+    if role not in _ROLES or not isinstance(content, str):
+        raise location.error(
+            f"key 'messages', message {number}: expected {{role, content}} with one of {', '.join(_ROLES)} and a text, found "
+            f"{str(message)[:80]!r}"
+        )
+    return role, content

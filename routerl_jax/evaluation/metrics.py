@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from routerl_jax.core.types import Episode
-from routerl_jax.data.trajectories import golden_step
+from routerl_jax.data.gold_paths import known_path
+from routerl_jax.data.trajectories import NONE, golden_step, label_of
 from routerl_jax.evaluation.groups import by_group
-from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy
 from routerl_jax.models.regions import iou
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.ranges import accepted_answers
@@ -322,3 +322,63 @@ def _searched_again(episode: Episode) -> bool:
 
 def _searched_validly(episode: Episode) -> bool:
     return any(turn.well_formed and any(call.error is None for call in turn.calls) for turn in episode.turns)
+
+
+def routing_decisions(episode: Episode) -> tuple[int, int] | None:
+    """(right decisions, decisions) of an episode; None if its example has no gold path.
+
+    The gold path (`example.metadata["path"]`) lists hops, each with the knowledge base `kb` that has passage `passage_id`. A
+    search is right if it goes to the knowledge base of the first hop whose passage has not been retrieved yet. Once all have
+    been, every further search is wrong. An answer without any search counts as one decision: right if the question needs no
+    retrieval, else wrong. An episode of a golden step (data.trajectories) makes one decision if the step is a route: the
+    retriever that it names.
+    """
+    step = golden_step(episode.example)
+    if step is not None:
+        tool = _choice(episode)  # the retriever's name in trajectories is its label
+        return None if step.kind != "route" else (int((label_of(tool) if tool else "") in step.retrievers), 1)
+    path = known_path(episode.example.metadata)
+    if path is None:
+        return None
+    missing = list(path)
+    right = 0
+    for call in episode.calls:
+        right += bool(missing) and call.tool == missing[0]["kb"]
+        retrieved = {passage.id for passage in call.passages}
+        while missing and missing[0]["passage_id"] in retrieved:
+            missing.pop(0)
+    if not episode.calls:
+        return (0 if path else 1), 1
+    return right, len(episode.calls)
+
+
+def asked_knowledge_bases(episode: Episode) -> list[str]:
+    """The knowledge bases that an episode searched. For a golden route, which makes no search, the one that it names."""
+    if golden_step(episode.example) is None:
+        return [call.tool for call in episode.calls]
+    named = _choice(episode)
+    return [named] if named not in ("", NONE) else []
+
+
+def routing_accuracy(episodes: list[Episode], tools: Collection[str] | None = None) -> float | None:
+    """Share of right decisions over all episodes with a gold path.
+
+    None if there is no such episode, or if gold paths use none of the knowledge bases, because these divide the same facts in
+    another manner.
+
+    Args:
+      tools: names of the knowledge bases; default: those that were asked.
+    """
+    tool_names = {call.tool for episode in episodes for call in episode.calls} if tools is None else set(tools)
+    gold = {hop["kb"] for episode in episodes for hop in known_path(episode.example.metadata) or ()}
+    if tool_names and gold and not tool_names & gold:
+        return None
+    decisions = [d for episode in episodes if (d := routing_decisions(episode)) is not None]
+    total = sum(count for _, count in decisions)
+    return sum(right for right, _ in decisions) / total if total else None
+
+
+def _choice(episode: Episode) -> str:
+    """The knowledge base that an episode of a golden route chose; "" without a valid choice."""
+    action = episode.turns[-1].action if episode.turns else None
+    return action.tool if action is not None and action.kind == "search" else ""

@@ -25,8 +25,8 @@ def atlas_passages(spec: KnowledgeConfig) -> list[Passage] | None:
         return None
     from routerl_jax.data.atlas.known import FACTS, FLAGS, fact_passages, flag_passages
     from routerl_jax.data.atlas.pages import page_passages
+    from routerl_jax.data.atlas.questions import PICTURES, picture_passages
     from routerl_jax.data.atlas.register import REGISTER, register_passages
-    from routerl_jax.data.atlas.visual import PICTURES, picture_passages
     from routerl_jax.data.atlas.world import passages_of
 
     if print_size := atlas_pages(spec):

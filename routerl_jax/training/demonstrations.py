@@ -25,11 +25,10 @@ from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
-from routerl_jax.data.atlas.demonstrations import DemonstrationSource
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource, StepSource
 from routerl_jax.data.atlas.sight import SightSource
-from routerl_jax.data.atlas.steps import StepSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
-from routerl_jax.data.messages import read_messages
+from routerl_jax.data.rounds import read_messages
 from routerl_jax.data.trajectories import check_retrievers, golden_step
 from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
@@ -98,7 +97,7 @@ class Demonstrations(Protocol):
 
 
 MADE = "made:"  # before the dotted path of a function that makes demonstrations
-MESSAGES = "messages:"  # before a file of conversations (data.messages)
+MESSAGES = "messages:"  # before a file of conversations (data.rounds)
 _PICTURES = "[pictures]"  # after the file: skip conversations whose pictures can't be read
 _MAKERS: Registry[Callable[[TrainConfig, Agent], tuple[Demonstrations, Demonstrations]]] = Registry(
     "maker of demonstrations"
@@ -111,7 +110,7 @@ def open_demonstrations(
     """The demonstrations to train on and the held-out ones, from the source `config.warm_start.demonstrations`.
 
     The source is `atlas`; `annotated` or `drawn` (config.data.train, with config.knowledge); a file or directory of episodes;
-    `messages:FILE` (data.messages); or `made:package.module:function`, called with (config, agent), which returns both. For
+    `messages:FILE` (data.rounds); or `made:package.module:function`, called with (config, agent), which returns both. For
     agents that learn from golden steps it may also be a data set of them, `trajectories:FILE`, but not episodes or messages.
 
     Raises:

@@ -13,13 +13,23 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.types import Example, Query
+from routerl_jax.core.types import Example, Passage, Query
 from routerl_jax.data import trajectories
-from routerl_jax.data.atlas import golden
 from routerl_jax.data.atlas.builder import AtlasExamples
-from routerl_jax.data.atlas.visual import PICTURES
+from routerl_jax.data.atlas.questions import PICTURES
 from routerl_jax.data.atlas.world import Split
-from routerl_jax.data.trajectories import StepExamples, write_trajectories
+from routerl_jax.data.trajectories import (
+    NONE,
+    AnswerStep,
+    FinalStep,
+    RouteStep,
+    Step,
+    StepExamples,
+    Trajectory,
+    document_of,
+    label_of,
+    write_trajectories,
+)
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from routerl_jax.training.sections import KnowledgeConfig
@@ -55,7 +65,7 @@ def atlas_golden(
         )
         for example in examples
     ]
-    writers = [inspect.getsource(module) for module in (golden, trajectories, sys.modules[__name__])]
+    writers = [inspect.getsource(module) for module in (trajectories, sys.modules[__name__])]
     digest = hashlib.sha256(json.dumps([kb_paths, k, fingerprints, writers]).encode()).hexdigest()[:12]
     directory = cache_directory() / "golden" / f"atlas-{split}-{digest}"
     if not (directory / _FILE).is_file():
@@ -90,13 +100,38 @@ def write_atlas_golden(
     written = []
     for number, (example, passages) in enumerate(zip(examples, results)):
         names = [f"{number:05d}-{i}.jpg" for i in range(len(example.images))]
-        trajectory = golden.golden_trajectory(example, passages, names)
+        trajectory = golden_trajectory(example, passages, names)
         if trajectory is not None:
             written.append(trajectory)
             for name, image in zip(names, example.images):
                 (path.parent / "images" / name).write_bytes(image)
     write_trajectories(path, written)
     return len(written)
+
+
+def golden_trajectory(
+    example: Example, results: Sequence[Sequence[Passage]], images: Sequence[str] = ()
+) -> Trajectory | None:
+    """The gold path of a question as a trajectory, without errors, because no model makes it. Each sub-question goes to the
+    knowledge base that answers it.
+
+    Args:
+      example: a question of Atlas.
+      results: for each hop of its path, the passages that the hop's knowledge base returns for the hop's query.
+      images: names of the files with the question's pictures.
+
+    Returns:
+      The trajectory. None if a gold passage was not found, because the documents then don't state the answer.
+    """
+    steps: list[Step] = []
+    for hop, passages in zip(example.metadata["path"], results, strict=True):
+        if hop["passage_id"] not in [passage.id for passage in passages]:
+            return None
+        documents = tuple(document_of(hop["kb"], passage) for passage in passages)
+        steps.append(RouteStep(query=hop["query"], retrievers=(label_of(hop["kb"]),)))
+        steps.append(AnswerStep(answer=hop["value"], documents=documents))
+    steps += [RouteStep(query=NONE, retrievers=(NONE,)), FinalStep(answers=example.answers)]
+    return Trajectory(id=example.id, question=example.question, steps=tuple(steps), images=tuple(images))
 
 
 def _searched(examples: Sequence[Example], tools: Mapping[str, SearchTool], k: int) -> list[list[list]]:

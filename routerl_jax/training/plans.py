@@ -1,4 +1,4 @@
-"""Demonstrations of searches by picture and by text, from randomly drawn plans (data.atlas.plans), with real search results."""
+"""Demonstrations of searches by picture and by text, from randomly drawn plans (data.atlas.sight), with real search results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.types import Demonstration, Passage, TextAndImage
-from routerl_jax.data.atlas.plans import Planned
+from routerl_jax.data.atlas.sight import Planned
 
 
 def searched(

@@ -21,8 +21,7 @@ from routerl_jax.core.text import counted
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation import figures
-from routerl_jax.evaluation.benchmark import score, score_all
-from routerl_jax.evaluation.canary import canary
+from routerl_jax.evaluation.benchmark import canary, score, score_all
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.parallel import multihost

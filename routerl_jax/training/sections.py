@@ -295,7 +295,7 @@ class WarmStartConfig:
     # where demonstrations come from. "atlas"; "annotated": the training questions whose gold passages are known, with searches
     # that find them; "drawn": the training questions with searches drawn at random, which teach the protocol and reading, and
     # nothing of where to look (training.annotated); "made:package.module:function": the function makes them from (config,
-    # agent); "messages:FILE": conversations with pictures (data.messages); or a file or directory of episodes
+    # agent); "messages:FILE": conversations with pictures (data.rounds); or a file or directory of episodes
     # (WORKDIR/episodes, or the --output of launch.evaluate). Instead of episodes, the recipe r1_router takes
     # "trajectories:FILE", steps of golden trajectories
     demonstrations: str = "atlas"

@@ -18,7 +18,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
-from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.data.atlas.demonstrations import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig

@@ -12,17 +12,16 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, flags, visual, world
+from routerl_jax.data.atlas import extract, flags, world
 from routerl_jax.data.atlas.builder import AtlasExamples
-from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, Scene
-from routerl_jax.data.atlas.drills import ReadingDrills
-from routerl_jax.data.atlas.golden import golden_trajectory
+from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, ReadingDrills, Scene, StepSource
 from routerl_jax.data.atlas.invented import invented_world
-from routerl_jax.data.atlas.questions import Hop, Question, real_questions
-from routerl_jax.data.atlas.steps import StepSource
+from routerl_jax.data.atlas.questions import PICTURES, SHOWN, Hop, Question, picture_passages, real_questions
+from routerl_jax.data.atlas.questions import captions as flag_captions
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import golden_steps
 from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.training.golden import golden_trajectory
 
 SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
@@ -289,7 +288,7 @@ def test_visual_questions(split: str, single: int, double: int, questions: dict[
     examples = [source[i] for i in range(len(source))]
     assert collections.Counter(len(example.metadata["path"]) for example in examples) == {1: single, 2: double}
     about = {name for question in questions[split] for name in question.entities}
-    captions = {record.passage.id: record for record in visual.captions(world.real_entities())}
+    captions = {record.passage.id: record for record in flag_captions(world.real_entities())}
     passages = {record.passage.id: record for record in world.records(world.real_entities())} | captions
     for example in examples:
         assert example.metadata["kind"] == "visual"
@@ -319,7 +318,7 @@ def test_a_question_shows_another_picture_than_the_knowledge_base_holds() -> Non
 
 
 def test_every_country_has_a_caption_with_its_flag() -> None:
-    passages = visual.picture_passages()
+    passages = picture_passages()
     countries = [entity.name for entity in world.real_entities() if entity.kind == "country"]
     assert [passage.title for passage in passages] == countries
     assert all(passage.title in passage.text and passage.image.startswith("data:image/png") for passage in passages)
@@ -340,7 +339,7 @@ def test_a_made_up_flag_is_as_it_is_described() -> None:
     assert bands == {"two": 2, "three": 3, "four": 4, "five": 5}[count]
 
 
-TOOLS = (*world.KNOWLEDGE_BASES, visual.PICTURES)
+TOOLS = (*world.KNOWLEDGE_BASES, PICTURES)
 
 
 def test_worked_steps_show_no_routing() -> None:
@@ -354,7 +353,7 @@ def test_worked_steps_show_no_routing() -> None:
         kinds[step.kind] += 1
         assert len(example.images) == ("flag" in example.question)
         if step.kind == "route" and step.query != "none":
-            routes[step.query == visual.SHOWN][step.retrievers[0]] += 1
+            routes[step.query == SHOWN][step.retrievers[0]] += 1
         if step.kind == "answer":
             [answer] = step.answers
             unknown += answer == UNKNOWN

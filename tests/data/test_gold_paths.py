@@ -12,7 +12,7 @@ import pytest
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.evaluation.routing import routing_accuracy
+from routerl_jax.evaluation.metrics import routing_accuracy
 
 
 def path_of(**metadata: Any) -> tuple[GoldHop, ...] | None:

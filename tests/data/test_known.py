@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from routerl_jax.data.atlas import flags, known, recoloured, world
+from routerl_jax.data.atlas import flags, invented, known, world
 
 SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
@@ -30,7 +30,7 @@ def test_unknown_countries_are_apart() -> None:
     real = {"train": 40, "validation": 14, "test": 46}
     for split, names in unknown.items():
         assert len(names & set(known.countries())) == real[split]
-        assert len(names) == real[split] + recoloured.COUNTRIES[split]
+        assert len(names) == real[split] + invented.COUNTRIES[split]
         assert {known.searched_countries()[name].split for name in names} == {split}
     assert not any(names & set(known.known_countries()) for names in unknown.values())
     assert not any(one & other for one, other in itertools.combinations(unknown.values(), 2))
@@ -40,7 +40,7 @@ def test_unknown_countries_are_apart() -> None:
 def test_no_unknown_flag_is_near_any_other() -> None:
     asked_about = {*known.known_countries(), *itertools.chain.from_iterable(map(known.unknown_countries, SPLITS))}
     names = list(known.searched_countries())
-    rasters = np.stack([recoloured.raster(known.flag(name)).ravel()[::7] for name in names])
+    rasters = np.stack([invented.raster(known.flag(name)).ravel()[::7] for name in names])
     for name in itertools.chain.from_iterable(map(known.unknown_countries, SPLITS)):
         apart = np.square(rasters - rasters[names.index(name)]).mean(1) ** 0.5
         for near in np.argsort(apart)[1:4]:

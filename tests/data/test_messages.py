@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Example, Shown
-from routerl_jax.data.messages import message_row, read_messages
-from routerl_jax.data.rounds import RecordedRounds, Round, write_rounds
+from routerl_jax.data.rounds import RecordedRounds, Round, message_row, read_messages, write_rounds
 from tests.data.original_rows import as_json, png
 
 ASKED = "Think first. For example, <answer> x </answer>. Question: Which mill is blue?"

@@ -8,8 +8,7 @@ import pytest
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import known
-from routerl_jax.data.atlas.plans import NEEDED, PLANS, Planned, planned, renamed, restated
-from routerl_jax.data.atlas.sight import UNKNOWN
+from routerl_jax.data.atlas.sight import NEEDED, PLANS, UNKNOWN, Planned, planned, renamed, restated
 
 QUESTIONS = known.known_questions("train", 400)
 TOOLS = ("image", "text")

@@ -6,8 +6,12 @@ import pytest
 
 from routerl_jax.core.types import Action, Episode
 from routerl_jax.data.trajectories import GoldenStep
-from routerl_jax.evaluation.metrics import knowledge_base_shares
-from routerl_jax.evaluation.routing import asked_knowledge_bases, routing_accuracy, routing_decisions
+from routerl_jax.evaluation.metrics import (
+    asked_knowledge_bases,
+    knowledge_base_shares,
+    routing_accuracy,
+    routing_decisions,
+)
 from tests.evaluation.episodes import call, episode
 
 

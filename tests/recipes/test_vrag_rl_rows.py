@@ -18,7 +18,7 @@ from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Shown
-from routerl_jax.data.messages import read_messages
+from routerl_jax.data.rounds import read_messages
 from routerl_jax.models.images import image_size, smart_resize
 from routerl_jax.models.regions import RegionRule, View, read_box, reframed, region
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Example, Passage, TextAndImage
-from routerl_jax.data.atlas import flags, visual, world
+from routerl_jax.data.atlas import flags, world
+from routerl_jax.data.atlas.questions import PICTURES, SHOWN
 from routerl_jax.data.trajectories import StepExamples, golden_step, read_trajectories
 from routerl_jax.knowledge import encoders
 from routerl_jax.models.huggingface import load_pretrained
@@ -23,7 +24,7 @@ from routerl_jax.training.golden import atlas_golden, atlas_questions, write_atl
 from routerl_jax.training.writer import read_metrics
 from tests.training.small_run import make_config, write_rows
 
-KBS = (*world.KNOWLEDGE_BASES, visual.PICTURES)
+KBS = (*world.KNOWLEDGE_BASES, PICTURES)
 
 
 class GoldKB:
@@ -67,7 +68,7 @@ def test_golden_files_hold_what_was_found(tmp_path: pathlib.Path) -> None:
     assert write_atlas_golden(path, examples, tools, k=1) == 6
     asked = tools["text_image"].asked
     assert len(asked) == 2
-    assert all(isinstance(query, TextAndImage) and query.text == visual.SHOWN for query in asked)
+    assert all(isinstance(query, TextAndImage) and query.text == SHOWN for query in asked)
     assert [query.image for query in asked] == [example.images[0] for example in examples[4:]]
     trajectories = [trajectory for _, trajectory in read_trajectories(path)]
     assert [trajectory.id for trajectory in trajectories] == [example.id for example in examples]

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.demonstrated import demonstrated
-from routerl_jax.data.atlas.demonstrations import DemonstrationSource
-from routerl_jax.data.atlas.drills import ReadingDrills
+from routerl_jax.data.atlas.demonstrations import DemonstrationSource, ReadingDrills
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.huggingface import load_pretrained

@@ -1,30 +1,36 @@
-"""Invented worlds: made-up countries and elements with values of the same form as real ones, to practise reading on."""
+"""Invented worlds: made-up countries and elements with values of the same form as real ones, to practise reading on.
+
+Their flags are bands and a sign (flags.py). Other made-up countries (`recoloured`) have realistic flags: flags of the training
+split in other colours, some upside down. These keep the parts of real flags (canton, cross, star, emblem). So what a policy
+learns on them about unseen flags holds for real ones.
+"""
 
 from __future__ import annotations
 
 import functools
+import io
+import itertools
 import re
+from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Float
+from PIL import Image
 
+from routerl_jax.data.atlas import flags
 from routerl_jax.data.atlas.extract import rounded
-from routerl_jax.data.atlas.flags import invented_design
-from routerl_jax.data.atlas.world import Entity, real_entities
+from routerl_jax.data.atlas.world import Entity, Split, real_entities
 
+COUNTRIES: dict[Split, int] = {"train": 600, "validation": 42, "test": 138}  # recoloured: number of made-up countries
 _MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
 )
+_COLOURS = np.array(list(flags.COLOURS.values()), np.float32)
+_OFTEN = np.array([flags.OFTEN[name] for name in flags.COLOURS], float)
+_SHADE = 12  # largest difference of a colour from the standard one, of 255
+_FRAME = (112, 56)  # size at which flags are compared, in pixels: eight image tokens
+_BLOCK = 8  # pixels; the distance of means over blocks is a lower bound of the flags' distance
 # Facts whose values are names: their syllables make new names.
 _NAMED = ("anthem", "peak", "capital", "discoverer")
 
@@ -70,7 +76,7 @@ def _country(rng: np.random.Generator) -> Entity:
         if rng.random() < 0.1:  # real entries have gaps too
             del facts[key]
     name = _name(rng)
-    return Entity(name, "country", {**facts, "flag": str(invented_design(name))})
+    return Entity(name, "country", {**facts, "flag": str(flags.invented_design(name))})
 
 
 def _element(rng: np.random.Generator, countries: list[str], number: int) -> Entity:
@@ -150,3 +156,85 @@ def _date(rng: np.random.Generator) -> str:
 def _quantity(rng: np.random.Generator, low: int, high: int) -> str:
     digits = int(rng.integers(low, high + 1))
     return rounded(int(rng.integers(10 ** (digits - 1), 10**digits)))
+
+
+def raster(png: bytes) -> Float[np.ndarray, "56 112 3"]:
+    """A flag in the form for comparisons: colours from 0 to 1."""
+    with Image.open(io.BytesIO(png)) as picture:
+        return np.asarray(picture.convert("RGB").resize(_FRAME, Image.Resampling.BICUBIC), np.float32) / 255
+
+
+def recoloured_flag(rng: np.random.Generator, far: float) -> bytes:
+    """A random made-up flag (PNG). `far`: its least root mean square difference from real flags."""
+    sources, real = [name for name, split in _countries() if split == "train"], _real_blocks()
+    while True:
+        flag = _recoloured_png(flags.flag(sources[int(rng.integers(len(sources)))]), rng)
+        if _distance(real, _blocks(flag)) >= far:
+            return flag
+
+
+@functools.cache
+def recoloured(far: float) -> dict[str, tuple[Entity, bytes]]:
+    """Made-up countries and their flags by name, `COUNTRIES` of each split. No two flags are nearer than `far`. The result is
+    always the same."""
+    rng, accepted, entities = np.random.default_rng(11), _real_blocks(), _entities()
+    countries: dict[str, tuple[Entity, bytes]] = {}
+    while len(countries) < sum(COUNTRIES.values()):
+        flag = recoloured_flag(rng, far)
+        blocks = _blocks(flag)
+        if _distance(accepted, blocks) >= far:
+            accepted = np.concatenate([accepted, blocks[None]])
+            entity = next(entities)
+            countries[entity.name] = entity, flag
+    return countries
+
+
+@functools.cache
+def _countries() -> list[tuple[str, Split]]:
+    return [(entity.name, entity.split) for entity in real_entities() if entity.kind == "country"]
+
+
+@functools.cache
+def _real_blocks() -> Float[np.ndarray, "N B"]:
+    return np.stack([_blocks(flags.flag(name)) for name, _ in _countries()])
+
+
+def _distance(accepted: Float[np.ndarray, "N B"], blocks: Float[np.ndarray, " B"]) -> float:
+    """The distance of a flag from the nearest accepted flag, over blocks. It is at most the distance over all pixels."""
+    return float(np.square(accepted - blocks).mean(1).min() ** 0.5)
+
+
+def _blocks(png: bytes) -> Float[np.ndarray, " B"]:
+    rows, columns = _FRAME[1] // _BLOCK, _FRAME[0] // _BLOCK
+    return raster(png).reshape(rows, _BLOCK, columns, _BLOCK, 3).mean((1, 3)).ravel()
+
+
+def _entities() -> Iterator[Entity]:
+    """Invented countries, `COUNTRIES` of each split, with distinct names."""
+    used_names = {name for name, _ in _countries()}
+    for split, missing in COUNTRIES.items():
+        seeds = itertools.count(1000)
+        while missing:
+            (entity,) = invented_world(next(seeds), countries=1, elements=0)
+            if entity.name not in used_names and entity.split == split:
+                used_names.add(entity.name)
+                missing -= 1
+                yield entity
+
+
+def _recoloured_png(png: bytes, rng: np.random.Generator) -> bytes:
+    """The flag with each colour replaced by another; upside down with probability one half."""
+    with Image.open(io.BytesIO(png)) as picture:
+        pixels = np.asarray(picture.convert("RGB"), np.float32)
+    # the standard colour that each pixel is nearest to, by the square of the distance without the term that all share
+    colours = np.argmin(np.square(_COLOURS).sum(-1) - 2 * pixels @ _COLOURS.T, axis=-1)
+    order = np.argsort(-np.bincount(colours.ravel(), minlength=len(_COLOURS)), kind="stable")
+    drawn = rng.choice(len(_COLOURS), len(_COLOURS), replace=False, p=_OFTEN / _OFTEN.sum())
+    table = np.empty((len(_COLOURS), 3), np.uint8)
+    table[order] = np.clip(_COLOURS[drawn] + rng.integers(-_SHADE, _SHADE + 1, (len(drawn), 3)), 0, 255)
+    changed = Image.fromarray(table[colours])
+    if rng.integers(2):
+        changed = changed.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    buffer = io.BytesIO()
+    changed.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -27,7 +27,7 @@ from jaxtyping import Float
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import flags, world
-from routerl_jax.data.atlas.recoloured import raster, recoloured
+from routerl_jax.data.atlas.invented import raster, recoloured
 
 Kind = Literal["search_free", "text", "image", "mixed"]
 Strength = Literal["many", "few", "none"]

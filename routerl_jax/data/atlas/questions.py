@@ -1,4 +1,7 @@
-"""Questions about Atlas with gold paths: sub-questions in order, each with its knowledge base, passage and answer."""
+"""Questions about Atlas with gold paths: sub-questions in order, each with its knowledge base, passage and answer.
+
+Some show a flag. Their paths begin in a fourth knowledge base, captions of flags.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,12 @@ import zlib
 from collections.abc import Sequence
 from typing import Literal
 
+from routerl_jax.core.types import Passage
+from routerl_jax.data.atlas import flags
 from routerl_jax.data.atlas.world import RELATIONS, Entity, Record, Relation, Split, real_entities, records
+
+PICTURES = "text_image"  # the knowledge base of captions and pictures
+SHOWN = "Which country has this flag?"  # the sub-question about a picture
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +89,7 @@ class QuestionBuilder:
             wordings = (f"What is the {relation.noun} of {entity.name}?", *relation.phrasings)
             for i, wording in enumerate(wordings):
                 text = wording.format(e=entity.name)
-                result.append(self._question(f"{entity.name}/{relation.key}/{i}", text, (hop,), (entity,)))
+                result.append(_question(f"{entity.name}/{relation.key}/{i}", text, (hop,), (entity,)))
             if zlib.crc32(f"note/{entity.name}/{relation.key}".encode()) % 3 == 0:
                 note = f"The {relation.noun} of {entity.name} is {hop.value}. What is the {relation.noun} of {entity.name}?"
                 result.append(
@@ -103,27 +111,33 @@ class QuestionBuilder:
             value = entity.facts[relation_known.key]
             if not relation_known.identifies or self.counts[relation_known.key, value] > 1 or entity.name in value:
                 continue
-            first = self._backward(entity, relation_known)
+            record = self.records[entity.name, relation_known.key]
+            kind, noun = entity.kind, relation_known.noun
+            first = Hop(
+                query=f"Which {kind} has the {noun} {value}?",
+                kb=record.kb,
+                passage_id=record.passage.id,
+                value=entity.name,
+                noun=kind,
+                subject=f"the {noun} {value}",
+            )
             for relation in self.relations(entity):
                 second = self.forward(entity, relation)
-                if second is None or relation.key in self.records[entity.name, relation_known.key].relations:
+                if second is None or relation.key in record.relations:
                     continue  # one passage answers it, so it is no two-hop question
                 draw = zlib.crc32(f"value/{entity.name}/{relation_known.key}/{relation.key}".encode())
                 if relation.kb == relation_known.kb and draw % 4:
                     continue  # most multi-hop questions need two knowledge bases
                 if relation.kb != relation_known.kb and draw % 2:
                     continue
-                kind = entity.kind
                 text = (
-                    f"What is the {relation.noun} of the {kind} whose {relation_known.noun} is {first.value}?"
+                    f"What is the {relation.noun} of the {kind} whose {noun} is {value}?"
                     if draw % 8 < 4
-                    else f"Take the {kind} with the {relation_known.noun} {first.value}. What is its {relation.noun}?"
+                    else f"Take the {kind} with the {noun} {value}. What is its {relation.noun}?"
                 )
-                hop = dataclasses.replace(first, value=entity.name)
-                result.append(
-                    self._question(f"{entity.name}/{relation_known.key}>{relation.key}", text, (hop, second), (entity,))
-                )
-        return [question for question in result if question.text]
+                key = f"{entity.name}/{relation_known.key}>{relation.key}"
+                result.append(_question(key, text, (first, second), (entity,)))
+        return result
 
     def from_element(self, element: Entity) -> list[Question]:
         """Two-hop questions from an element to the country that produces most of it, or where it was discovered."""
@@ -138,9 +152,7 @@ class QuestionBuilder:
                 if second is not None:
                     text = f"What is the {relation.noun} of the country {phrase} {element.name}?"
                     path = (first, second)
-                    result.append(
-                        self._question(f"{element.name}/{bridge}>{relation.key}", text, path, (element, country))
-                    )
+                    result.append(_question(f"{element.name}/{bridge}>{relation.key}", text, path, (element, country)))
         return result
 
     def relations(self, entity: Entity) -> list[Relation]:
@@ -166,28 +178,19 @@ class QuestionBuilder:
             subject=entity.name,
         )
 
-    def _backward(self, entity: Entity, relation: Relation) -> Hop:
-        """The step that finds an entity by one of its facts; its value is that fact (the caller sets the entity)."""
-        record = self.records[entity.name, relation.key]
-        value = entity.facts[relation.key]
-        return Hop(
-            query=f"Which {entity.kind} has the {relation.noun} {value}?",
-            kb=record.kb,
-            passage_id=record.passage.id,
-            value=value,
-            noun=entity.kind,
-            subject=f"the {relation.noun} {value}",
-        )
 
-    def _question(self, key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...]) -> Question:
-        return Question(
-            id=key,
-            text=text,
-            answer=hops[-1].value,
-            kind="single" if len(hops) == 1 else "multi",
-            hops=hops,
-            entities=tuple(entity.name for entity in entities),
-        )
+def _question(
+    key: str, text: str, hops: tuple[Hop, ...], entities: tuple[Entity, ...], *, picture: str = ""
+) -> Question:
+    return Question(
+        id=key,
+        text=text,
+        answer=hops[-1].value,
+        kind="visual" if picture else "single" if len(hops) == 1 else "multi",
+        hops=hops,
+        entities=tuple(entity.name for entity in entities),
+        picture=picture,
+    )
 
 
 def real_questions(split: Split) -> list[Question]:
@@ -203,3 +206,76 @@ def real_questions(split: Split) -> list[Question]:
         if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
     ]
     return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+
+
+def captions(entities: Sequence[Entity]) -> list[Record]:
+    """One passage for every country's flag: the country and, if a source describes it, the design."""
+    result = []
+    for entity in entities:
+        if entity.kind == "country":
+            description = f": {entity.facts['flag']}" if "flag" in entity.facts else ""
+            wordings = ("The flag of {}{}.", "This is the flag of {}{}.")
+            pick = zlib.crc32(f"{entity.name}/flag".encode()) % len(wordings)
+            text = wordings[pick].format(entity.name, description)
+            passage = Passage(id=_caption_id(entity), title=entity.name, text=text)
+            result.append(Record(passage=passage, kb=PICTURES, entity=entity.name, relations=frozenset()))
+    return result
+
+
+def picture_passages() -> list[Passage]:
+    """The real countries' captions with their flags, as `data:` URIs."""
+    return [
+        Passage(
+            id=record.passage.id,
+            title=record.passage.title,
+            text=record.passage.text,
+            image=flags.data_uri(flags.flag(record.entity)),
+        )
+        for record in captions(real_entities())
+    ]
+
+
+def visual_questions(entities: Sequence[Entity], among: Sequence[Entity] | None = None) -> list[Question]:
+    """Questions that show a country's flag: whose it is, or a fact about the country with this flag.
+
+    Their paths begin in `text_image`. Everything else is as in `questions_about`.
+    """
+    builder = QuestionBuilder(entities, among or entities)
+    questions: list[Question] = []
+    for entity in entities:
+        if entity.kind != "country":
+            continue
+        first = Hop(
+            query=SHOWN,
+            kb=PICTURES,
+            passage_id=_caption_id(entity),
+            value=entity.name,
+            noun="country",
+            subject="this flag",
+        )
+        for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
+            questions.append(_question(f"{entity.name}/flag/{i}", text, (first,), (entity,), picture=entity.name))
+        for relation in builder.relations(entity):
+            draw = zlib.crc32(f"flag/{entity.name}/{relation.key}".encode())
+            second = builder.forward(entity, relation)
+            if second is None or draw % 4:
+                continue  # otherwise this kind would be much more frequent than the others
+            text = (
+                f"What is the {relation.noun} of the country with this flag?"
+                if draw % 8 < 4
+                else f"This is the flag of a country. What is its {relation.noun}?"
+            )
+            key = f"{entity.name}/flag>{relation.key}"
+            questions.append(_question(key, text, (first, second), (entity,), picture=entity.name))
+    return questions
+
+
+def real_visual_questions(split: Split) -> list[Question]:
+    """The real world's visual questions of a split, in a fixed shuffled order."""
+    entities = [entity for entity in real_entities() if entity.split == split]
+    questions = visual_questions(entities, real_entities())
+    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+
+
+def _caption_id(entity: Entity) -> str:
+    return f"{PICTURES}/{entity.name}/flag"

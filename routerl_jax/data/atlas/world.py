@@ -6,7 +6,7 @@ Three knowledge bases hold different facts. So whether a question can be answere
     table     rows about countries: capital, area, currency, population, life expectancy, ...
     elements  prose about chemical elements: symbols, numbers, discoverers, producers
 
-A fourth one, `text_image`, holds flags with captions (visual.py). The same code makes the real world from `facts.json`, and
+A fourth one, `text_image`, holds flags with captions (questions.py). The same code makes the real world from `facts.json`, and
 invented worlds from made-up names and shuffled values (invented.py). On invented worlds a policy can practise reading without
 learning real facts. Questions about a world are in questions.py.
 """

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.data.messages import message_row
-from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.data.rounds import RecordedRounds, message_row
 from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.extras.curation import experts
 from routerl_jax.extras.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job

@@ -24,7 +24,7 @@ from routerl_jax.agents.driver import run as run_agent
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example, Passage, Sequence
 from routerl_jax.data.atlas import pages
-from routerl_jax.data.messages import read_messages
+from routerl_jax.data.rounds import read_messages
 from routerl_jax.extras.curation.expert_config import ExpertJobConfig
 from routerl_jax.extras.curation.expert_job import balanced
 from routerl_jax.extras.curation.expert_report import ExpertsReport
