@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.decoder import Decoder, for_programs
 from routerl_jax.models.lora import quantized
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.sharding import shardings
@@ -41,7 +41,7 @@ class WeightCopier:
                 f"weight_qtype={qtype!r} is of a copy of the weights, and without a layout there is none: give layout"
             )
         self._mesh, self._layout, self._dtype, self._qtype = mesh, layout, jax.numpy.dtype(dtype), qtype
-        self._learnt, params = nnx.split(model)
+        self._learnt, params = nnx.split(for_programs(model))
         self.graph = self._learnt
         if qtype:
             self.graph = nnx.graphdef(nnx.eval_shape(lambda p: quantized(nnx.merge(self._learnt, p), qtype), params))

@@ -73,7 +73,6 @@ class ExactIndex(VectorIndex):
         self._rows, self.streams = self._rows_per_block()
         self._reduced_blocks: dict[int, tuple[np.ndarray, ...]] = {}  # copies of streamed blocks in the smaller dtype
         self._resident = None if self.streams else [self._put(i) for i in range(self.blocks)]
-        self._best: Any = jax.jit(self._best_of_shards, static_argnums=4)
 
     @property
     def blocks(self) -> int:
@@ -99,7 +98,10 @@ class ExactIndex(VectorIndex):
         before: list[tuple[Array, Array]] = []
         for start, block in self._blocks():
             # dispatch all chunks of a block before reading the last block's results, so that devices don't wait for the host
-            pending = [self._best(block, chunk, start, len(self), width) for chunk, _ in chunks]
+            pending = [
+                _best_of_shards(self._mesh, self.recall_target, block, chunk, start, len(self), width)
+                for chunk, _ in chunks
+            ]
             _merge(best, before, width)
             before = pending
         _merge(best, before, width)
@@ -162,34 +164,6 @@ class ExactIndex(VectorIndex):
             for array_index, shape in enumerate(shapes)
         )
 
-    def _best_of_shards(
-        self, block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array, count: int
-    ) -> tuple[Array, Array]:
-        """Scores and ids of the best rows of each shard, concatenated. They are merged on the host, without collectives, so
-        that threads may search while others use the same devices."""
-        rows = self._rows // self._mesh.size
-        local = min(count, rows)
-
-        def best_of_shard(
-            block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array
-        ) -> tuple[Array, Array]:
-            scores_QR = _products(queries_QD, *block)
-            ids_R = first + jax.lax.axis_index("data") * rows + jnp.arange(rows)
-            scores_QR = jnp.where(ids_R < total, scores_QR, -jnp.inf)
-            if self.recall_target < 1:
-                values, columns = jax.lax.approx_max_k(scores_QR, local, recall_target=self.recall_target)
-            else:
-                values, columns = _top_k(scores_QR, local)
-            return values, ids_R[columns]
-
-        everywhere, split = PartitionSpec(), PartitionSpec(None, "data")
-        return jax.shard_map(
-            best_of_shard,
-            mesh=self._mesh,
-            in_specs=(PartitionSpec("data"), everywhere, everywhere, everywhere),
-            out_specs=(split, split),
-        )(block, queries_QD, first, total)
-
 
 class ExactBfloat16Index(ExactIndex):
     """`ExactIndex` with two bytes per number."""
@@ -201,6 +175,40 @@ class ExactInt8Index(ExactIndex):
     """`ExactIndex` with one byte per number."""
 
     default_dtype = "int8"
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 6))
+def _best_of_shards(
+    mesh: Mesh,
+    recall_target: float,
+    block: tuple[Array, ...],
+    queries_QD: Array,
+    first: Array | int,
+    total: Array | int,
+    count: int,
+) -> tuple[Array, Array]:
+    """Scores and ids of the best rows of each shard, concatenated. They are merged on the host, without collectives, so that
+    threads may search while others use the same devices. Indexes of one shape share what is compiled."""
+    rows = block[0].shape[0] // mesh.size
+    local = min(count, rows)
+
+    def best_of_shard(block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array) -> tuple[Array, Array]:
+        scores_QR = _products(queries_QD, *block)
+        ids_R = first + jax.lax.axis_index("data") * rows + jnp.arange(rows)
+        scores_QR = jnp.where(ids_R < total, scores_QR, -jnp.inf)
+        if recall_target < 1:
+            values, columns = jax.lax.approx_max_k(scores_QR, local, recall_target=recall_target)
+        else:
+            values, columns = _top_k(scores_QR, local)
+        return values, ids_R[columns]
+
+    everywhere, split = PartitionSpec(), PartitionSpec(None, "data")
+    return jax.shard_map(
+        best_of_shard,
+        mesh=mesh,
+        in_specs=(PartitionSpec("data"), everywhere, everywhere, everywhere),
+        out_specs=(split, split),
+    )(block, queries_QD, first, total)
 
 
 def _products(queries_QD: Array, values_RD: Array, scales_R: Array | None = None) -> Array:

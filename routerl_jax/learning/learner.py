@@ -17,10 +17,9 @@ from jaxtyping import Array
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.programs import LearnerState, jit_programs, optimizer_shardings
+from routerl_jax.learning.programs import LearnerState, Programs, jit_programs, optimizer_shardings
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.lora import adapters
-from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.device_memory import with_less
 from routerl_jax.parallel.mesh import replicated
 
@@ -81,10 +80,10 @@ class Learner:
         # The same arrays in new variables, because the values of the model's variables may be replaced.
         self.reference = jax.tree.map(lambda leaf: leaf, params) if loss.kl_coef or keep_reference else None
         placements = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        self._jit = functools.partial(jit_programs, _shapes(model), trainable, placements, layout, remat=remat)
+        self._jit = functools.partial(jit_programs, _shapes(model), placements, layout, remat=remat)
         self._objective = optimizer, loss, temperature
-        self._programs = self._jit(optimizer, loss, temperature=temperature)
-        self._compiled_before = 0
+        self._compiled_before = 0  # programs, before the last switch
+        self._use(self._jit(optimizer, loss, temperature=temperature))
 
     @property
     def params(self) -> nnx.State:
@@ -111,7 +110,10 @@ class Learner:
             )
         self._compiled_before = self.compilations
         self._objective = objective
-        self._programs = self._jit(objective[0], loss, temperature=temperature)
+        self._use(self._jit(objective[0], loss, temperature=temperature))
+
+    def _use(self, programs: Programs) -> None:
+        self._programs, self._compiled_elsewhere = programs, programs.compiled()
 
     def restart(self) -> None:
         """Restarts from the current weights: resets the optimiser's state and schedule, and makes these weights the reference
@@ -190,8 +192,8 @@ class Learner:
 
     @property
     def compilations(self) -> int:
-        """Number of programs compiled so far."""
-        return self._compiled_before + compiled_programs(self._programs.logprobs, self._programs.update)
+        """Number of programs compiled since this learner was made, by it or by others that share them (`jit_programs`)."""
+        return self._compiled_before + self._programs.compiled() - self._compiled_elsewhere
 
 
 def trained_parameters(model: Decoder, frozen: Sequence[str] = ()) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 import jax
@@ -69,21 +70,28 @@ class OptimizerConfig:
 
     def build(self, updates: int) -> optax.GradientTransformation:
         """The gradient transformation. With AdamW, all weights decay but norm scales and biases; with Muon, what AdamW trains
-        beside it (embeddings, the head, norm scales, biases) does not decay."""
-        lr = self.learning_rate(updates)
-        if self.kind == "muon":
-            step = optax.contrib.muon(
-                lr,
-                adam_learning_rate=self.learning_rate(updates, self.adam_lr),
-                adam_b1=self.b1,
-                adam_b2=self.b2,
-                weight_decay=self.weight_decay,
-                muon_weight_dimension_numbers=_matrices,
-                consistent_rms=0.2,  # the size of AdamW's steps (arXiv 2502.16982, section 2.2)
-            )
-        else:
-            step = optax.adamw(lr, b1=self.b1, b2=self.b2, weight_decay=self.weight_decay, mask=_decayed)
-        return optax.chain(optax.clip_by_global_norm(self.max_grad_norm), step)
+        beside it (embeddings, the head, norm scales, biases) does not decay.
+
+        Equal optimisers are the same object, so that learners share the programs that are compiled for them."""
+        return _build(self, 0 if self.schedule == "constant" else updates)
+
+
+@functools.lru_cache(maxsize=64)
+def _build(settings: OptimizerConfig, updates: int) -> optax.GradientTransformation:
+    lr = settings.learning_rate(updates)
+    if settings.kind == "muon":
+        step = optax.contrib.muon(
+            lr,
+            adam_learning_rate=settings.learning_rate(updates, settings.adam_lr),
+            adam_b1=settings.b1,
+            adam_b2=settings.b2,
+            weight_decay=settings.weight_decay,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=0.2,  # the size of AdamW's steps (arXiv 2502.16982, section 2.2)
+        )
+    else:
+        step = optax.adamw(lr, b1=settings.b1, b2=settings.b2, weight_decay=settings.weight_decay, mask=_decayed)
+    return optax.chain(optax.clip_by_global_norm(settings.max_grad_norm), step)
 
 
 def _sigmoid_decay(start: float, end: float, midpoint: float) -> optax.Schedule:

@@ -18,8 +18,9 @@ from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchLayout
 from routerl_jax.learning.logprobs import Scores, target_scores
 from routerl_jax.learning.objective import ROUTING_METRICS, LossConfig, objective
 from routerl_jax.models.attention import Attention
-from routerl_jax.models.decoder import Decoder, Remat
+from routerl_jax.models.decoder import Decoder, Remat, for_programs
 from routerl_jax.models.layers import matmul_precision
+from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import replicated
 
 # (trained params, frozen params, the reference's, fields of a micro-batch as [rows, time]) -> scores of the targets
@@ -45,10 +46,13 @@ class Programs:
     )
     logprobs: Any  # (params, frozen, batch) -> log-probs
 
+    def compiled(self) -> int:
+        """Number of programs that were compiled."""
+        return compiled_programs(self.logprobs, self.update)
+
 
 def jit_programs(
     model: Decoder,
-    trainable: Any,
     state_shardings: Any,
     layout: BatchLayout,
     optimizer: optax.GradientTransformation,
@@ -57,8 +61,39 @@ def jit_programs(
     temperature: float,
     remat: Remat,
 ) -> Programs:
-    """Programs for a model, which may be abstract. `state_shardings` are those of its LearnerState; others as for Learner."""
-    attention, graph = Attention.on(layout.mesh), nnx.split(model, trainable, ...)[0]
+    """Programs for a model, which may be abstract. `state_shardings` are those of its LearnerState; others as for Learner.
+
+    Learners of equal models, layouts and settings share them, and what is compiled.
+    """
+    leaves, structure = jax.tree.flatten(state_shardings)
+    return _shared_programs(
+        nnx.graphdef(for_programs(model)),
+        model.compute_dtype,
+        tuple(leaves),
+        structure,
+        layout.mesh,
+        layout.buckets,
+        optimizer,
+        loss,
+        temperature,
+        remat,
+    )
+
+
+@functools.lru_cache(maxsize=8)  # programs hold no weights, but their code takes memory
+def _shared_programs(
+    graph: nnx.GraphDef,
+    dtype: jnp.dtype,
+    leaves: tuple[Any, ...],
+    structure: Any,
+    mesh: Mesh,
+    buckets: tuple[int, ...],
+    optimizer: optax.GradientTransformation,
+    loss: LossConfig,
+    temperature: float,
+    remat: Remat,
+) -> Programs:
+    attention = Attention.on(mesh)
 
     def score(params: nnx.State, frozen: nnx.State, reference: nnx.State | None, fields: dict[str, Any]) -> Scores:
         return target_scores(
@@ -81,15 +116,15 @@ def jit_programs(
         )
 
     def logprobs(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
-        return _logprobs(layout, score, params, frozen, batch)
+        return _logprobs(buckets, score, params, frozen, batch)
 
     def update(
         state: LearnerState, frozen: nnx.State, reference: nnx.State | None, batch: Batch
     ) -> tuple[LearnerState, dict[str, Array], Array]:
-        with matmul_precision(model.compute_dtype):  # backward passes of kernels are traced outside of the model
-            return _update(layout, score, optimizer, loss, state, frozen, reference, batch)
+        with matmul_precision(dtype):  # backward passes of kernels are traced outside of the model
+            return _update(buckets, score, optimizer, loss, state, frozen, reference, batch)
 
-    small = replicated(layout.mesh)
+    small, state_shardings = replicated(mesh), jax.tree.unflatten(structure, leaves)
     return Programs(
         logprobs=jax.jit(logprobs, out_shardings=small),
         update=jax.jit(update, donate_argnames="state", out_shardings=(state_shardings, small, small)),
@@ -126,7 +161,9 @@ def optimizer_shardings(optimizer: optax.GradientTransformation, params: nnx.Sta
     return jax.tree.map_with_path(sharding, jax.eval_shape(optimizer.init, params))
 
 
-def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], Any], batch: Batch, micro: Array) -> Any:
+def _on_micro_batch(
+    buckets: tuple[int, ...], function: Callable[[dict[str, Any]], Any], batch: Batch, micro: Array
+) -> Any:
     """Applies `function` to micro-batch `micro`, given as [rows, time] arrays by field name and its images.
 
     There is one branch of the program per bucket. Gradients are taken inside `function`, because differentiating through the
@@ -137,33 +174,36 @@ def _on_micro_batch(layout: BatchLayout, function: Callable[[dict[str, Any]], An
         lambda leaf: jax.lax.dynamic_index_in_dim(leaf, micro, keepdims=False), (fields, batch.images)
     )
 
-    def branch(bucket: int) -> Callable[[dict[str, Array], Any], Any]:
-        rows, length = layout.rows(bucket), layout.buckets[bucket]
+    _, shards, width = batch.weights.shape
+
+    def branch(length: int) -> Callable[[dict[str, Array], Any], Any]:
+        rows = width // length
 
         def run(picked: dict[str, Array], images: Any) -> Any:
             folded = {
-                name: value[:, : rows * length].reshape(layout.shards * rows, length, *value.shape[2:])
+                name: value[:, : rows * length].reshape(shards * rows, length, *value.shape[2:])
                 for name, value in picked.items()
             }
             return function(folded | ({} if images is None else {"images": images}))
 
         return run
 
-    return jax.lax.switch(batch.buckets[micro], [branch(i) for i in range(len(layout.buckets))], picked, images)
+    return jax.lax.switch(batch.buckets[micro], [branch(length) for length in buckets], picked, images)
 
 
-def _unfold(layout: BatchLayout, values: Array) -> Array:
+def _unfold(batch: Batch, values: Array) -> Array:
     """Per-token results of a micro-batch, [rows, time], in the layout of the batch, [D, W]."""
-    flat = values.reshape(layout.shards, -1)
-    return jnp.pad(flat, ((0, 0), (0, layout.width - flat.shape[1])))
+    _, shards, width = batch.weights.shape
+    flat = values.reshape(shards, -1)
+    return jnp.pad(flat, ((0, 0), (0, width - flat.shape[1])))
 
 
-def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
+def _logprobs(buckets: tuple[int, ...], score: Score, params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
     """Log-probabilities of all targets, [M, D, W]."""
 
     def micro_batch(micro: Array, result: Array) -> Array:
         logprobs = _on_micro_batch(
-            layout, lambda fields: _unfold(layout, score(params, frozen, None, fields).logprobs), batch, micro
+            buckets, lambda fields: _unfold(batch, score(params, frozen, None, fields).logprobs), batch, micro
         )
         return jax.lax.dynamic_update_index_in_dim(result, logprobs, micro, axis=0)
 
@@ -171,7 +211,7 @@ def _logprobs(layout: BatchLayout, score: Score, params: nnx.State, frozen: nnx.
 
 
 def _update(
-    layout: BatchLayout,
+    buckets: tuple[int, ...],
     score: Score,
     optimizer: optax.GradientTransformation,
     loss: LossConfig,
@@ -185,14 +225,14 @@ def _update(
     def total_loss(params: nnx.State, fields: dict[str, Any]) -> tuple[Array, tuple[dict[str, Array], Array]]:
         scores = score(params, frozen, reference, fields)
         total, metrics = objective(loss, scores, fields | {"share": 1 / jnp.maximum(batch.count, 1)})
-        return total, (metrics, _unfold(layout, scores.logprobs))
+        return total, (metrics, _unfold(batch, scores.logprobs))
 
     def gradient(micro: Array) -> tuple[nnx.State, dict[str, Array], Array]:
         def on_fields(fields: dict[str, Any]) -> tuple[nnx.State, dict[str, Array], Array]:
             grads, (metrics, logprobs) = jax.grad(total_loss, has_aux=True)(state.params, fields)
             return grads, metrics, logprobs
 
-        return _on_micro_batch(layout, on_fields, batch, micro)
+        return _on_micro_batch(buckets, on_fields, batch, micro)
 
     def accumulate(micro: Array, carry: tuple[Any, dict[str, Array], Array]) -> tuple[Any, dict[str, Array], Array]:
         grads, metrics, logprobs = gradient(micro)

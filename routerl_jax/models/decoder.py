@@ -7,13 +7,15 @@ V vocabulary, C experts of a token.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
@@ -443,6 +445,28 @@ class Decoder(nnx.Module):
         tied = self.config.tied_embeddings
         logits: Array = logits_of(flat, (self.embedding if tied else self.head)[...], tied)
         return logits.reshape(*hidden.shape[:-1], -1)
+
+
+M = TypeVar("M", bound=Decoder)
+
+
+@dataclasses.dataclass(frozen=True)
+class _UsedRows:
+    """What programs read of a tokenizer. Those of equal vocabularies are equal, unlike tokenizers that were loaded twice."""
+
+    used: bytes
+
+    def used_rows(self, rows: int) -> Bool[np.ndarray, " rows"]:
+        return np.frombuffer(self.used, bool)
+
+
+def for_programs(model: M) -> M:
+    """A model of the same arrays, with no more of the tokenizer than programs need: equal models' programs can be shared."""
+    lean = copy.copy(model)
+    if model.tokenizer is not None:
+        used = model.tokenizer.used_rows(model.config.vocab_size)
+        lean.tokenizer = None if used.all() else _UsedRows(used.tobytes())  # type: ignore[assignment]
+    return lean
 
 
 def _index(tree: Any, i: int) -> Any:

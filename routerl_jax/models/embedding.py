@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -142,7 +143,9 @@ class Embedder(nnx.Module):
           fill: (indices of inputs, (rows, length)) -> arrays with that many rows. Rows beyond the inputs are ignored.
         """
         mesh = self.mesh or single_device_mesh()
-        graph, params = nnx.split(self, nnx.Param)
+        lean = copy.copy(self)
+        lean.tokenizer = None  # programs don't read it, and encoders that are loaded twice then share them
+        graph, params = nnx.split(lean, nnx.Param)
         attention, sharding = Attention.on(mesh), batch_sharding(mesh)
         waiting: tuple[list[int], Array] | None = None
         for rows, shape in batches(lengths, batch_size, longest, batch_shards(mesh)):

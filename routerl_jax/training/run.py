@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import pathlib
 import shutil
@@ -88,7 +87,6 @@ class Run:
             replay=config.learner.replay_routing,
         )
         self._width = self.layout.width
-        self._optimizers = functools.cache(config.learner.optimizer.build)
         self.learner = Learner(
             model,
             self.optimizer(updates),
@@ -182,9 +180,8 @@ class Run:
         return step
 
     def optimizer(self, updates: int) -> optax.GradientTransformation:
-        """The run's optimiser with a schedule over this many updates. Equal optimisers are the same object, so that programs
-        are compiled once."""
-        return self._optimizers(0 if self.config.learner.optimizer.schedule == "constant" else updates)
+        """The run's optimiser with a schedule over this many updates."""
+        return self.config.learner.optimizer.build(updates)
 
     def due(self, step: int) -> bool:
         """True if a checkpoint is due after `step` steps."""

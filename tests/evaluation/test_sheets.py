@@ -17,7 +17,7 @@ from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfi
 from routerl_jax.training.knowledge import open_knowledge, with_knowledge
 from tests.agents.scripted import SeeingScript
 from tests.knowledge import late
-from tests.programs import fine, launch
+from tests.programs import launch_here
 
 TURNS = (
     "<search>population</search>",
@@ -128,12 +128,13 @@ def test_an_episode_without_pictures_has_none(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "looks").exists()
 
 
-def test_launch_view_names_it(records: pathlib.Path) -> None:
-    said = " ".join(fine(launch("view", f"--file={records}")).split())
+def test_launch_view_names_it(records: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not launch_here("view", f"--file={records}")
+    said = " ".join(capsys.readouterr().out.split())
     (drawn,) = (records.parent / "looks").iterdir()
     assert drawn.name in said.replace(" ", "")
     assert "(80, 90, 160, 120)" in said
     assert Image.open(drawn).size[0] > 600
     drawn.unlink()
-    fine(launch("view", f"--file={records}", "--nodraw"))
+    assert not launch_here("view", f"--file={records}", "--nodraw")
     assert not list((records.parent / "looks").iterdir())

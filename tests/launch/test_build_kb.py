@@ -12,16 +12,14 @@ import pytest
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.build import BuildConfig
 from routerl_jax.knowledge.load import load_kb
-from tests.programs import ROOT, launch
+from tests.programs import ROOT, fine, launch, refusal
+
+CONFIG = "--config=configs/build_kb.py"
 
 ROWS = [
     {"id": "1", "contents": '"Paris"\nThe capital of France lies on the Seine.'},
     {"id": "2", "contents": '"Rome"\nThe capital of Italy lies on the Tiber.'},
 ]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return launch("build_kb", "--config=configs/build_kb.py", *arguments)
 
 
 @pytest.fixture
@@ -33,9 +31,8 @@ def corpus(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_build_search_and_rebuild(corpus: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    done = run(f"--workdir={tmp_path / 'kb'}", f"--config.corpus={corpus}", "--config.name=the capitals", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    settings = (f"--config.corpus={corpus}", "--config.name=the capitals", "--json")
+    report = json.loads(fine(launch("build_kb", CONFIG, f"--workdir={tmp_path / 'kb'}", *settings)))
     assert (report["name"], report["count"], report["recall"]) == ("the capitals", 2, 1.0)
     assert report["numbers"]["embedded"] == 2
     card = (tmp_path / "kb" / "README.md").read_text().splitlines()
@@ -68,18 +65,12 @@ def test_build_search_and_rebuild(corpus: pathlib.Path, tmp_path: pathlib.Path) 
     ],
 )
 def test_mistakes_are_one_line(tmp_path: pathlib.Path, arguments: tuple[str, ...], expected: str) -> None:
-    done = run(f"--workdir={tmp_path / 'kb'}", *arguments)
-    assert done.returncode == 1
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len([line for line in done.stderr.splitlines() if "build_kb" in line]) == 1
+    assert expected in refusal("build_kb", CONFIG, f"--workdir={tmp_path / 'kb'}", *arguments)
     assert not (tmp_path / "kb").exists()
 
 
 def test_an_unknown_key_is_an_error(tmp_path: pathlib.Path) -> None:
-    done = run(f"--workdir={tmp_path / 'kb'}", "--config.corpsu=x")
-    assert done.returncode != 0
-    assert "corpsu" in done.stderr
+    assert "corpsu" in refusal("build_kb", CONFIG, f"--workdir={tmp_path / 'kb'}", "--config.corpsu=x")
 
 
 def test_the_config_is_the_defaults() -> None:

@@ -88,7 +88,7 @@ def test_a_refusal_is_one_line_on_standard_error(workdir: pathlib.Path) -> None:
     assert done.stderr == "launch.view: step 9 was not logged; the last one is step-000001\n"
 
 
-def test_evaluate(workdir: pathlib.Path) -> None:
+def test_evaluate(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = fine(launch("evaluate", f"--workdir={workdir}", "--agents=trained,no_search", "--json"))
     results = json.loads(output)
     assert results["agents"].keys() == {"trained", "no_search"}
@@ -101,7 +101,9 @@ def test_evaluate(workdir: pathlib.Path) -> None:
     assert (directory / "figures" / "comparison.png").stat().st_size > 5000
     assert "unknown agent 'best'; known: trained" in refusal("evaluate", f"--workdir={workdir}", "--agents=best")
     assert "give either --workdir or --model" in refusal("evaluate")
-    more = json.loads(fine(launch("evaluate", f"--workdir={workdir}", "--agents=only_text", "--json")))
+    capsys.readouterr()
+    assert not launch_here("evaluate", f"--workdir={workdir}", "--agents=only_text", "--json")
+    more = json.loads(capsys.readouterr().out)
     assert list(more["agents"]) == ["trained", "no_search", "only_text"]  # what was there stays
     other = refusal("evaluate", f"--workdir={workdir}", "--agents=trained", "--limit=2")
     assert "has results of questions 4, and now it is 2: give another --output" in other
@@ -149,13 +151,14 @@ def test_evaluate_on_golden_steps(workdir: pathlib.Path, tmp_path: pathlib.Path)
     assert "has results of settings digest" in other
 
 
-def test_ask(workdir: pathlib.Path) -> None:
+def test_ask(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two attempts as JSON and two as text: the same ones."""
     arguments = (f"--workdir={workdir}", "--temperature=1", "--samples=2", QUESTION)
     records = [json.loads(line) for line in fine(launch("ask", "--json", *arguments)).splitlines()]
     assert [(record["question"], record["sample"]) for record in records] == [(QUESTION, 0), (QUESTION, 1)]
     assert all(record["prompt"].startswith(f"Question: {QUESTION}") for record in records)
-    shown = fine(launch("ask", *arguments))
+    assert not launch_here("ask", *arguments)
+    shown = capsys.readouterr().out
     assert "attempt 2" in shown
     assert "answers" in shown
     for passage in (p for record in records for turn in record["turns"] for c in turn["calls"] for p in c["passages"]):

@@ -3,14 +3,13 @@
 import json
 import pathlib
 import re
-import subprocess
 from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests import seeing
-from tests.programs import launch, launch_here, refusal
+from tests.programs import fine, launch, launch_here, refusal
 from tests.web_servers import Chats, serving
 
 ROWS: list[dict[str, Any]] = [
@@ -18,10 +17,6 @@ ROWS: list[dict[str, Any]] = [
     {"id": "2", "prediction": "well known", "golden_answers": "well-known", "dataset": "d", "model": "x"},
     {"id": "3", "pred_answer": None, "golden_answers": ["Paris"], "dataset": "[d]", "model": "y"},
 ]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return launch("score", *arguments)
 
 
 @pytest.fixture
@@ -32,9 +27,8 @@ def predictions(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_json(predictions: pathlib.Path) -> None:
-    done = run(f"--predictions={predictions}", "--normalizer=r1_searcher", "--group=dataset,model", "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    given = (f"--predictions={predictions}", "--normalizer=r1_searcher", "--group=dataset,model", "--json")
+    result = json.loads(fine(launch("score", *given)))
     assert (result["n"], result["em"], result["normalizer"]) == (3, pytest.approx(2 / 3), "r1_searcher")
     assert {name: (group["n"], group["f1"]) for name, group in result["groups"].items()} == {
         "d/x": (2, 1.0),
@@ -44,13 +38,13 @@ def test_json(predictions: pathlib.Path) -> None:
     assert 0.0 <= low <= result["em"] <= high <= 1.0
 
 
-def test_table(predictions: pathlib.Path) -> None:
-    done = run(f"--predictions={predictions}", "--group=dataset,model")
-    assert done.returncode == 0, done.stderr
+def test_table(predictions: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not launch_here("score", f"--predictions={predictions}", "--group=dataset,model")
+    shown = capsys.readouterr().out
     assert all(
-        title in done.stdout for title in ("EM", "CEM", "SubEM", "F1", "F1-Recall", "ANLS", "d/x", "[d]/y", "search_r1")
+        title in shown for title in ("EM", "CEM", "SubEM", "F1", "F1-Recall", "ANLS", "d/x", "[d]/y", "search_r1")
     )
-    overall = next(line for line in done.stdout.splitlines() if " all " in line)
+    overall = next(line for line in shown.splitlines() if " all " in line)
     # ANLS of the three: 1 - 4/16 ("The "), 1 - 1/10 (the hyphen), 0
     assert [cell for cell in overall.split() if cell[0].isalnum()] == ["all", "3", *["33.33"] * 5, "55.00"]
 
@@ -69,15 +63,18 @@ def test_table(predictions: pathlib.Path) -> None:
         ),
     ],
 )
-def test_bad_input(tmp_path: pathlib.Path, text: str | None, arguments: tuple[str, ...], message: str) -> None:
+def test_bad_input(
+    tmp_path: pathlib.Path,
+    text: str | None,
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     path = tmp_path / ("absent.jsonl" if text is None else "rows.jsonl")
     if text is not None:
         path.write_text(text)
-    done = run(f"--predictions={path}", "--json", *arguments)
-    assert done.returncode == 1
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert message in refusal("score", f"--predictions={path}", "--json", *arguments)
+    assert capsys.readouterr().out == ""
 
 
 # --- recorded rounds, with a judge ---

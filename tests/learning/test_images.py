@@ -44,11 +44,14 @@ def sequences() -> list:
     return [stream.ledger.sequence() for stream in streams]
 
 
+SGD = optax.sgd(1e-2)  # one object: learners of equal settings then share what they compile
+
+
 def learner(model, sizes=None, **options) -> Learner:
     mesh = make_mesh(sizes) if sizes else make_mesh(devices=jax.devices()[:1])
     layout = BatchLayout(mesh, (64, 128), 256, model)
     loss = LossConfig(kind="reinforce")
-    return Learner(model, optax.sgd(1e-2), loss, layout, trainable=trained_parameters(model, **options))
+    return Learner(model, SGD, loss, layout, trainable=trained_parameters(model, **options))
 
 
 def batch(learner: Learner, sequences: list):

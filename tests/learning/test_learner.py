@@ -19,19 +19,19 @@ from routerl_jax.learning.logprobs import Scores, target_scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.models.decoder import for_programs
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 
 LOSS = LossConfig(clip_low=0.2, clip_high=0.28, kl="k3", kl_coef=0.05)
+SGD = optax.sgd(0.1)  # one object: learners of equal settings then share what they compile
 SEQUENCES = tiny.random_sequences(13)
 ADVANTAGES = np.random.default_rng(1).normal(size=13).tolist()
 
 
 def learner(devices=1, buckets=(64, 128), micro_tokens=256, loss=LOSS, optimizer=None, **model):
     mesh = make_mesh(devices=jax.devices()[:devices])
-    return Learner(
-        tiny.model(devices, **model), optimizer or optax.sgd(0.1), loss, BatchLayout(mesh, buckets, micro_tokens)
-    )
+    return Learner(tiny.model(devices, **model), optimizer or SGD, loss, BatchLayout(mesh, buckets, micro_tokens))
 
 
 def build(made, sequences=SEQUENCES, aggregation="token", ref=True):
@@ -327,13 +327,33 @@ def test_remat_changes_memory_not_results():
 
 
 def test_number_of_compilations():
-    made = learner()
+    made = learner(optimizer=optax.sgd(0.1))  # shares nothing with learners of other tests
     for count in (1, 5, 13, 3, 9, 13, 2):
         made.update(build(made, SEQUENCES[:count])[0])
     assert made.compilations == 3  # mini-batches of 1, 2 and up to 4 micro-batches; smaller ones use the largest so far
     for count in (4, 13, 7):
         made.update(build(made, SEQUENCES[:count])[0])
     assert made.compilations == 3
+
+
+def test_learners_of_equal_settings_share_what_they_compile():
+    """Also where each has loaded its own tokenizer; smaller micro-batches of one are no matter of the other."""
+    optimizer = OptimizerConfig(lr=0.0125).build(7)
+    assert OptimizerConfig(lr=0.0125).build(9) is optimizer  # a constant rate is that of any number of updates
+    first, second = learner(optimizer=optimizer), learner(optimizer=optimizer)
+    for made in (first, second):
+        made.update(build(made)[0])
+    assert (first.compilations, second.compilations) == (1, 0)
+    graphs = []
+    for spare in (0, 0, 8):
+        model = tiny.model(vocab_size=tiny.VOCABULARY + spare)
+        model.tokenizer = tiny.with_template(tiny.tokenizer(), None)
+        graphs.append(nnx.graphdef(for_programs(model)))
+    assert graphs[0] == graphs[1] != graphs[2]
+    assert hash(graphs[0]) == hash(graphs[1])
+    first.layout.halve()
+    metrics = [made.update(build(made)[0])[0]["loss"] for made in (first, second)]
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
 def test_scores_in_portions_do_not_enlarge_the_updates():

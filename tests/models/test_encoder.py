@@ -16,9 +16,10 @@ from flax import nnx
 
 from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
 from routerl_jax.models.embedding import batches
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.encoder import Encoder, _pooled
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.pretrained import resolve
+from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import parameters, randomize, same_tensors
 
@@ -322,6 +323,16 @@ def test_prompts(tmp_path: pathlib.Path) -> None:
         encoder.embed("a b")
     with pytest.raises(ValueError, match="input 1 has 41 ids; this encoder reads 1 to 40"):
         encoder.embed(["a", [5] * 41])
+
+
+def test_an_encoder_that_is_loaded_again_compiles_nothing(tmp_path: pathlib.Path) -> None:
+    random_model(tmp_path, "bert")
+    write_files(tmp_path)
+    first, again = load(tmp_path), load(tmp_path)
+    assert first.tokenizer is not again.tokenizer
+    expected, before = first.embed(["a b"]), compiled_programs(_pooled)
+    np.testing.assert_array_equal(again.embed(["a b"]), expected)
+    assert compiled_programs(_pooled) == before
 
 
 PUBLISHED = {

@@ -113,8 +113,7 @@ class _Learner:
         self._config, self._model, self._mesh = config, model, mesh
         settings, self._rl = config.learner, config.kind == "rl"
         self._optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
-        self._trainable = trained_parameters(model, config.model.freeze)
-        _, self._trained, self._frozen = nnx.split(model, self._trainable, ...)
+        _, self._trained, self._frozen = nnx.split(model, trained_parameters(model, config.model.freeze), ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
         self._reference_bytes = (
@@ -141,7 +140,6 @@ class _Learner:
             loss = stage.learner.loss if self._rl else LossConfig(kind="reinforce")
             jitted = jit_programs(
                 self._model,
-                self._trainable,
                 jax.tree.map(lambda leaf: leaf.sharding, self._state),
                 self._layout,
                 self._optimizer,

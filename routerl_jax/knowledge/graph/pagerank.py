@@ -142,7 +142,7 @@ class DevicePageRank:
             (damping * _transition(matrix)).astype(np.float32).tocoo()
         )
         self._columns = max(1, min(_DEVICE_COLUMNS, _PRODUCTS // max(matrix.nnz, 1)))
-        self._solve = jax.jit(functools.partial(_chebyshev, weights=weights_of_steps(damping, self.steps)))
+        self._weights = tuple(weights_of_steps(damping, self.steps))
 
     def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
         reset = _checked(reset, self.nodes)
@@ -151,9 +151,8 @@ class DevicePageRank:
         for start in range(0, v.shape[1], self._columns):
             block = v[:, start : start + self._columns]
             missing = self._columns - block.shape[1]  # padded to one width, so that there is one program
-            blocks.append(
-                np.asarray(self._solve(self._matrix, np.pad(block, ((0, 0), (0, missing)))))[:, : block.shape[1]]
-            )
+            solved = _chebyshev(self._matrix, np.pad(block, ((0, 0), (0, missing))), self._weights)
+            blocks.append(np.asarray(solved)[:, : block.shape[1]])
         return np.concatenate(blocks, axis=1) if blocks else v
 
 
@@ -206,7 +205,8 @@ def _checked(reset: np.ndarray, nodes: int) -> np.ndarray:
     return reset
 
 
-def _chebyshev(matrix: jax.experimental.sparse.BCOO, v: Array, *, weights: list[float]) -> Array:
+@functools.partial(jax.jit, static_argnums=2)
+def _chebyshev(matrix: jax.experimental.sparse.BCOO, v: Array, weights: tuple[float, ...]) -> Array:
     before, now = jnp.zeros_like(v), v
     for weight in weights:
         before, now = now, before + weight * (matrix @ now + v - before)
