@@ -1,6 +1,6 @@
 """Self-attention over whole sequences. One function with one contract has several implementations.
 
-Attention against a KV cache belongs to the engine (engine/attention.py).
+Attention against a KV cache belongs to the engine (engine/segments.py).
 Dimensions: B rows, T time, N query heads, K key/value heads, H head width.
 """
 
