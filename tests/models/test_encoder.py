@@ -16,7 +16,7 @@ from flax import nnx
 
 from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
 from routerl_jax.models.embedding import batches
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.families.bert import Encoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel.mesh import make_mesh
