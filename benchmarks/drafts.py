@@ -30,8 +30,8 @@ from benchmarks.agentic_work import pieces
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.atlas.world import passages_of
-from routerl_jax.engine.drafts import LONGEST
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.programs import LONGEST_MATCH
 from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.extras.compile_check.chips import CHIPS
 from routerl_jax.models.huggingface import load_pretrained
@@ -46,7 +46,7 @@ CONTEXT = 1_300  # tokens in a row: about the mean of the traces
 
 
 class Lookup:
-    """`generation.drafts.lookup` for a conversation that grows."""
+    """`engine.programs.lookup_drafts` for a conversation that grows."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -54,13 +54,13 @@ class Lookup:
 
     def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            for count in range(1, LONGEST + 1):
+            for count in range(1, LONGEST_MATCH + 1):
                 if count <= len(self.tokens):
                     self._after[tuple(self.tokens[-count:])] = len(self.tokens)
             self.tokens.append(token)
 
     def draft(self, count: int) -> list[int]:
-        for longest in range(LONGEST, 0, -1):
+        for longest in range(LONGEST_MATCH, 0, -1):
             index = self._after.get(tuple(self.tokens[-longest:])) if longest <= len(self.tokens) else None
             if index is not None:
                 return self.tokens[index : index + count]

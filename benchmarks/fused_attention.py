@@ -21,9 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from routerl_jax.engine.attention import blockwise_attention, chunked_attention
+from routerl_jax.engine.cache import quantize_tokens
 from routerl_jax.engine.fused_kernels import fused_attention, fused_decode
-from routerl_jax.engine.quantized import quantize_tokens
+from routerl_jax.engine.segments import blockwise_attention, chunked_attention
 
 KV_HEADS, HEADS, WIDTH, ROWS, LENGTH, FILLED = 2, 12, 128, 64, 4096, 1024
 PARTS = {1: (16, 32), 8: (8, 16, 32), 64: (2, 4, 8), 256: (1, 2)}  # programs that share a row's keys, by number of rows

@@ -77,7 +77,7 @@ def probe(number: int, size: int) -> np.ndarray:
 
 def write(directory: pathlib.Path, depth: int) -> None:
     """Writes the checkpoint. Its files are not sparse, so that reading them reads the disk."""
-    from routerl_jax.models.stored import TensorWriter
+    from routerl_jax.models.safetensors_files import TensorWriter
 
     (directory / "config.json").write_text(json.dumps(config(depth)))
     shards: list[dict[str, tuple[tuple[int, ...], np.dtype]]] = [{}]

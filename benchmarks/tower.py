@@ -46,7 +46,7 @@ def main() -> None:
 
 def attentions(pages: int) -> tuple[functools.partial[Any], functools.partial[Any]]:
     """Attention to the same page, ours and JAX's."""
-    from routerl_jax.models.vision import full_attention
+    from routerl_jax.models.vision_language import full_attention
 
     patches, rng = _PATCHES * pages, np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(1, patches, 1, _WIDTH)), jnp.float32) for _ in range(3))
@@ -70,7 +70,7 @@ def memory(pages: int) -> tuple[int, int, int]:
     from routerl_jax.models.attention import Attention
     from routerl_jax.models.config import VisionConfig
     from routerl_jax.models.patches import VisionInputs
-    from routerl_jax.models.vision import VisionTower
+    from routerl_jax.models.vision_language import VisionTower
 
     config = VisionConfig(
         model_type="qwen2_5_vl",

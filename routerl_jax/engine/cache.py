@@ -8,20 +8,20 @@ for GPUs) and `PagedCache` (pages.py, for TPUs) write them in place and attend w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 from absl import logging
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Int8, Shaped
 
-from routerl_jax.engine.quantized import Qtype
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
 
 CacheKind = Literal["auto", "segment", "fused", "paged"]
+Qtype = Literal["", "int8"]  # of keys and values
 
 
 class Extension(Protocol):
@@ -88,7 +88,7 @@ class KVCache(Protocol):
 
         Args:
           dtype: dtype of keys and values, or of their scales if they are quantised.
-          qtype: quantises them (quantized.py).
+          qtype: quantises them (`quantize_tokens`).
         """
         ...
 
@@ -123,6 +123,28 @@ class KVCache(Protocol):
     def segment(self, rows: Int[Array, "D A"], starts: Int[Array, "D A"], *, steps: int, span: int) -> Segment:
         """Decodes up to `steps` tokens, drafts beyond the last one included, for rows that hold `starts` <= span tokens."""
         ...
+
+
+class Codes(NamedTuple):
+    """Quantised vectors: codes times scale. Both are indexed alike, as the last axis is the only one that differs."""
+
+    codes: Int8[Array, "*B H"]
+    scale: Float[Array, "*B 1"]
+
+
+def quantize_tokens(x: Float[Array, "*B H"]) -> Codes:
+    """Symmetric int8 over the last axis: the largest entry is 127 steps. Scales have the dtype of `x`.
+
+    A token is quantised when it is computed, before any query attends to it. So all queries see the same numbers, whether the
+    token was fed or decoded, in one call or several, and a copied row equals its source.
+
+    (In qwix it is 127.5 steps, between two codes. Then programs that round differently in the last bit would store different
+    codes.)
+    """
+    x32 = x.astype(jnp.float32)
+    scale = (jnp.abs(x32).max(axis=-1, keepdims=True) / 127).astype(x.dtype)
+    steps = x32 / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
+    return Codes(jnp.clip(jnp.round(steps), -127, 127).astype(jnp.int8), scale)
 
 
 def allocator(abstract: Any) -> Callable[[], Any]:

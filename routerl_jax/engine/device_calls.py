@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import numpy as np
+from absl import logging
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.engine.cache import CacheKind, KVCache, allocator
+from routerl_jax.engine.cache import CacheKind, KVCache, Qtype, allocator
 from routerl_jax.engine.images import EncodedImages, gather, in_batches, pending_images
-from routerl_jax.engine.kinds import cache_kind
 from routerl_jax.engine.programs import DecodeInputs, DecodeOutputs, jit_programs
-from routerl_jax.engine.quantized import Qtype
 from routerl_jax.engine.rows import (
     Chunk,
     Placement,
@@ -34,12 +33,52 @@ from routerl_jax.engine.rows import (
     rows_cost_time,
 )
 from routerl_jax.engine.sampling import MOST_TOP
+from routerl_jax.engine.segments import SegmentCache
 from routerl_jax.engine.stops import StopAutomaton
 from routerl_jax.engine.streams import Stream
 from routerl_jax.engine.weights import WeightCopier
+from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.models.work import Work
+from routerl_jax.parallel.mesh import on_gpu, on_tpu
+
+
+def cache_kind(
+    config: DecoderConfig, mesh: Mesh, dtype: Any, requested: CacheKind = "auto", qtype: Qtype = ""
+) -> type[KVCache]:
+    """The cache of an engine.
+
+    Args:
+      dtype: dtype of keys and values.
+      requested: `auto` means pages on TPUs and the fused kernel on GPUs, if the kernel supports the model, else segments.
+      qtype: type of quantised keys and values. The paged kernel knows one constant scale for all tokens alone, so on TPUs these
+        are in segments.
+
+    Raises:
+      ValueError: the cache is unknown, or a kernel is requested that does not support the model, the type or the devices.
+    """
+    if requested not in get_args(CacheKind):
+        raise ValueError(f"cache={requested!r} is unknown; choose auto, segment, fused or paged")
+    own = "paged" if on_tpu(mesh) else "fused" if on_gpu(mesh) else "segment"
+    kind = own if requested == "auto" else requested
+    if kind == "segment":
+        return SegmentCache
+    # Imported here, because JAX's libraries for kernels take seconds to import, and a CPU needs none of them.
+    if kind == "paged":
+        from routerl_jax.engine.pages import PagedCache
+
+        cache, reason = PagedCache, PagedCache.unsupported(config, mesh, dtype, qtype)
+    else:
+        from routerl_jax.engine.fused import FusedCache
+
+        cache, reason = FusedCache, FusedCache.unsupported(config, mesh)
+    if reason is None:
+        return cache
+    if requested == kind:
+        raise ValueError(f"the {kind} kernel can't serve this model ({reason}); set cache='segment'")
+    logging.warning("the %s kernel can't serve this model (%s): attention is plain XLA, which is slower", kind, reason)
+    return SegmentCache
 
 
 class DeviceCalls:

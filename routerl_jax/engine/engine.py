@@ -17,13 +17,12 @@ from jax.sharding import Mesh
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.engine.cache import CacheKind
+from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.device_calls import DeviceCalls
-from routerl_jax.engine.outputs import record
-from routerl_jax.engine.quantized import Qtype
-from routerl_jax.engine.rows import LEAVE_FRACTION, SEGMENT, RowTable, check_sizes
+from routerl_jax.engine.programs import DecodeOutputs
+from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT, RowTable
 from routerl_jax.engine.sampling import GREEDY, MOST_TOP, Sampling
-from routerl_jax.engine.stops import StopTables
+from routerl_jax.engine.stops import StopAutomaton, StopTables
 from routerl_jax.engine.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, prefix_of
 from routerl_jax.engine.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
@@ -56,10 +55,10 @@ class Engine:
         model's own arrays, no copy.
       routes: record the experts that the routers choose for every token (`core.types.Sequence.routes`).
       drafts: tokens that a decode step copies from the conversation as a guess of the next ones. It keeps those that the policy
-        samples (drafts.py).
+        samples (programs.lookup_drafts).
       cache: `paged` (pages.py), `fused` (fused.py) or `segment` (segments.py); auto: the one that suits the mesh's devices.
       weight_qtype: int8 quantises the copy's matrices (weights.py); it needs a layout. Empty: no weight is quantised.
-      cache_qtype: int8 quantises keys and values (quantized.py), not in a `paged` cache. Empty: in the compute dtype.
+      cache_qtype: int8 quantises keys and values (cache.quantize_tokens), not in a `paged` cache. Empty: in the compute dtype.
 
     Raises:
       ValueError: nothing could be generated with these sizes, `drafts` are too many, max_length exceeds the model's context,
@@ -85,7 +84,13 @@ class Engine:
         weight_qtype: Qtype = "",
         cache_qtype: Qtype = "",
     ) -> None:
-        check_sizes(rows=rows, max_length=max_length, segment=segment, leave_fraction=leave_fraction, drafts=drafts)
+        for name, value in (("rows", rows), ("max_length", max_length), ("segment", segment)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= leave_fraction < 1:
+            raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
+        if not 0 <= drafts <= MOST_DRAFTS:
+            raise ValueError(f"drafts={drafts} must be in [0, {MOST_DRAFTS}]")
         if max_length > model.config.max_length:
             raise ValueError(
                 f"max_length={max_length} exceeds the model's context of {model.config.max_length} tokens; lower max_length"
@@ -524,5 +529,40 @@ class Engine:
         self.stats.decode_passes += int(outputs.passes.sum())
         for slot, stream in layout:
             self.stats.decoded_tokens += int(outputs.counts[slot])
-            if (generated := record(stream, outputs, slot, stops[0], self.version)) is not None:
+            if (generated := _record(stream, outputs, slot, stops[0], self.version)) is not None:
                 self._finished.append((stream, generated))
+
+
+def _record(
+    stream: Stream, outputs: DecodeOutputs, slot: tuple[int, int], automaton: StopAutomaton, version: int
+) -> Generated | None:
+    """Records the new tokens of one row; returns the turn if it is finished.
+
+    Args:
+      slot: the row's index in the outputs.
+      version: of the weights that sampled the tokens.
+    """
+    request = stream.turn_request
+    count = int(outputs.counts[slot])
+    new, logprobs = outputs.tokens[slot][:count].tolist(), outputs.logprobs[slot][:count].tolist()
+    if request.scored:  # the policy did not choose them, so they are never trained on
+        stream.ledger.feed(new)
+        request.logprobs += logprobs
+    else:
+        stream.ledger.sample(new, logprobs, version)
+    if outputs.chosen is not None:
+        stream.ledger.route(stream.cached, list(outputs.chosen[slot][:count].copy()))
+    stream.cached += count
+    request.sampled += count
+    request.tops += outputs.tops(slot, count, request.top)
+    request.given = request.given[count:]
+    request.remaining -= count
+    request.automaton_state = int(outputs.states[slot])
+    stopped = int(outputs.stopped[slot])
+    if not stopped and request.remaining > 0:
+        return None
+    reason, stop = automaton.ending(stopped)
+    stream.request = None
+    stream.turn += 1
+    tokens = stream.ledger.tokens[-request.sampled :]
+    return Generated(tokens=tokens, stop_reason=reason, stop=stop, tops=request.tops, logprobs=request.logprobs)

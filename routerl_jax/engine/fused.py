@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from routerl_jax.engine.cache import Codes, Qtype
 from routerl_jax.engine.fused_kernels import LEAST_SIDE, MOST_QUERIES, fused_attention, fused_decode, triton
-from routerl_jax.engine.quantized import Codes, Qtype
 from routerl_jax.engine.segments import RowAttention, SegmentCache, of_layer
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend

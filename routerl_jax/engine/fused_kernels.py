@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
-from routerl_jax.engine.attention import LOWEST
+from routerl_jax.engine.segments import LOWEST
 
 try:
     from jax.experimental.pallas import triton

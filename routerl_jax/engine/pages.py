@@ -17,8 +17,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_mi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.engine.cache import copy_rows, heads_axis
-from routerl_jax.engine.quantized import Qtype
+from routerl_jax.engine.cache import Qtype, copy_rows, heads_axis
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES

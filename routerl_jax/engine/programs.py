@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.engine.cache import KVCache
-from routerl_jax.engine.drafts import lookup, put
 from routerl_jax.engine.sampling import row_keys, sample_tokens, token_logprobs, top_logprobs
 from routerl_jax.engine.streams import TopLogprobs
 from routerl_jax.models.attention import Attention
@@ -33,6 +32,7 @@ from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.compilation import compiled_programs
 from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
+LONGEST_MATCH = 3  # tokens that are looked up; if they do not occur earlier, the last two, then the last one
 Host = Array | np.ndarray | jax.ShapeDtypeStruct  # an argument made on the host, or only its shape
 
 
@@ -195,7 +195,7 @@ def decode(
 
     Args:
       layers: the result of `layers_apart`; None: every step reads slices of the stack.
-      drafts: number of tokens, copied from the row's history (drafts.lookup), that a step reads with the newest one. It keeps
+      drafts: number of tokens, copied from the row's history (`lookup_drafts`), that a step reads with the newest one. It keeps
         those that are drawn.
       top: number of the likeliest tokens to return for each step.
       routes: also return the experts of each token that is read.
@@ -240,7 +240,7 @@ def decode(
         fixed = None if given is None else jnp.take_along_axis(given, indices, axis=1)
         read = state["token"][:, None]
         if drafts:
-            draft = lookup(state["history"], starts + 1 + counts, drafts)
+            draft = lookup_drafts(state["history"], starts + 1 + counts, drafts)
             draft = draft if fixed is None else jnp.where(fixed[:, :-1] >= 0, fixed[:, :-1], draft)
             read = jnp.concatenate([read, jnp.maximum(draft, 0)], axis=1)
         read = _by_shard(mesh, read)
@@ -274,17 +274,17 @@ def decode(
         tops = state["tops"]
         if top:
             likeliest = (x.reshape(batch, width, -1) for x in top_logprobs(logits, temperature, top))
-            tops = [put(held, new, counts, accepted) for held, new in zip(tops, likeliest)]
+            tops = [_put(held, new, counts, accepted) for held, new in zip(tops, likeliest)]
         chosen = state["chosen"]
         if routes and routing is not None:
-            chosen = put(chosen, routing.chosen.astype(jnp.int16), counts, accepted)
+            chosen = _put(chosen, routing.chosen.astype(jnp.int16), counts, accepted)
         return {
             "step": state["step"] + 1,
             "token": token,
             "cached": cached,
-            "history": put(state["history"], drawn, starts + 1 + counts, accepted) if drafts else None,
-            "tokens": put(state["tokens"], drawn, counts, accepted),
-            "logprobs": put(state["logprobs"], logprob, counts, accepted),
+            "history": _put(state["history"], drawn, starts + 1 + counts, accepted) if drafts else None,
+            "tokens": _put(state["tokens"], drawn, counts, accepted),
+            "logprobs": _put(state["logprobs"], logprob, counts, accepted),
             "counts": counts + accepted.sum(axis=1),
             "passes": state["passes"] + alive,
             "automaton": automaton,
@@ -312,6 +312,43 @@ def decode(
     state = jax.lax.while_loop(go_on, body, state)
     outputs = _outputs(state, shards)
     return segment.finish(state["cached"], outputs.counts), outputs, segment.scratch(state["cached"])
+
+
+def lookup_drafts(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) -> Int[Array, "B C"]:
+    """The `count` tokens after the latest and longest earlier match of a row's last tokens; -1 where there are none.
+
+    A searching policy repeats what it has read: names, titles, whole sentences. A decode step reads such a draft together with
+    the newest token, and keeps as much of it as the policy samples (prompt lookup decoding, A. Saxena 2023, in transformers
+    `prompt_lookup_num_tokens`; vLLM's `ngram`). The policy's own draws decide, each with the randomness of its position. So
+    drafts change the number of steps, and not the sampled tokens.
+
+    Args:
+      history: tokens of each row.
+      lengths: how many of them there are; at least 1.
+    """
+    size = history.shape[1]
+    index = jnp.arange(size)
+    matches = index < lengths[:, None] - 1  # earlier positions at which the last tokens stand
+    longest = jnp.zeros_like(history)
+    for back in range(LONGEST_MATCH):
+        at = lengths - 1 - back
+        last = jnp.take_along_axis(history, jnp.maximum(at, 0)[:, None], axis=1)
+        matches = matches & (jnp.roll(history, back, axis=1) == last) & (index >= back) & (at >= back)[:, None]
+        longest = longest + matches
+    match = jnp.argmax(longest * size + index * (longest > 0), axis=1)
+    positions = match[:, None] + 1 + jnp.arange(count)
+    tokens = jnp.take_along_axis(history, jnp.minimum(positions, size - 1), axis=1)
+    return jnp.where((longest.max(axis=1) > 0)[:, None] & (positions < lengths[:, None]), tokens, -1)
+
+
+def _put(values: Array, new: Array, columns: Int[Array, " B"], accepted: Bool[Array, "B T"]) -> Array:
+    """`values` [B, S, ..] with the accepted entries of `new` [B, T, ..] from each row's column on, as far as S reaches."""
+    index = jnp.arange(values.shape[1])
+    for t in range(accepted.shape[1]):
+        here = accepted[:, t, None] & (index == columns[:, None] + t)
+        here = here.reshape(*here.shape, *(1,) * (values.ndim - 2))
+        values = jnp.where(here, new[:, t, None], values)
+    return values
 
 
 def _with_given_tokens(

@@ -30,21 +30,6 @@ class HoldsRow(Protocol):
 S = TypeVar("S", bound=HoldsRow)
 
 
-def check_sizes(*, rows: int, max_length: int, segment: int, leave_fraction: float, drafts: int) -> None:
-    """Checks the sizes of an engine.
-
-    Raises:
-      ValueError: nothing could ever be generated with them.
-    """
-    for name, value in (("rows", rows), ("max_length", max_length), ("segment", segment)):
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-    if not 0 <= leave_fraction < 1:
-        raise ValueError(f"leave_fraction={leave_fraction} must be in [0, 1): with 1 no call would decode anything")
-    if not 0 <= drafts <= MOST_DRAFTS:
-        raise ValueError(f"drafts={drafts} must be in [0, {MOST_DRAFTS}]")
-
-
 class RowTable:
     """Hands out rows of a sharded cache; a row is (shard, local index). Deterministic: equal calls give equal rows."""
 

@@ -17,7 +17,7 @@ from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.encoders import local_mesh, resolved_encoder
 from routerl_jax.knowledge.query import query_text
 from routerl_jax.knowledge.timing import TimedResults, timed_search
-from routerl_jax.models.cross_encoder import CrossEncoder
+from routerl_jax.models.families.bert import CrossEncoder
 from routerl_jax.models.huggingface import load_pretrained
 
 DEPTH = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,10 +18,10 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.models.attention import Attention
+from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import TextKind
 from routerl_jax.models.images import ImageSource
-from routerl_jax.models.layers import check_ids
+from routerl_jax.models.layers import Initializer, check_ids
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, single_device_mesh
 
@@ -44,15 +45,24 @@ class Embedder(nnx.Module):
     tokenizer: Tokenizer | None
     mesh: Mesh | None
 
+    def __init__(self, config: Any, param_dtype: Any, compute_dtype: Any = None) -> None:
+        """Sets the attributes. Raises ValueError if the compute dtype differs from the dtype of the weights."""
+        if compute_dtype not in (None, jnp.dtype(param_dtype)):
+            name = jnp.dtype(compute_dtype).name
+            raise ValueError(
+                f"an encoder computes in the dtype of its weights: give dtype={name!r} and no compute_dtype"
+            )
+        self.config, self.tokenizer, self.mesh = config, None, None
+
     @property
     @abc.abstractmethod
     def dim(self) -> int:
         """Width of the vectors."""
 
     @property
-    @abc.abstractmethod
     def longest_text(self) -> int:
         """Tokens of a text that `embed` reads, special tokens and prefix included."""
+        return min(self.config.text_length or self.config.max_length, self.config.max_length)
 
     @abc.abstractmethod
     def _vectors(self, inputs: Sequence[Any], prefix: str, batch_size: int, bar: Bar) -> Float32[np.ndarray, "N D"]:
@@ -128,18 +138,18 @@ class Embedder(nnx.Module):
 
     def _run(
         self,
-        program: Callable[..., Array],
+        method: str,
         lengths: Sequence[int],
         fill: Callable[[list[int], tuple[int, int]], tuple[np.ndarray, ...]],
         batch_size: int,
         longest: int,
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """Runs a jitted function over inputs of these lengths. Yields (indices of inputs, their results), batch by batch.
+        """Runs a method, jitted, over inputs of these lengths. Yields (indices of inputs, their results), batch by batch.
 
         The host fills the next batch while the devices compute one.
 
         Args:
-          program: (graph, params, attention, *arrays) -> one result per row. It rebuilds the model from the first two.
+          method: its name; (*arrays, attention=) -> one result per row.
           fill: (indices of inputs, (rows, length)) -> arrays with that many rows. Rows beyond the inputs are ignored.
         """
         mesh = self.mesh or single_device_mesh()
@@ -150,7 +160,7 @@ class Embedder(nnx.Module):
         waiting: tuple[list[int], Array] | None = None
         for rows, shape in batches(lengths, batch_size, longest, batch_shards(mesh)):
             placed = [jax.device_put(array, sharding) for array in fill(rows, shape)]
-            result = program(graph, params, attention, *placed)
+            result = _run_method(method, graph, params, attention, *placed)
             if waiting is not None:
                 yield waiting[0], multihost.to_host(waiting[1])[: len(waiting[0])]
             waiting = rows, result
@@ -166,6 +176,55 @@ class Embedder(nnx.Module):
             vectors[rows] = values
             bar.update(len(rows))
         return vectors
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 3))
+def _run_method(method: str, graph: nnx.GraphDef, params: nnx.State, attention: Attention, *arrays: Array) -> Array:
+    """A method as a pure function: several threads may embed with one model at once."""
+    return getattr(nnx.merge(graph, params), method)(*arrays, attention=attention)
+
+
+class TransformerBlocks(nnx.Module):
+    """Parameters of all layers of a plain transformer, stacked: LayerNorm, biases, queries, keys and values in one matrix.
+
+    A subclass runs the layer whose slice it holds. Dimensions: B batch, T time, D width, N heads, H head width.
+
+    Args:
+      config: has layers, embed, heads, mlp and norm_eps.
+    """
+
+    def __init__(self, config: Any, init: Initializer) -> None:
+        layers, embed, heads, width = config.layers, config.embed, config.heads, config.embed // config.heads
+        self.config = config
+        self.qkv = init.normal((layers, 3, embed, heads, width), ("layers", None, "embed", "heads", "head_dim"))
+        self.qkv_bias = init.zeros((layers, 3, heads, width), ("layers", None, "heads", "head_dim"))
+        self.o = init.normal((layers, heads, width, embed), ("layers", "heads", "head_dim", "embed"))
+        self.o_bias = init.zeros((layers, embed), ("layers", None))
+        self.attention_norm = init.ones((layers, embed), ("layers", None))
+        self.attention_norm_bias = init.zeros((layers, embed), ("layers", None))
+        self.up = init.normal((layers, embed, config.mlp), ("layers", "embed", "mlp"))
+        self.up_bias = init.zeros((layers, config.mlp), ("layers", "mlp"))
+        self.down = init.normal((layers, config.mlp, embed), ("layers", "mlp", "embed"))
+        self.down_bias = init.zeros((layers, embed), ("layers", None))
+        self.mlp_norm = init.ones((layers, embed), ("layers", None))
+        self.mlp_norm_bias = init.zeros((layers, embed), ("layers", None))
+
+    def attend(self, x_BTD: Array, segments_BT: Array | None, causal: bool, attention: Attention) -> Array:
+        """The attention of one layer, without norm and residual."""
+        qkv = jnp.einsum("BTD,CDNH->CBTNH", x_BTD, self.qkv[...]) + self.qkv_bias[...][:, None, None]
+        out = self_attention(qkv[0], qkv[1], qkv[2], segments_BT, causal=causal, attention=attention)
+        return jnp.einsum("BTNH,NHD->BTD", out, self.o[...]) + self.o_bias[...]
+
+    def feed_forward(self, x_BTD: Array, activation: Callable[[Array], Array]) -> Array:
+        """The feed-forward of one layer, without norm and residual."""
+        return activation(x_BTD @ self.up[...] + self.up_bias[...]) @ self.down[...] + self.down_bias[...]
+
+
+def run_layers(blocks: TransformerBlocks, x: Float[Array, "B T D"], *inputs: Any) -> Float[Array, "B T D"]:
+    """The output of all layers, a scan over them. `inputs` are further arguments of a layer's call."""
+    graph, stacked = nnx.split(blocks)
+    x, _ = jax.lax.scan(lambda x, layer: (nnx.merge(graph, layer)(x, *inputs), None), x, stacked)
+    return x
 
 
 class PictureEmbedder(Embedder):
@@ -215,10 +274,3 @@ def text_rows(architecture: Any) -> int:
     while not hasattr(architecture, "vocab_size"):
         architecture = getattr(architecture, "backbone", None) or architecture.text
     return architecture.vocab_size
-
-
-def refuse_compute_dtype(param_dtype: Any, compute_dtype: Any) -> None:
-    """Raises ValueError if the compute dtype of an encoder differs from the dtype of its weights."""
-    if compute_dtype not in (None, jnp.dtype(param_dtype)):
-        name = jnp.dtype(compute_dtype).name
-        raise ValueError(f"an encoder computes in the dtype of its weights: give dtype={name!r} and no compute_dtype")

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
-import json
 import math
 import pathlib
 import shutil
@@ -26,14 +25,12 @@ from routerl_jax.models import families, pretrained
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, text_rows
-from routerl_jax.models.family import FAMILIES, family_of
+from routerl_jax.models.family import FAMILIES, Rule, family_of, write_json
 from routerl_jax.models.layers import check_ids
 from routerl_jax.models.lora import merged
-from routerl_jax.models.mapping import Rule
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
-from routerl_jax.models.reading import Checkpoint, fill, progress_bar
-from routerl_jax.models.stored import TensorWriter
+from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter, fill, progress_bar
 from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -219,7 +216,7 @@ def save_pretrained(
             _write_shard(scratch and scratch / filename, {name: parts[name] for name in names}, bar)
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-            multihost.on_main(lambda: _write_json(cast(pathlib.Path, scratch) / _INDEX, index))
+            multihost.on_main(lambda: write_json(cast(pathlib.Path, scratch) / _INDEX, index))
         multihost.on_main(stack.close)
 
 
@@ -228,9 +225,9 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
     family = FAMILIES.get(model.architecture.model_type)
     tokenizer = tokenizer or model.tokenizer
     stored_dtype = dtype or str(jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
-    _write_json(scratch / "config.json", family.write(model.architecture, stored_dtype))
+    write_json(scratch / "config.json", family.write(model.architecture, stored_dtype))
     if family.role == "decoder":
-        _write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
+        write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
     if tokenizer is not None:
         tokenizer.check(text_rows(model.architecture), "the export")
         tokenizer.save(scratch)
@@ -325,7 +322,3 @@ def _generation_config(config: DecoderConfig, tokenizer: Tokenizer | None) -> di
         "do_sample": False,
     }
     return result if tokenizer is None else result | {"pad_token_id": tokenizer.pad_id}
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")

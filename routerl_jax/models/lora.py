@@ -14,11 +14,10 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import qwix
 from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -28,6 +27,9 @@ from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.projection import MODULES, QTYPES, Scales
 from routerl_jax.parallel.sharding import bit_sums
+
+if TYPE_CHECKING:
+    import qwix
 
 # PEFT's initial distribution of A: uniform within 1 / sqrt(inputs).
 _INIT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -83,6 +85,8 @@ class LoraConfig:
 
     def build(self) -> list[qwix.QuantizationRule]:
         """qwix's rules, in order of precedence. The last one quantises matrices without an adapter."""
+        import qwix  # here and below, because it takes a second, and most models have no adapter
+
         qtype = self.base_qtype if self.base_qtype in ("", "nf4") else jnp.dtype(self.base_qtype)
         quantized: dict[str, Any] = {"weight_qtype": qtype or None, "tile_size": self.tile_size or None}
         chosen = list(self.rules.values())
@@ -137,6 +141,8 @@ def apply_lora(
       ValueError: the model is no decoder, a rule matches nothing or is not supported, or an existing adapter differs from the
         rules.
     """
+    import qwix
+
     if not isinstance(model, Decoder):
         raise ValueError(
             f"LoRA works on decoders, and this is a {type(model).__name__}; leave the LoRA configuration empty"
@@ -320,6 +326,8 @@ def _modules(model: Decoder) -> list[str]:
 
 def _plan(rules: Sequence[qwix.QuantizationRule], modules: Sequence[str]) -> dict[str, Any]:
     """The rule of each module, the first that matches. Raises ValueError for rules that can't be followed."""
+    import qwix
+
     plan, used = {}, set()
     for name in modules:
         number = next((i for i, rule in enumerate(rules) if re.fullmatch(rule.module_path, f"blocks/{name}")), None)

@@ -3,7 +3,6 @@ adapter_model.safetensors."""
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
 import re
@@ -22,9 +21,8 @@ from safetensors.numpy import load_file, save_file
 from routerl_jax.core.files import read_json
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.family import FAMILIES, Family
+from routerl_jax.models.family import FAMILIES, Family, spelled, write_json
 from routerl_jax.models.lora import adapters, attach, base_digest
-from routerl_jax.models.mapping import spelled
 from routerl_jax.models.projection import MODULES
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
@@ -89,7 +87,7 @@ def _write(model: Decoder, directory: pathlib.Path, base: str, tensors: dict[str
     scratch = directory.with_name(f".{directory.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    (scratch / CONFIG).write_text(json.dumps(_config(model, base), indent=2) + "\n")
+    write_json(scratch / CONFIG, _config(model, base))
     save_file(tensors, scratch / _TENSORS, metadata={"format": "pt"})
     shutil.copymode(scratch / CONFIG, scratch / _TENSORS)  # safetensors lets the owner alone read it
     if model.tokenizer is not None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import qwix
 from flax import nnx
 from jaxtyping import Array, Float, Shaped, UInt8
 
@@ -98,6 +97,8 @@ def quantize(weight: Float[Array, "*D"], inputs: int, qtype: str, tile: int) -> 
     if qtype != "int8" and weight.shape[-1] % 2:
         raise ValueError(f"{qtype} codes go in pairs along the last axis, which has {weight.shape[-1]}; use int8")
 
+    import qwix  # here, because it takes a second, and few models are quantised
+
     def one_layer(matrix: Array) -> tuple[Array, Array]:  # one at a time: qwix compares every entry with all 16 levels
         last = inputs - 1
         array = qwix.quantize(
@@ -120,6 +121,8 @@ def dequantize(codes: Shaped[Array, "*D"], scale: Float[Array, "*S"], qtype: str
     if qtype == "int8":
         values = codes
     elif qtype == "nf4":
+        import qwix
+
         every = qwix.QArray(jnp.arange(16, dtype=jnp.uint8), jnp.ones(1), None, "nf4")
         values = qwix.dequantize(every)[_unpack(codes)]
     else:

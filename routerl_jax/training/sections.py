@@ -21,8 +21,7 @@ from routerl_jax.core.checked import (
 from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
-from routerl_jax.engine.cache import CacheKind
-from routerl_jax.engine.quantized import Qtype
+from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.learning.optimizer import OptimizerConfig

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.engine.attention import _TILES, _tiles, chunked_attention
-from routerl_jax.engine.quantized import quantize_tokens
+from routerl_jax.engine.cache import quantize_tokens
+from routerl_jax.engine.segments import _TILES, _tiles, chunked_attention
 
 STEPS, LENGTH, KV_HEADS, GROUP, WIDTH = 4, 300, 2, 3, 8
 ROWS = [3] * 11 + [0] * 8 + [2] + [1] * 3 + [4]  # the last one is padding

@@ -7,9 +7,9 @@ from flax import nnx
 
 from routerl_jax.engine import programs
 from routerl_jax.engine.cache import allocator
+from routerl_jax.engine.device_calls import cache_kind
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.fused import FusedCache
-from routerl_jax.engine.kinds import cache_kind
 from routerl_jax.engine.pages import PagedCache, page_length
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.segments import SegmentCache

@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from routerl_jax.engine.cache import CacheKind
-from routerl_jax.engine.drafts import lookup
+from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.quantized import Qtype
+from routerl_jax.engine.programs import lookup_drafts
 from routerl_jax.engine.sampling import GREEDY, Sampling
 from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.parallel.mesh import make_mesh
@@ -34,7 +33,7 @@ def test_what_followed_the_last_tokens_where_they_stood_before() -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 40, 200)
     history = rng.integers(0, 4, (200, 40)).astype(np.int32)
-    found = np.asarray(lookup(history, lengths, 5))
+    found = np.asarray(lookup_drafts(history, lengths, 5))
     for row, length, draft in zip(history, lengths, found):
         assert draft.tolist() == by_hand(row[:length].tolist(), 5)
 

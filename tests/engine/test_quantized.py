@@ -7,10 +7,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from routerl_jax.engine.attention import blockwise_attention
+from routerl_jax.engine.cache import Codes, quantize_tokens
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.quantized import Codes, quantize_tokens
 from routerl_jax.engine.sampling import GREEDY, Sampling
+from routerl_jax.engine.segments import blockwise_attention
 from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.models.lora import LoraConfig, apply_lora, merged, quantized
 from routerl_jax.models.projection import MODULES

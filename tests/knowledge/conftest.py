@@ -3,7 +3,7 @@
 import pytest
 
 from routerl_jax.knowledge.encoders import shared_encoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.families.bert import Encoder
 from routerl_jax.parallel.mesh import single_device_mesh
 
 

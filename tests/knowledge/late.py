@@ -15,8 +15,8 @@ from jaxtyping import Float32
 from PIL import Image
 
 from routerl_jax.models.config import Prompts
+from routerl_jax.models.families.colqwen import LateInteraction, LateInteractionConfig
 from routerl_jax.models.images import ImageProcessor
-from routerl_jax.models.late_interaction import LateInteraction, LateInteractionConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from tests import seeing
 

@@ -19,7 +19,7 @@ from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.store import Store
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.families.bert import Encoder
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.helpers import HashEncoder, make_passages
 

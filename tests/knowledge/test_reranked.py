@@ -19,7 +19,7 @@ from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.cross_encoder import CrossEncoder
+from routerl_jax.models.families.bert import CrossEncoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.training import config as schema
 from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases

@@ -20,10 +20,8 @@ from tokenizers import pre_tokenizers
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.models.clip import Clip, uniir_text
-from routerl_jax.models.clip_images import ClipImageProcessor, processor_from_hf
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.families.clip import clip_from_hf
+from routerl_jax.models.families.clip import Clip, ClipImageProcessor, clip_from_hf, processor_from_hf, uniir_text
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.openai_clip import convert
 from routerl_jax.parallel.mesh import make_mesh

@@ -15,8 +15,8 @@ from absl import logging
 from flax import nnx
 
 from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
-from routerl_jax.models.embedding import batches
-from routerl_jax.models.encoder import Encoder, _pooled
+from routerl_jax.models.embedding import _run_method, batches
+from routerl_jax.models.families.bert import Encoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel.compilation import compiled_programs
@@ -330,9 +330,9 @@ def test_an_encoder_that_is_loaded_again_compiles_nothing(tmp_path: pathlib.Path
     write_files(tmp_path)
     first, again = load(tmp_path), load(tmp_path)
     assert first.tokenizer is not again.tokenizer
-    expected, before = first.embed(["a b"]), compiled_programs(_pooled)
+    expected, before = first.embed(["a b"]), compiled_programs(_run_method)
     np.testing.assert_array_equal(again.embed(["a b"]), expected)
-    assert compiled_programs(_pooled) == before
+    assert compiled_programs(_run_method) == before
 
 
 PUBLISHED = {

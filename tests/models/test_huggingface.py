@@ -24,8 +24,7 @@ from routerl_jax.models import huggingface
 from routerl_jax.models.config import DecoderConfig, UnsupportedModelError
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained, load_without_weights, save_pretrained
-from routerl_jax.models.reading import Checkpoint, fill
-from routerl_jax.models.stored import TensorWriter
+from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter, fill
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny

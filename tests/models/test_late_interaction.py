@@ -20,8 +20,8 @@ from flax import nnx
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.families.colqwen import LateInteraction
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
-from routerl_jax.models.late_interaction import LateInteraction
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.late import max_similarity
 from tests.models.families import randomize

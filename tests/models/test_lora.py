@@ -7,7 +7,7 @@ import pytest
 import qwix
 from flax import nnx
 
-from routerl_jax.models.encoder import Encoder, EncoderConfig
+from routerl_jax.models.families.bert import Encoder, EncoderConfig
 from routerl_jax.models.lora import (
     Adapter,
     LoraConfig,

@@ -14,7 +14,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel, 
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
 from routerl_jax.models.config import DecoderConfig
-from routerl_jax.models.mrope import mrope_positions
+from routerl_jax.models.image_tokens import mrope_positions
 from routerl_jax.models.rope import rope_angles
 
 _IMAGE, _TEXT = 99, 7

@@ -18,9 +18,8 @@ from safetensors.torch import save_file
 from tokenizers import models, pre_tokenizers, processors, trainers
 
 from routerl_jax.models.config import UnsupportedModelError
-from routerl_jax.models.families.nv_embed import nv_embed_from_hf
+from routerl_jax.models.families.nv_embed import NVEmbed, instruct, nv_embed_from_hf
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
-from routerl_jax.models.nv_embed import NVEmbed, instruct
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import parameters, randomize, same_tensors
 

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from routerl_jax.models import reading
+from routerl_jax.models import safetensors_files
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.families.llama import decoder_rules
+from routerl_jax.models.family import FROM_HEADS, MATRIX, TO_HEADS, TRANSPOSED, Rule
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
-from routerl_jax.models.mapping import FROM_HEADS, MATRIX, TO_HEADS, TRANSPOSED, Rule
-from routerl_jax.models.reading import Checkpoint, fill
-from routerl_jax.models.stored import TensorWriter
+from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter, fill
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.models.families import parameters
@@ -52,8 +51,8 @@ def test_a_block_of_a_tensor(
     rule = Rule("x", axes)
     write(tmp_path, {"x": rule.to_theirs(whole)})
     for window, tile in [(1, 1), (24, 2), (48, 3), (2**20, 256)]:
-        monkeypatch.setattr(reading, "_WINDOW_BYTES", window)
-        monkeypatch.setattr(reading, "_TILE_ROWS", tile)
+        monkeypatch.setattr(safetensors_files, "_WINDOW_BYTES", window)
+        monkeypatch.setattr(safetensors_files, "_TILE_ROWS", tile)
         checkpoint = Checkpoint(tmp_path)
         found = [(bounds, np.full([b - a for a, b in bounds], np.nan, np.float32)) for bounds in blocks]
         checkpoint.read("x", rule, shape, found)
@@ -90,7 +89,7 @@ def test_the_pieces_do_not_matter(
     """Few blocks on the host at a time, small windows of files: the same weights."""
     expected = load_pretrained(str(exported))
     for name, size in [("_HOST_BYTES", 200_000), ("_WINDOW_BYTES", 5000), ("_TILE_ROWS", 7)]:
-        monkeypatch.setattr(reading, name, size)
+        monkeypatch.setattr(safetensors_files, name, size)
     model = load_pretrained(str(exported), make_mesh(sizes), layout=layout)
     for path, value in parameters(model).items():  # type: ignore[arg-type]
         np.testing.assert_array_equal(value, parameters(expected)[path])  # type: ignore[arg-type]

@@ -11,8 +11,7 @@ import safetensors.torch
 import torch
 from absl import logging
 
-from routerl_jax.models.reading import Checkpoint
-from routerl_jax.models.stored import DTYPES, TensorWriter, tensors_of
+from routerl_jax.models.safetensors_files import DTYPES, Checkpoint, TensorWriter, tensors_of
 
 
 def values(seed: int = 0) -> dict[str, np.ndarray]:

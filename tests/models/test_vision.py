@@ -21,15 +21,14 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from routerl_jax.models import attention as attention_module
-from routerl_jax.models import vision
+from routerl_jax.models import vision_language
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import UnsupportedModelError, VisionConfig
 from routerl_jax.models.families.qwen_vl import vision_from_hf, vision_rules, vision_to_hf
 from routerl_jax.models.images import ImageProcessor
 from routerl_jax.models.patches import VisionInputs, blank, concatenate
-from routerl_jax.models.reading import Checkpoint
-from routerl_jax.models.stored import TensorWriter
-from routerl_jax.models.vision import VisionTower, full_attention, window_attention
+from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter
+from routerl_jax.models.vision_language import VisionTower, full_attention, window_attention
 from routerl_jax.parallel.mesh import batch_sharding, make_mesh
 from routerl_jax.parallel.sharding import shardings
 
@@ -262,7 +261,9 @@ def test_blocks_equal_one_product(monkeypatch):
         assert ("200,200" in text) == (most == 200)  # no product of all with all
         np.testing.assert_allclose(full_attention(q, k, v, segments)[real], expected[real], atol=1e-5)
         blockwise = jax.grad(lambda *qkv: jnp.sin(full_attention(*qkv, segments))[real].sum(), argnums=(0, 1, 2))
-        whole = jax.grad(lambda *qkv: jnp.sin(vision._attend(*qkv, segments, segments))[real].sum(), argnums=(0, 1, 2))
+        whole = jax.grad(
+            lambda *qkv: jnp.sin(vision_language._attend(*qkv, segments, segments))[real].sum(), argnums=(0, 1, 2)
+        )
         gradient, again = jax.jit(blockwise)(q, k, v), jax.jit(whole)(q, k, v)
         for found, wanted in zip(gradient, again):
             np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -280,10 +281,12 @@ def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
     found = np.asarray(full_attention(q, k, spoilt, segments))
     assert np.isnan(found[0, 32:64]).all()
     own = [patch for patch in range(96) if segments[0, patch] in (1, 3)]
-    np.testing.assert_allclose(found[0, own], vision._attend(q, k, v, segments, segments)[0, own], atol=1e-6)
+    np.testing.assert_allclose(found[0, own], vision_language._attend(q, k, v, segments, segments)[0, own], atol=1e-6)
     both = np.concatenate([segments, np.ones_like(segments)])
     q, k, v = (np.concatenate([part, part]) for part in (q, k, v))
-    np.testing.assert_allclose(full_attention(q, k, v, both)[1], vision._attend(q, k, v, both, both)[1], atol=1e-6)
+    np.testing.assert_allclose(
+        full_attention(q, k, v, both)[1], vision_language._attend(q, k, v, both, both)[1], atol=1e-6
+    )
 
 
 def test_a_large_page_needs_no_memory_for_all_its_logits():

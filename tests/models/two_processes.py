@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from routerl_jax.models import huggingface, reading, stored
+from routerl_jax.models import huggingface, safetensors_files
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import make_mesh
@@ -24,10 +24,10 @@ from routerl_jax.parallel.mesh import make_mesh
 
 def bytes_read(directory: str, sizes: dict[str, int]) -> tuple[Any, int]:
     """The model over all devices, and what this process read for it."""
-    seen: list[reading.Checkpoint] = []
-    fill = reading.fill
+    seen: list[safetensors_files.Checkpoint] = []
+    fill = safetensors_files.fill
 
-    def spy(model: Any, rules: Any, checkpoint: reading.Checkpoint, *rest: Any) -> None:
+    def spy(model: Any, rules: Any, checkpoint: safetensors_files.Checkpoint, *rest: Any) -> None:
         seen.append(checkpoint)
         fill(model, rules, checkpoint, *rest)
 
@@ -73,7 +73,7 @@ def main() -> None:
     save_pretrained(model, work / "export")
     result["foreign"] = refused(model, work / "foreign")
     if multihost.is_main():
-        stored.TensorWriter.write = full
+        safetensors_files.TensorWriter.write = full
     result["full"] = refused(model, work / "full")
     print(json.dumps(result), flush=True)
     jax.distributed.shutdown()

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from routerl_jax.models import layers
 from routerl_jax.models.config import EncoderConfig
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.families.bert import Encoder
 from routerl_jax.models.family import FAMILIES as model_families
 from routerl_jax.models.family import Family, family_of
 from routerl_jax.models.huggingface import load_pretrained

@@ -10,10 +10,9 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from routerl_jax.engine import programs
-from routerl_jax.engine.cache import CacheKind
+from routerl_jax.engine.cache import CacheKind, Qtype
+from routerl_jax.engine.device_calls import cache_kind
 from routerl_jax.engine.images import MOST_PATCHES
-from routerl_jax.engine.kinds import cache_kind
-from routerl_jax.engine.quantized import Qtype
 from routerl_jax.engine.rows import PrefillShapes, most_rows
 from routerl_jax.engine.stops import STATE_BUCKET
 from routerl_jax.engine.weights import WeightCopier

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import naming
-from routerl_jax.engine.kinds import cache_kind
+from routerl_jax.engine.device_calls import cache_kind
 from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.extras.compile_check.lowering import fed_at_once, lower_programs
 from routerl_jax.learning.batch import BatchLayout

@@ -35,7 +35,7 @@ from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter, skippe
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredPassages
 from routerl_jax.knowledge.writer import StoreWriter
-from routerl_jax.models.late_interaction import LateInteraction
+from routerl_jax.models.families.colqwen import LateInteraction
 
 _COMPARE_ALL = 1000  # pages up to which index="auto" compares all of them
 _POOLED = ((100_000, 32), (1_000_000, 8))  # (up to this many pages, pooled vectors per page); beyond that, one

@@ -20,7 +20,7 @@ from routerl_jax.knowledge.pages.ragged import Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.store import Store
 from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.models.late_interaction import LateInteraction
+from routerl_jax.models.families.colqwen import LateInteraction
 
 VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries

@@ -31,8 +31,8 @@ from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.near_duplicates import BYTES, difference_hash
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish, finished
-from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
+from routerl_jax.models.families.clip import uniir_text
 
 _KINDS = ("text_image", "reverse_image")
 _SKIPPED = "skipped.json"

@@ -19,8 +19,8 @@ from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.near_duplicates import near_duplicates
 from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
-from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
+from routerl_jax.models.families.clip import uniir_text
 from routerl_jax.models.images import decode_image, is_url
 
 FINGERPRINTS = "fingerprints"

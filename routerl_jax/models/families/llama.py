@@ -16,8 +16,18 @@ from routerl_jax.models.config import (
     require,
 )
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.family import FAMILIES, Family
-from routerl_jax.models.mapping import FROM_HEADS, HEADS_BIAS, MATRIX, TO_HEADS, TRANSPOSED, VECTOR, Rule, Rules
+from routerl_jax.models.family import (
+    FAMILIES,
+    FROM_HEADS,
+    HEADS_BIAS,
+    MATRIX,
+    TO_HEADS,
+    TRANSPOSED,
+    VECTOR,
+    Family,
+    Rule,
+    Rules,
+)
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.files import read_json
-from routerl_jax.models.config import UnsupportedModelError, VisionConfig, VisionLanguageConfig
+from routerl_jax.models.config import UnsupportedModelError, VisionConfig, VisionLanguageConfig, require
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
-from routerl_jax.models.family import FAMILIES, Family
+from routerl_jax.models.family import FAMILIES, FROM_HEADS, MATRIX, TRANSPOSED, VECTOR, Family, Rule, Rules, write_json
 from routerl_jax.models.images import processor_from_hf
-from routerl_jax.models.mapping import FROM_HEADS, MATRIX, TRANSPOSED, VECTOR, Rule, Rules
 from routerl_jax.models.vision_language import VisionLanguageModel
 
 VISION_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
@@ -46,14 +44,9 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
     source = f"{source}: vision_config"
     newest, newer = kind == "qwen3_vl", kind == "qwen2_5_vl"
     rope = vision.get("rope_parameters") or {}
-    checks = {
-        "hidden_act": (vision.get("hidden_act", _ACTIVATIONS[kind]), _ACTIVATIONS[kind]),
-        "in_channels": (vision.get("in_channels", 3), 3),
-        "rope_type": (rope.get("rope_type", "axial"), "axial"),
-    }
-    for key, (value, supported) in checks.items():
-        if value != supported:
-            raise UnsupportedModelError(f"{source}: {key}={value!r} is not supported; supported: {supported!r}")
+    for key, supported in {"hidden_act": _ACTIVATIONS[kind], "in_channels": 3}.items():
+        require({key: supported, **vision}, source, key, (supported,))
+    require({"rope_type": "axial", **rope}, source, "rope_type", ("axial",))
     for key in ("patch_size", "temporal_patch_size"):
         if not isinstance(vision.get(key, 1), int):
             raise UnsupportedModelError(f"{source}: {key}={vision[key]!r} is not supported; supported: one number")
@@ -245,8 +238,7 @@ def read_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
 
 def save_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
     """Writes preprocessor_config.json."""
-    path = directory / "preprocessor_config.json"
-    path.write_text(json.dumps(model.image_processor.to_hf(), indent=2) + "\n")
+    write_json(directory / "preprocessor_config.json", model.image_processor.to_hf())
 
 
 for _kind in VISION_TYPES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from absl import logging
 
 from routerl_jax.core.files import read_json
 from routerl_jax.models.config import EncoderConfig, Prompts, UnsupportedModelError
+from routerl_jax.models.family import write_json
 
 _POOLINGS = {
     "pooling_mode_mean_tokens": "mean",
@@ -172,8 +172,3 @@ def _pooling(content: Mapping[str, Any], source: str) -> str:
             f"{', '.join(_POOLINGS)}"
         )
     return _POOLINGS[modes[0]]
-
-
-def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes a JSON file as Hugging Face's tools do."""
-    path.write_text(json.dumps(value, indent=2) + "\n")
