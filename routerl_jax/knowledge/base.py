@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import abc
-import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from jax.sharding import Mesh
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage, Query, Walk
-from routerl_jax.knowledge.corpus import corpus_sha256
 from routerl_jax.knowledge.counts import Counts
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.query import checked_query, is_blank
@@ -112,25 +110,22 @@ class Opener(Protocol):
     ) -> KnowledgeBase: ...
 
 
-KB_KINDS: Registry[Opener] = Registry("kind of knowledge base")
-
-
-class Builder(NamedTuple):
-    """How a kind is built: the class of its configuration and the function that makes the directory.
-
-    The class is a dataclass with a field `kind` and a default for every field.
-    `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
-    `digest(corpus)` is the value of `corpus_sha256` in its kb.json.
-    """
-
-    config: type
-    build: Callable[..., Any]
-    digest: Callable[[pathlib.Path], str] = corpus_sha256
-
-
-KB_BUILDERS: Registry[Builder] = Registry("kind of knowledge base to build")
-
-
-def build(config: Any, directory: str | pathlib.Path, *, progress: bool = True) -> Any:
-    """Builds the knowledge base that a configuration of any kind describes, and returns its report."""
-    return KB_BUILDERS.get(config.kind).build(config, directory, progress=progress)
+_HERE, _GRAPHS = "routerl_jax.knowledge", "routerl_jax.extras.graph_packages"
+KB_KINDS: Registry[Opener] = Registry(
+    "kind of knowledge base",
+    {
+        "bm25": f"{_HERE}.bm25:Bm25KB.open",
+        "dense_table": f"{_HERE}.dense:DenseKB.open",
+        "dense_text": f"{_HERE}.dense:DenseKB.open",
+        "graph": f"{_HERE}.graph.kb:GraphKB.open",
+        "graphrag": f"{_GRAPHS}.graph_rag:GraphRAGKB.open",
+        "hybrid": f"{_HERE}.hybrid:open_hybrid",
+        "lightrag": f"{_GRAPHS}.light_rag:LightRAGKB.open",
+        "ocr": f"{_HERE}.pages.kb:OcrKB.open",
+        "pages": f"{_HERE}.pages.kb:PageKB.open",
+        "reverse_image": f"{_HERE}.pictures.kb:ReverseImageKB.open",
+        "text_image": f"{_HERE}.pictures.kb:TextImageKB.open",
+        "tree": f"{_HERE}.tree.kb:TreeKB.open",
+        "web": f"{_HERE}.web.build:open_web",
+    },
+)

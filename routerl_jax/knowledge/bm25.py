@@ -19,9 +19,10 @@ from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.core.words import words as text_words
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
     changes,
     corpus_source,
@@ -228,5 +229,4 @@ def _libraries() -> tuple[Any, Any]:
     return bm25s, Stemmer
 
 
-KB_KINDS.register("bm25")(Bm25KB.open)
-KB_BUILDERS.register("bm25")(Builder(Bm25Config, build_bm25))
+BUILDER = Builder(Bm25Config, build_bm25)

@@ -17,9 +17,9 @@ from jaxtyping import Float32
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
     Source,
     corpus_source,
@@ -41,17 +41,11 @@ from routerl_jax.knowledge.encoders import (
     token_counter,
 )
 from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.index import (
-    AUTO,
-    INDEXES,
-    ScannSettings,
-    VectorIndex,
-    VectorSource,
-    opening_backend,
-)
+from routerl_jax.knowledge.index import AUTO, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.precomputed_vectors import backend_over, check_vectors, check_width
 from routerl_jax.knowledge.recall import jittered, recall
+from routerl_jax.knowledge.scann_index import ScannSettings
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     INDEX,
@@ -62,6 +56,7 @@ from routerl_jax.knowledge.store import (
     StoredPassages,
 )
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
+from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost
@@ -445,5 +440,4 @@ def _fingerprint(config: BuildConfig, corpus: str, embedding: Embedding, faiss_v
     return digest_of(parts)
 
 
-for _kind in KINDS:
-    KB_BUILDERS.register(_kind)(Builder(BuildConfig, build_kb))
+BUILDER = Builder(BuildConfig, build_kb)

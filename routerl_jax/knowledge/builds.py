@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
-from routerl_jax.core.buckets import fetched, url_of
+from routerl_jax.core.buckets import fetched, in_bucket, url_of
+from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.encoders import resolved_encoder
 from routerl_jax.knowledge.index import fits
 from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, nested
+from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, nested
 from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out
 
 VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its fingerprint
@@ -26,6 +28,45 @@ VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its finger
 _PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
 _UNSAID = "dense_text"  # the kind that `changes` leaves out
+
+
+class Builder(NamedTuple):
+    """How a kind is built: the class of its configuration and the function that makes the directory.
+
+    The class is a dataclass with a field `kind` and a default for every field.
+    `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
+    `digest(corpus)` is the value of `corpus_sha256` in its kb.json.
+    """
+
+    config: type
+    build: Callable[..., Any]
+    digest: Callable[[pathlib.Path], str] = corpus_sha256
+
+
+_HERE, _GRAPHS = "routerl_jax.knowledge", "routerl_jax.extras.graph_packages"
+KB_BUILDERS: Registry[Builder] = Registry(
+    "kind of knowledge base to build",
+    {
+        "bm25": f"{_HERE}.bm25:BUILDER",
+        "dense_table": f"{_HERE}.build:BUILDER",
+        "dense_text": f"{_HERE}.build:BUILDER",
+        "graph": f"{_HERE}.graph.build:BUILDER",
+        "graphrag": f"{_GRAPHS}.graph_rag:BUILDER",
+        "hybrid": f"{_HERE}.hybrid:BUILDER",
+        "lightrag": f"{_GRAPHS}.light_rag:BUILDER",
+        "ocr": f"{_HERE}.pages.build:OCR_BUILDER",
+        "pages": f"{_HERE}.pages.build:BUILDER",
+        "reverse_image": f"{_HERE}.pictures.build:BUILDER",
+        "text_image": f"{_HERE}.pictures.build:BUILDER",
+        "tree": f"{_HERE}.tree.build:BUILDER",
+        "web": f"{_HERE}.web.build:BUILDER",
+    },
+)
+
+
+def build(config: Any, directory: str | pathlib.Path, *, progress: bool = True) -> Any:
+    """Builds the knowledge base that a configuration of any kind describes, and returns its report."""
+    return KB_BUILDERS.get(config.kind).build(config, directory, progress=progress)
 
 
 class Source(NamedTuple):
@@ -259,3 +300,51 @@ def write_settings(
     manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)
     manifest.write(directory)
     return manifest
+
+
+def check_kb(
+    directory: str | pathlib.Path, expected: Mapping[str, str], section: str, passages: Sequence[Passage] | None = None
+) -> None:
+    """Checks that an existing knowledge base fits a configuration. Otherwise keys of the configuration would have no effect.
+
+    Args:
+      expected: any of kind, encoder, index and source. A source fits if its path or its content is the same. A missing file
+        is not compared.
+      section: the section of the configuration, for the message.
+      passages: the passages of `source`, if it is not a file.
+
+    Raises:
+      ValueError: a key differs (names it), or an error of `load_kb`.
+    """
+    path = fetched(directory)
+    manifest = Manifest.read(path)
+    searched = Manifest.read(path / TEXTS) if manifest.kind == "ocr" else manifest
+    actual = {
+        "kind": manifest.kind,
+        "encoder": searched.embedding.encoder if searched.embedding else "",
+        "index": str(searched.index.get("backend", "")),
+        "source": manifest.corpus or "passages in memory",
+    }
+    for key, value in expected.items():
+        if key == "source":
+            same = _same_source(manifest, value, passages)
+        elif key == "index":
+            same = fits(value, actual[key])
+        else:
+            same = actual[key] == (resolved_encoder(value) if key == "encoder" else value)
+        if not same:
+            raise ValueError(
+                f"{section}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
+                f"Change {section}.{key}, or give another {section}.directory"
+            )
+
+
+def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | None) -> bool:
+    if passages is not None:
+        return passages_sha256(passages) == manifest.corpus_sha256
+    if in_bucket(source) and source == manifest.corpus:
+        return True
+    path = fetched(source)
+    if not path.exists() or url_of(path.resolve()) == manifest.corpus:
+        return True
+    return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256

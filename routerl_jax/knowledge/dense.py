@@ -16,11 +16,12 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, VectorIndex, opening_backend
+from routerl_jax.knowledge.index import opening_backend
 from routerl_jax.knowledge.store import Embedding, Store
 from routerl_jax.knowledge.updated_index import Searcher, UpdatedIndex
+from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex
 
 _CACHED = 16_384  # vectors in the cache of an encoder
 _WINDOW = 0.002  # seconds for which knowledge bases of one encoder collect texts before they are embedded together
@@ -250,7 +251,3 @@ def open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex
         return backend.load(store.index_directory, store.embeddings, settings, mesh=mesh)
     except ValueError as error:
         raise ValueError(f"{error}. {store.hint}") from error
-
-
-KB_KINDS.register("dense_text")(DenseKB.open)
-KB_KINDS.register("dense_table")(DenseKB.open)

@@ -12,12 +12,9 @@ from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
 from routerl_jax.knowledge.faiss_file import FaissVectors, Lists
-from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
-
-FAISS_IVF = "faiss_ivf"
+from routerl_jax.knowledge.vector_index import FAISS_IVF, VectorIndex, VectorSource
 
 
-@INDEXES.register(FAISS_IVF)
 class FaissIVFIndex(VectorIndex):
     """Compares a query with the vectors of `probes` lists.
 

@@ -11,15 +11,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from routerl_jax.core.buckets import in_bucket
+from jax.sharding import Mesh
+
+from routerl_jax.core.buckets import fetched, in_bucket, resolve_url, url_of
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
-from routerl_jax.knowledge.base import KB_BUILDERS, MOST_PASSAGES, Builder, KnowledgeBase
-from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings
+from routerl_jax.knowledge.base import MOST_PASSAGES, KnowledgeBase
+from routerl_jax.knowledge.builds import Builder, BuildReport, digest_of, write_settings
 from routerl_jax.knowledge.counts import Counts
+from routerl_jax.knowledge.encoders import TextEncoder
+from routerl_jax.knowledge.load import has_index, load_kb
 from routerl_jax.knowledge.query import checked_query, is_blank
-from routerl_jax.knowledge.store import Manifest
+from routerl_jax.knowledge.store import Manifest, Store
 from routerl_jax.knowledge.timing import TimedResults, timed_search
+from routerl_jax.models.images import is_url
 
 RRF_K = 60.0  # Cormack, Clarke and Buettcher 2009
 DEPTH = 2  # RouteRAG
@@ -104,6 +109,29 @@ class HybridKB(KnowledgeBase):
         return TimedResults(joined, seconds, walks)
 
 
+def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: str | TextEncoder | None) -> HybridKB:
+    """Opens a hybrid directory with its members. `index` is passed to members with an index, `encoder` to those with
+    vectors."""
+    settings = dict(store.manifest.settings)
+    members = []
+    for member in settings.pop("members", ()):
+        source = _member_source(store.directory, member)
+        vectors = not is_url(source) and Manifest.read(fetched(source)).embedding is not None
+        try:
+            member_index = index if has_index(source) else None
+            members.append(load_kb(source, mesh=mesh, index=member_index, encoder=encoder if vectors else None))
+        except ValueError as error:
+            raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
+    return HybridKB(members, name=store.manifest.name, **settings)
+
+
+def _member_source(directory: pathlib.Path, member: str) -> str:
+    if is_url(member) or in_bucket(member):
+        return member
+    path = url_of(directory)
+    return resolve_url(path, member) if in_bucket(path) else str((directory / member).resolve())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class HybridConfig:
@@ -185,9 +213,4 @@ def _check(members: int, weights: Sequence[float], constant: float, depth: int) 
         raise ValueError(f"weights={list(weights)}, constant={constant} must not be negative, depth={depth} at least 1")
 
 
-def is_url(source: str) -> bool:
-    """Whether a member is served by another process."""
-    return source.startswith(("http://", "https://"))
-
-
-KB_BUILDERS.register("hybrid")(Builder(HybridConfig, build_hybrid))
+BUILDER = Builder(HybridConfig, build_hybrid)

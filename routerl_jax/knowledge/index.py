@@ -7,24 +7,7 @@ import functools
 from absl import logging
 
 from routerl_jax.core.packages import install_hint
-from routerl_jax.knowledge.exact_index import ExactIndex
-from routerl_jax.knowledge.faiss_index import FAISS_IVF
-from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings
-from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
-
-__all__ = [
-    "AUTO",
-    "INDEXES",
-    "ExactIndex",
-    "ScannIndex",
-    "ScannSettings",
-    "VectorIndex",
-    "VectorSource",
-    "backend_of",
-    "fits",
-    "has_scann",
-    "opening_backend",
-]
+from routerl_jax.knowledge.vector_index import FAISS_IVF, INDEXES
 
 AUTO = "auto"  # ScaNN if it is installed, else exact search; few pages are all compared
 _BY_AUTO = ("scann", "exact", "maxsim", FAISS_IVF)  # backends that `auto` may choose
@@ -59,7 +42,7 @@ def fits(requested: str, built: str) -> bool:
 def has_scann() -> bool:
     """Whether ScaNN can be imported here."""
     try:
-        ScannIndex.require()
+        INDEXES.get("scann").require()
     except ValueError:
         return False
     return True

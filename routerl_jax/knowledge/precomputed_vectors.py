@@ -10,10 +10,9 @@ from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.faiss_index import FAISS_IVF
 from routerl_jax.knowledge.index import AUTO, backend_of
 from routerl_jax.knowledge.store import StoredPassages
-from routerl_jax.knowledge.vector_index import VectorSource
+from routerl_jax.knowledge.vector_index import FAISS_IVF, VectorSource
 
 _SAMPLE, _LEAST_OWN = 32, 0.75  # passages that are embedded for the check, and the share that must fit
 

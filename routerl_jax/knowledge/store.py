@@ -38,6 +38,7 @@ FORMAT = 1
 DELETED = "deleted.npy"
 MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
 VECTORS = "vectors"  # in a manifest's settings: a FAISS file with the vectors of the main part
+TEXTS = "texts"  # in a knowledge base of kind ocr: the one of its pages' texts
 SIZES = "sizes.json"  # bytes of the files that were built; knowledge bases of earlier versions have none
 PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 

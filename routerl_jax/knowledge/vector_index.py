@@ -20,6 +20,7 @@ from jaxtyping import Float, Float32, Int
 
 from routerl_jax.core.registry import Registry
 
+FAISS_IVF = "faiss_ivf"
 SPARE = 16  # further candidates beyond k, so that rounding in a backend can't lose a winner
 _TIE = 1e-5  # backends' float32 scores of equal vectors may differ by this much, relative to the best score
 _BLOCK = 8192  # candidates scored at a time, which bounds the memory of a large batch
@@ -118,4 +119,14 @@ class VectorIndex(abc.ABC):
         return np.take_along_axis(ids_QC, order_QC, 1), np.take_along_axis(scores_QC, order_QC, 1)
 
 
-INDEXES: Registry[type[VectorIndex]] = Registry("index")
+_HERE = "routerl_jax.knowledge"
+INDEXES: Registry[type[VectorIndex]] = Registry(
+    "index",
+    {
+        "exact": f"{_HERE}.exact_index:ExactIndex",
+        "exact_bf16": f"{_HERE}.exact_index:ExactBfloat16Index",
+        "exact_int8": f"{_HERE}.exact_index:ExactInt8Index",
+        FAISS_IVF: f"{_HERE}.faiss_index:FaissIVFIndex",
+        "scann": f"{_HERE}.scann_index:ScannIndex",
+    },
+)

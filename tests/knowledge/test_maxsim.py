@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.index import ExactIndex
+from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.pages import ragged
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
 from routerl_jax.knowledge.pages.maxsim import MaxSim, maxsim, padded_length

@@ -16,7 +16,7 @@ from PIL import Image
 
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage, TextAndImage
-from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.builds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.build import PicturesConfig, _Build, build_pictures

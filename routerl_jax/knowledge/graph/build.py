@@ -27,9 +27,9 @@ from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
     Source,
     corpus_source,
@@ -53,7 +53,7 @@ from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
 from routerl_jax.knowledge.graph.rules import RuleExtractor
 from routerl_jax.knowledge.graph.synonyms import synonyms
 from routerl_jax.knowledge.graph.triples import Extraction, PrecomputedTriples, Triple, passage_text, to_row
-from routerl_jax.knowledge.index import INDEXES, backend_of
+from routerl_jax.knowledge.index import backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.precomputed_vectors import check_vectors, check_width
 from routerl_jax.knowledge.store import (
@@ -65,6 +65,7 @@ from routerl_jax.knowledge.store import (
     StoredArray,
     StoredPassages,
 )
+from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.knowledge.writer import Part, StoreWriter
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
@@ -398,4 +399,4 @@ def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
     )
 
 
-KB_BUILDERS.register("graph")(Builder(GraphConfig, build_graph))
+BUILDER = Builder(GraphConfig, build_graph)

@@ -15,7 +15,7 @@ from jaxtyping import Float32
 from routerl_jax.core.checked import BelowOne, Size, checked
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Walk
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.graph.graph import Graph
@@ -243,6 +243,3 @@ def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:
         backend = "host" if jax.default_backend() == "cpu" else "device"
     make = HostPageRank if backend == "host" else DevicePageRank
     return make(graph.adjacency, damping=settings.damping, tolerance=settings.tolerance)
-
-
-KB_KINDS.register("graph")(GraphKB.open)

@@ -13,7 +13,7 @@ from jaxtyping import Float32, Int
 from routerl_jax.core.types import Message
 from routerl_jax.knowledge.graph.parsing import json_value
 from routerl_jax.knowledge.graph.triples import Triple
-from routerl_jax.knowledge.index import VectorSource
+from routerl_jax.knowledge.vector_index import VectorSource
 from routerl_jax.services.base import ChatModel
 
 PhraseWeights = Literal["average", "released"]

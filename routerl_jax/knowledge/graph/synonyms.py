@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Array, Float32, Int32
 
 from routerl_jax.core.progress import Bar
-from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
+from routerl_jax.knowledge.index import backend_of
+from routerl_jax.knowledge.vector_index import INDEXES, VectorSource
 
 MOST = 101  # most synonyms of a phrase: HippoRAG's loop stops once it has more than 100
 _LETTERS = re.compile("[^A-Za-z0-9]")

@@ -19,21 +19,31 @@ from jaxtyping import Float32
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.bm25 import Words
-from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import (
+    KB_BUILDERS,
+    Builder,
+    BuildReport,
+    Source,
+    corpus_source,
+    digest_of,
+    is_built,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, backend_of
+from routerl_jax.knowledge.index import backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import corpus_digest
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
-from routerl_jax.knowledge.pages.kb import POOLED, TEXTS, VECTORS, open_index
+from routerl_jax.knowledge.pages.kb import POOLED, VECTORS, open_index
 from routerl_jax.knowledge.pages.pooling import Pooling, pool
 from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter
 from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter, skipped_pages
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, TEXTS, Embedding, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.late_interaction import LateInteraction
 
@@ -361,5 +371,5 @@ def _batch_size(encoder: LateInteraction) -> int:
     return 1 if devices[0].platform == "cpu" else 4 * len(devices)
 
 
-KB_BUILDERS.register("pages")(Builder(PagesConfig, build_pages, corpus_digest))
-KB_BUILDERS.register("ocr")(Builder(OcrConfig, build_ocr, corpus_digest))
+BUILDER = Builder(PagesConfig, build_pages, corpus_digest)
+OCR_BUILDER = Builder(OcrConfig, build_ocr, corpus_digest)

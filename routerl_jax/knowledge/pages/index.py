@@ -17,9 +17,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, Float32, Int
 
-from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.pages.maxsim import MaxSim
 from routerl_jax.knowledge.pages.ragged import Ragged
+from routerl_jax.knowledge.vector_index import VectorIndex
 
 _SPARE = 16  # further pages beyond k that are scored again, so that rounding can't lose a winner
 _PER_K = 4  # fewest candidates for each page asked for

@@ -14,15 +14,16 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.dense import QueryCache, query_encoder, stored_embedding
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.index import INDEXES, opening_backend
+from routerl_jax.knowledge.index import opening_backend
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
 from routerl_jax.knowledge.pages.ragged import Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
-from routerl_jax.knowledge.store import Store
+from routerl_jax.knowledge.store import TEXTS, Store
 from routerl_jax.knowledge.timing import TimedResults
+from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.models.late_interaction import LateInteraction
 
-VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
+VECTORS, POOLED = "vectors", "pooled"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
 _MEMORY = 2**30  # bytes up to which vectors are held in memory after their first use
 _COST = 2.0  # in units of a dense search: a query has some twenty vectors, and candidates are read from disk
@@ -182,7 +183,3 @@ def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = Non
         raise ValueError(f"{error}. {store.hint}") from error
     first = FirstStage(loaded, pooled.owner(), settings["depth"], settings["candidates"])
     return PageIndex(vectors, first, mesh=mesh)
-
-
-KB_KINDS.register("pages")(PageKB.open)
-KB_KINDS.register("ocr")(OcrKB.open)

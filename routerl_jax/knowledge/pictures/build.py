@@ -17,19 +17,20 @@ from routerl_jax.core.checked import Count, Range, Size, checked
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage, TextAndImage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
-from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import Builder, BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
+from routerl_jax.knowledge.index import AUTO, backend_of, opening_backend
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.pages.documents import OnError, Problems
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles, PictureFormat, PictureJournal, smaller
 from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_pictures
 from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
 from routerl_jax.knowledge.pictures.near_duplicates import BYTES, difference_hash
+from routerl_jax.knowledge.scann_index import ScannSettings
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
+from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.knowledge.writer import StoreWriter, finish, finished
 from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
@@ -257,5 +258,4 @@ def _batch_size(encoder: PictureEmbedder) -> int:
     return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
-for _kind in _KINDS:
-    KB_BUILDERS.register(_kind)(Builder(PicturesConfig, build_pictures, pictures_digest))
+BUILDER = Builder(PicturesConfig, build_pictures, pictures_digest)

@@ -11,14 +11,14 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.dense import QueryCache, open_index, query_encoder, stored_embedding
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.pictures.near_duplicates import near_duplicates
 from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
+from routerl_jax.knowledge.vector_index import VectorIndex
 from routerl_jax.models.clip import uniir_text
 from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.images import decode_image, is_url
@@ -166,7 +166,3 @@ class ReverseImageKB(PictureKB):
             lines += [f"The same picture: {title}" for title in titles if title]
             results.append(dataclasses.replace(passage, text="\n".join(lines), score=scores[first]))
         return results
-
-
-KB_KINDS.register("text_image")(TextImageKB.open)
-KB_KINDS.register("reverse_image")(ReverseImageKB.open)

@@ -23,10 +23,10 @@ from absl import logging
 from routerl_jax.core.files import atomic_file
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
     Source,
     corpus_source,
@@ -38,7 +38,7 @@ from routerl_jax.knowledge.builds import (
 from routerl_jax.knowledge.corpora.splitting import split_of
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.index import INDEXES, backend_of
+from routerl_jax.knowledge.index import backend_of
 from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import EMBEDDINGS, INDEX, Store, StoredArray, StoredPassages
 from routerl_jax.knowledge.tables import count_words
@@ -46,6 +46,7 @@ from routerl_jax.knowledge.tree.clusters import soft_clusters
 from routerl_jax.knowledge.tree.config import TreeConfig
 from routerl_jax.knowledge.tree.kb import TREE
 from routerl_jax.knowledge.tree.summaries import PROMPT, summaries
+from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.knowledge.writer import Part, StoreWriter, explained, left_out
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
@@ -259,4 +260,4 @@ class _Build:
         writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
 
-KB_BUILDERS.register("tree")(Builder(TreeConfig, build_tree))
+BUILDER = Builder(TreeConfig, build_tree)

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 
 from routerl_jax.core.rows import read_rows
-from routerl_jax.knowledge.base import KB_KINDS
 from routerl_jax.knowledge.dense import DenseKB
 
 TREE = "tree.jsonl.gz"
@@ -33,6 +32,3 @@ class TreeKB(DenseKB):
         return (
             (name,) if below is None else tuple(dict.fromkeys(leaf for child in below for leaf in self.leaves(child)))
         )
-
-
-KB_KINDS.register("tree")(TreeKB.open)

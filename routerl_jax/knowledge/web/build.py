@@ -8,8 +8,7 @@ import pathlib
 from jax.sharding import Mesh
 
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
-from routerl_jax.knowledge.builds import BuildReport, changes, write_settings
+from routerl_jax.knowledge.builds import Builder, BuildReport, changes, write_settings
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.store import MANIFEST, Store, nested
 from routerl_jax.knowledge.web.config import SnapshotConfig, WebConfig
@@ -55,5 +54,4 @@ def open_web(
     return web_kb(config)
 
 
-KB_KINDS.register("web")(open_web)
-KB_BUILDERS.register("web")(Builder(WebConfig, build_web))
+BUILDER = Builder(WebConfig, build_web)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.builds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.tree.build import build_tree
 from routerl_jax.knowledge.tree.config import TreeConfig
