@@ -10,7 +10,7 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.types import Example, Passage, Query
 from routerl_jax.engine.policy import Policy
 from routerl_jax.evaluation.benchmark import score
-from routerl_jax.knowledge.query import query_text
+from routerl_jax.knowledge.base import query_text
 
 
 class RandomQueryTool:

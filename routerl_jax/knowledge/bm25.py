@@ -24,6 +24,7 @@ from routerl_jax.knowledge.builds import (
     VERSIONS,
     Builder,
     BuildReport,
+    Clock,
     changes,
     corpus_source,
     digest_of,
@@ -31,10 +32,8 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained

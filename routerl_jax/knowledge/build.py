@@ -21,7 +21,11 @@ from routerl_jax.knowledge.builds import (
     VERSIONS,
     Builder,
     BuildReport,
+    Clock,
     Source,
+    backend_over,
+    check_vectors,
+    check_width,
     corpus_source,
     digest_of,
     is_built,
@@ -29,8 +33,7 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
@@ -40,11 +43,8 @@ from routerl_jax.knowledge.encoders import (
     shared_encoder,
     token_counter,
 )
-from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.index import AUTO, opening_backend
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.precomputed_vectors import backend_over, check_vectors, check_width
-from routerl_jax.knowledge.recall import jittered, recall
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import AUTO, INDEXES, VectorIndex, VectorSource, jittered, opening_backend, recall
 from routerl_jax.knowledge.scann_index import ScannSettings
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
@@ -56,7 +56,6 @@ from routerl_jax.knowledge.store import (
     StoredPassages,
 )
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
-from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
 from routerl_jax.knowledge.writer import StoreWriter, explained
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost

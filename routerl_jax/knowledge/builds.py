@@ -1,4 +1,4 @@
-"""Shared parts of builds of all kinds: the source of passages, the settings that matter, the manifest, the report."""
+"""The parts that builds of all kinds share: their registry, source, settings, checks, manifest, report and card."""
 
 from __future__ import annotations
 
@@ -7,21 +7,49 @@ import datetime
 import hashlib
 import json
 import pathlib
+import resource
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from absl import logging
+from jaxtyping import Float32
 
 from routerl_jax.core.buckets import fetched, in_bucket, url_of
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
+from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
-from routerl_jax.knowledge.index import fits
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, nested
-from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import AUTO, FAISS_IVF, VectorSource, backend_of, fits
+from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, StoredPassages, nested
+from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out, size_on_disk
+
+
+class Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Ends a stage, which began at the end of the last one."""
+        now = time.perf_counter()
+        self.laps[stage], self._last = now - self._last, now
+
+
+def peak_rss() -> int:
+    """Peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
 
 VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its fingerprint
 # Settings of any kind that change nothing in what is built.
@@ -58,8 +86,8 @@ KB_BUILDERS: Registry[Builder] = Registry(
         "pages": f"{_HERE}.pages.build:BUILDER",
         "reverse_image": f"{_HERE}.pictures.build:BUILDER",
         "text_image": f"{_HERE}.pictures.build:BUILDER",
-        "tree": f"{_HERE}.tree.build:BUILDER",
-        "web": f"{_HERE}.web.build:BUILDER",
+        "tree": f"{_HERE}.tree:BUILDER",
+        "web": f"{_HERE}.web.kb:BUILDER",
     },
 )
 
@@ -348,3 +376,111 @@ def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | 
     if not path.exists() or url_of(path.resolve()) == manifest.corpus:
         return True
     return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256
+
+
+_SAMPLE, _LEAST_OWN = 32, 0.75  # passages that are embedded for the check, and the share that must fit
+
+
+def backend_over(requested: str, vectors: FaissVectors | None) -> str:
+    """The index to build. Unless another one is requested, a file's own lists are searched, or else all of its vectors."""
+    if vectors is None or requested != AUTO:
+        return backend_of(requested)
+    return "exact" if vectors.lists is None else FAISS_IVF
+
+
+def check_width(source: str | pathlib.Path, width: int, expected: int) -> None:
+    """Raises ValueError if the `width` of vectors differs from the `expected` one of the encoder. `source`: their file."""
+    if width != expected:
+        raise ValueError(
+            f"{source}: its vectors have width {width}, but the encoder gives {expected}: set encoder to the one that made them"
+        )
+
+
+def check_vectors(
+    source: str | pathlib.Path,
+    vectors: VectorSource,
+    passages: StoredPassages,
+    embed: Callable[[Sequence[Passage]], Float32[np.ndarray, "N D"]],
+) -> None:
+    """Checks that vectors are those of the passages: a few passages are embedded, and must be nearest to their own.
+
+    Args:
+      source: the file or directory of the vectors, for errors.
+
+    Raises:
+      ValueError: there are more or fewer, or most belong to other passages, as of another corpus or another encoder.
+    """
+    if vectors.shape[0] != len(passages):
+        raise ValueError(
+            f"{source}: holds {vectors.shape[0]} vectors, but the corpus has {len(passages)} passages: give the corpus that it "
+            "was made from"
+        )
+    rows = np.unique(np.linspace(0, len(passages) - 1, _SAMPLE).astype(np.int64))
+    nearest = (embed(passages.take(rows)) @ vectors.take(rows).T).argmax(1)
+    matching = int((nearest == np.arange(len(rows))).sum())
+    if matching < _LEAST_OWN * len(rows):
+        raise ValueError(
+            f"{source}: its vectors are not those of the corpus by this encoder: only {matching} of {len(rows)} passages are "
+            "nearest to their own. Give the corpus, the encoder and the passage_prefix that it was made with"
+        )
+
+
+CARD = "README.md"
+
+
+def write_card(directory: str | pathlib.Path) -> None:
+    """Writes the card from the manifest in the same directory. Of paths on this machine it names only the last part, or what is
+    below the working directory."""
+    path = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(path)
+    passages = f"{manifest.count:,}"
+    if manifest.delta:
+        passages += f" of the corpus; since then {manifest.delta.added:,} added, {manifest.delta.deleted:,} deleted"
+    rows = {
+        "kind": manifest.kind,
+        "passages": passages if manifest.stored else "none of its own; it asks others",
+        "corpus": without_directories(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
+        "corpus sha256": manifest.corpus_sha256,
+        "made": manifest.created,
+        "left out of the corpus": f"{missing} files or pages ({LEFT_OUT})" if (missing := len(left_out(path))) else "",
+        "times updated": str(manifest.updates or ""),
+    }
+    if embedding := manifest.embedding:
+        rows |= {
+            "encoder": f"{without_directories(embedding.encoder)}, {embedding.dim} wide, {embedding.dtype}",
+            "encoder digest": embedding.digest,
+            "put before queries": json.dumps(embedding.query_prefix) if embedding.query_prefix else "",
+            "put before passages": json.dumps(embedding.passage_prefix) if embedding.passage_prefix else "",
+        }
+    rows["index"] = str(manifest.index.get("backend", ""))
+    rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
+    here = path.resolve().is_relative_to(pathlib.Path.cwd())
+    place = (path.resolve().relative_to(pathlib.Path.cwd()) if here else pathlib.Path(path.resolve().name)).as_posix()
+    lines = [
+        "---",
+        "tags: [routerl_jax, retrieval, knowledge-base]",
+        "---",
+        "",
+        f"# {manifest.name}",
+        "",
+        f"A knowledge base that routerl_jax searches{'' if here else ', from the directory that holds it'}:",
+        "",
+        "```python",
+        "import routerl_jax as rj",
+        "",
+        f'rj.load_kb("{place}").search(["..."], k=5)',
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items() if value),
+        "",
+        *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
+        *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
+    ]
+    write_atomic(path / CARD, "\n".join(lines) + "\n")
+
+
+def _block(settings: Mapping[str, object]) -> list[str]:
+    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items()]
+    return ["```", *lines, "```"]

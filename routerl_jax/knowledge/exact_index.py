@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int
 
 from routerl_jax.knowledge.encoders import local_mesh
-from routerl_jax.knowledge.vector_index import VectorIndex, VectorSource
+from routerl_jax.knowledge.index import VectorIndex, VectorSource
 from routerl_jax.parallel.mesh import on_cpu
 
 _QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries

@@ -26,7 +26,7 @@ def load_kb(
     Args:
       path_or_url: its directory (here, or under gs:// or s3://, from where it is copied into the cache), or
         `http://host:port/NAME`, or several URLs of equal servers separated by commas. A URL that ends in `/retrieve` is a
-        server with Search-R1's protocol (knowledge.client.retrieve).
+        server with Search-R1's protocol (knowledge.client.kb).
       mesh: devices of the encoder and of an exact index; default: all devices of this process.
       index: search with this backend (`scann`, `exact`). Default: the one it was built with; if that is ScaNN and ScaNN is not
         installed, `exact`, with a warning.
@@ -41,9 +41,8 @@ def load_kb(
     if is_url(str(path_or_url)):
         if not (mesh is None and index is None and encoder is None):
             raise ValueError(f"{path_or_url}: mesh, index and encoder are those of the server; leave them out")
-        from routerl_jax.knowledge.client.kb import HttpKB
-        from routerl_jax.knowledge.client.policy import Unavailable
-        from routerl_jax.knowledge.client.retrieve import RetrieveKB
+        from routerl_jax.knowledge.client.kb import HttpKB, RetrieveKB
+        from routerl_jax.knowledge.client.transport import Unavailable
 
         urls = [url.strip() for url in str(path_or_url).split(",")]
         try:

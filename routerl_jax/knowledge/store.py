@@ -31,8 +31,8 @@ from routerl_jax.core.buckets import fetched, in_bucket, listing
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.vector_index import VectorSource
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import VectorSource
 
 FORMAT = 1
 DELETED = "deleted.npy"

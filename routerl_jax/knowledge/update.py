@@ -27,8 +27,8 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
 from routerl_jax.knowledge.builds import digest_of
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
-from routerl_jax.knowledge.graph.update import rebuild_graph
-from routerl_jax.knowledge.index import AUTO, backend_of, opening_backend
+from routerl_jax.knowledge.graph.build import rebuild_graph
+from routerl_jax.knowledge.index import AUTO, FAISS_IVF, INDEXES, backend_of, opening_backend
 from routerl_jax.knowledge.store import (
     DELETED,
     EMBEDDINGS,
@@ -41,7 +41,6 @@ from routerl_jax.knowledge.store import (
     delta_directory,
     replaced_directory,
 )
-from routerl_jax.knowledge.vector_index import FAISS_IVF, INDEXES
 from routerl_jax.knowledge.writer import StoreWriter, explained, left_out, write_passages
 from routerl_jax.services.base import ChatModel
 

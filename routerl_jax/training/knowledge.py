@@ -26,12 +26,11 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import RecordedTool
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
+from routerl_jax.knowledge.hybrid import RerankedKB, shared_reranker
 from routerl_jax.knowledge.index import AUTO, has_scann
-from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store, built_at
-from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
-from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.knowledge.web.kb import WebKB, open_web
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
 from routerl_jax.services.background import run_coroutine

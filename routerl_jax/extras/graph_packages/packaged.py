@@ -30,6 +30,7 @@ from routerl_jax.knowledge.build import BuildConfig, Vectoriser
 from routerl_jax.knowledge.builds import (
     VERSIONS,
     BuildReport,
+    Clock,
     changes,
     corpus_source,
     digest_of,
@@ -37,10 +38,8 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.services.base import ChatModel

@@ -24,6 +24,7 @@ from routerl_jax.knowledge.builds import (
     KB_BUILDERS,
     Builder,
     BuildReport,
+    Clock,
     Source,
     corpus_source,
     digest_of,
@@ -33,17 +34,21 @@ from routerl_jax.knowledge.builds import (
 )
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.index import backend_of
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.pages.documents import corpus_digest
-from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
+from routerl_jax.knowledge.index import INDEXES, backend_of
+from routerl_jax.knowledge.pages.index import (
+    FirstStage,
+    PageIndex,
+    Pooling,
+    Precision,
+    Ragged,
+    RaggedWriter,
+    page_recall,
+    pool,
+)
 from routerl_jax.knowledge.pages.kb import POOLED, VECTORS, open_index
-from routerl_jax.knowledge.pages.pooling import Pooling, pool
-from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter
-from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter, skipped_pages
+from routerl_jax.knowledge.pages.reading import PageConfig, PageWriter, corpus_digest, skipped_pages
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, TEXTS, Embedding, Manifest, Store, StoredPassages
-from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.late_interaction import LateInteraction
 
@@ -61,7 +66,7 @@ _SAMPLE = 16  # vectors of a page that serve as a query if no questions are give
 class PagesConfig:
     """Configuration of `build_pages`."""
 
-    corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
+    corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.reading)
     kind: str = "pages"  # kind of the knowledge base
     name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id

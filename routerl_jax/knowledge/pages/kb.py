@@ -11,16 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase, TimedResults
 from routerl_jax.knowledge.dense import QueryCache, query_encoder, stored_embedding
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.index import opening_backend
-from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
-from routerl_jax.knowledge.pages.ragged import Ragged
+from routerl_jax.knowledge.index import INDEXES, opening_backend
+from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.store import TEXTS, Store
-from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.knowledge.vector_index import INDEXES
 from routerl_jax.models.late_interaction import LateInteraction
 
 VECTORS, POOLED = "vectors", "pooled"
