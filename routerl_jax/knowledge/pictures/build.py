@@ -7,11 +7,9 @@ import hashlib
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 from jaxtyping import Float32
 
@@ -24,13 +22,16 @@ from routerl_jax.knowledge.build import recall
 from routerl_jax.knowledge.builds import (
     Builder,
     BuildReport,
+    BuildSettings,
     Clock,
     Source,
+    batch_size,
     corpus_source,
     digest_of,
     is_built,
     report,
     stamp,
+    write_index,
 )
 from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.knowledge.dense import open_index
@@ -147,12 +148,11 @@ _PRINTS_SHARD, _PRINTS_CHUNK = 2**18, 2**10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PicturesConfig:
+class PicturesConfig(BuildSettings):
     """Configuration of `build_pictures`."""
 
     corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.build)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
-    name: str = ""  # name of the knowledge base; default: that of its directory
     # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
     encoder: str = "openai/clip-vit-large-patch14"
     instruction: str = ""  # only for text_image: put before queries of text alone, as in the model's training
@@ -166,7 +166,6 @@ class PicturesConfig:
     embed_batch: Count = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
     check_queries: Count = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -243,8 +242,7 @@ class _Build:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
-        backend = INDEXES.get(name)
-        backend.require()
+        INDEXES.get(name).require()
         bar = Bar(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
         with bar:
             count = writer.passages(self._passages(bar))
@@ -259,19 +257,16 @@ class _Build:
             shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
         self._clock.lap("embed")
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        shutil.rmtree(writer.index_directory, ignore_errors=True)
-        settings = dataclasses.asdict(config.scann) if name == "scann" else {}
-        saved = backend.build(vectors, settings).save(writer.index_directory)
+        index = write_index(writer, vectors, name, dataclasses.asdict(config.scann) if name == "scann" else {})
         self._clock.lap("index")
         writer.commit(
             stamp(
                 config,
                 writer.directory,
-                corpus=source.path,
-                digest=source.digest,
+                source,
                 count=count,
                 embedding=embedding,
-                index={"backend": name, **saved},
+                index=index,
                 settings={
                     "picture_format": config.picture_format,
                     "instruction": config.instruction,
@@ -330,7 +325,7 @@ class _Build:
 
     def _embed(self, passages: Sequence[Passage], first: int) -> Float32[np.ndarray, "N D"]:
         """The vectors of the passages from row `first` on."""
-        parts, batch = [], self._config.embed_batch or _batch_size(self._encoder)
+        parts, batch = [], batch_size(self._config.embed_batch, self._encoder)
         for start in range(0, len(passages), 16 * batch):
             inputs = []
             for row, passage in enumerate(passages[start : start + 16 * batch], first + start):
@@ -355,11 +350,6 @@ def _check(config: PicturesConfig, store: Store) -> float | None:
     index = open_index(store, None, None)
     rows = np.unique(np.linspace(0, len(store) - 1, min(config.check_queries, len(store))).astype(np.int64))
     return recall(index, store.embeddings, store.embeddings.take(rows))
-
-
-def _batch_size(encoder: PictureEmbedder) -> int:
-    devices = jax.local_devices() if encoder.mesh is None else list(encoder.mesh.devices.flat)
-    return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
 BUILDER = Builder(PicturesConfig, build_pictures, pictures_digest)
