@@ -10,7 +10,7 @@ import argparse
 from configs import r1_router_small
 from routerl_jax.data.atlas.questions import PICTURES, SHOWN
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.knowledge.query import with_picture
+from routerl_jax.knowledge.base import with_picture
 from routerl_jax.training.knowledge import open_knowledge_bases
 
 

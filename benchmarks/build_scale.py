@@ -19,10 +19,9 @@ import numpy as np
 
 from benchmarks.vectors import Mixture, real_vectors
 from routerl_jax.knowledge.build import BuildConfig, build_kb
-from routerl_jax.knowledge.builds import BuildReport
+from routerl_jax.knowledge.builds import BuildReport, peak_rss
+from routerl_jax.knowledge.index import jittered
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.measures import peak_rss
-from routerl_jax.knowledge.recall import jittered
 
 
 class Given:

@@ -197,7 +197,7 @@ def retrieval(
 
 def _tied(kb: Any, queries: Sequence[str]) -> np.ndarray:
     """Queries of which phrases of equal weight compete for the last place: the reference takes any, by the order of a set."""
-    from routerl_jax.knowledge.graph.linking import phrase_weights
+    from routerl_jax.knowledge.graph.kb import phrase_weights
 
     tied = []
     for facts in kb.link(queries):

@@ -9,8 +9,7 @@ from typing import Any
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import read_corpus
-from routerl_jax.knowledge.graph.build import build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph_from_passages
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 
 DATASETS = ("musique", "hotpotqa", "2wikimultihopqa")

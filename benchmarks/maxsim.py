@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.passages import data_directory
-from routerl_jax.knowledge.pages.maxsim import MaxSim
+from routerl_jax.knowledge.pages.index import MaxSim
 
 COPIES, QUERIES, VECTORS = 8, 32, 16  # pages for each real one; queries, and vectors of a query
 _NOISE = 0.02  # of a copy's vectors, each component

@@ -32,7 +32,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pages.build import OcrConfig, build_ocr
-from routerl_jax.knowledge.pages.rendering import PageConfig, Text
+from routerl_jax.knowledge.pages.reading import PageConfig, Text
 from routerl_jax.models.images import ImageProcessor, decode_image, encoded_image, image_size, smart_resize
 from routerl_jax.models.regions import RegionRule, View, region
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.passages import dense_kb
-from routerl_jax.knowledge.index import ScannIndex
-from routerl_jax.knowledge.recall import jittered
+from routerl_jax.knowledge.index import jittered
+from routerl_jax.knowledge.scann_index import ScannIndex
 from routerl_jax.knowledge.store import Store
 
 K, BATCH, REPEATS = 10, 256, 3

@@ -3,7 +3,7 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.builds import KB_BUILDERS
 
 
 def get_config(kind: str = "dense_text") -> ml_collections.ConfigDict:

@@ -33,7 +33,7 @@ def define_flags() -> None:
 
 def schemas() -> dict[str, type]:
     """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.knowledge.builds import KB_BUILDERS
 
     classes: dict[type, list[str]] = {}  # some kinds have a configuration in common
     for name in KB_BUILDERS:
@@ -42,8 +42,7 @@ def schemas() -> dict[str, type]:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.knowledge.card import write_card
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.knowledge.builds import KB_BUILDERS, write_card
     from routerl_jax.parallel import multihost
 
     builder = KB_BUILDERS.get(str(read_config_dict().get("kind", "dense_text")))

@@ -33,7 +33,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.knowledge.card import write_card
+    from routerl_jax.knowledge.builds import write_card
     from routerl_jax.knowledge.update import read_added, update
 
     report = update(

@@ -105,7 +105,7 @@ def launch_here(program: str, *arguments: Any) -> Any:
 def read_by(program: str, words: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a launch program reads of its --config and the settings after it, None without one. The program does nothing."""
     from routerl_jax.extras.comparison.config import ComparisonConfig
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.knowledge.builds import KB_BUILDERS
     from routerl_jax.training.config import TrainConfig
 
     module, read = importlib.import_module(f"launch.{program}"), []

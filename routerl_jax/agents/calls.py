@@ -17,10 +17,15 @@ from routerl_jax.agents.request import Request, Want
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query, Walk
-from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.query import as_read, query_image, query_text
-from routerl_jax.knowledge.timing import TimedResults, timed_search
-from routerl_jax.knowledge.together import search_together
+from routerl_jax.knowledge.base import (
+    KnowledgeBase,
+    TimedResults,
+    as_read,
+    query_image,
+    query_text,
+    search_together,
+    timed_search,
+)
 from routerl_jax.parallel import multihost
 from routerl_jax.services.background import in_thread
 

@@ -141,7 +141,7 @@ class Call:
     Attributes:
       query: the text that was searched for; "" if the search was for a picture alone.
       image: digest of the picture that was searched for; "" if none.
-      seconds: time that this query took, without the other queries of its batch (`knowledge.timing`).
+      seconds: time that this query took, without the other queries of its batch (`knowledge.base`).
       cost: the tool's price of the query (`KnowledgeBase.cost`), the same in every run.
       facts, nodes: see `Walk`; () where there is no walk over a graph, or where it is not known.
     """

@@ -19,7 +19,7 @@ class PageName(NamedTuple):
 
 
 def page_id(document: str, page: int) -> str:
-    """The id of a document's page in a knowledge base of documents (`knowledge.pages.documents`): `report.pdf#3`."""
+    """The id of a document's page in a knowledge base of documents (`knowledge.pages.reading`): `report.pdf#3`."""
     return f"{document}#{page}"
 
 

@@ -1,22 +1,202 @@
-"""The interface of knowledge bases, and the registry of their kinds, which `load_kb` opens."""
+"""The interface of knowledge bases: queries, results with times, counts, and the registry of kinds that `load_kb` opens."""
 
 from __future__ import annotations
 
 import abc
-import pathlib
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+import collections
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from jax.sharding import Mesh
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Passage, Query, Walk
-from routerl_jax.knowledge.corpus import corpus_sha256
-from routerl_jax.knowledge.counts import Counts
+from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.types import Passage, Query, TextAndImage, Walk
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.query import checked_query, is_blank
 from routerl_jax.knowledge.store import Store
-from routerl_jax.knowledge.timing import TimedResults, timed_search
+from routerl_jax.models.images import image_digest
+
+
+class TimedResults(list[list[Passage]]):
+    """The results of a search with the time of each query. `search` returns this if the tool measures times itself.
+
+    Args:
+      results: the passages of each query.
+      seconds: the seconds of each query alone; finite and not negative.
+      walks: each query's walk over a graph; () if nothing is known of walks.
+
+    Raises:
+      ValueError: `seconds` or `walks` has another length, or `seconds` other values.
+    """
+
+    def __init__(self, results: Iterable[list[Passage]], seconds: Iterable[float], walks: Iterable[Walk] = ()) -> None:
+        super().__init__(results)
+        self.walks = list(walks) or [Walk()] * len(self)
+        if len(self.walks) != len(self):
+            raise ValueError(f"walks of {len(self.walks)} queries for {len(self)} results")
+        self.seconds = [float(value) for value in seconds]
+        if len(self.seconds) != len(self):
+            raise ValueError(f"{len(self.seconds)} times for {len(self)} results; give the seconds of each query")
+        if wrong := [value for value in self.seconds if not (value >= 0 and math.isfinite(value))]:
+            raise ValueError(f"a query that took {wrong[0]} s; give seconds that are not negative and not infinite")
+
+
+def timed_search(search: Callable[[Any, int], Any], queries: Sequence[Query], k: int) -> tuple[Any, list[float]]:
+    """The result of `search(queries, k)`, unchecked, and the seconds of each query.
+
+    The seconds are those of the reply if it is `TimedResults`; else the time of the call in equal shares.
+    """
+    started = time.perf_counter()
+    reply = search(queries, k)
+    elapsed = time.perf_counter() - started
+    if isinstance(reply, TimedResults) and len(reply.seconds) == len(queries):
+        return reply, list(reply.seconds)
+    return reply, [elapsed / max(len(queries), 1)] * len(queries)
+
+
+# Stage -> number of requests ("asked"), of answers from a cache ("hits", only for stages with a cache), of failures, and of
+# documents that were no passages ("left_out", if there were any).
+Counts = Mapping[str, Mapping[str, int]]
+
+ASKED, HITS, FAILURES, LEFT_OUT = "asked", "hits", "failures", "left_out"
+
+
+class StageCounts:
+    """Counters of stages. Safe to use from several threads.
+
+    Args:
+      cached: stages with a cache.
+      uncached: stages without a cache.
+    """
+
+    def __init__(self, *cached: str, uncached: tuple[str, ...] = ()) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, dict[str, int]] = {
+            **{stage: {ASKED: 0, HITS: 0, FAILURES: 0} for stage in cached},
+            **{stage: {ASKED: 0, FAILURES: 0} for stage in uncached},
+        }
+
+    def add(self, stage: str, *, asked: int = 0, hits: int = 0, failures: int = 0, left_out: int = 0) -> None:
+        """Adds to the counts of a stage."""
+        with self._lock:
+            counts = self._counts[stage]
+            counts[ASKED] += asked
+            counts[FAILURES] += failures
+            if hits:
+                counts[HITS] += hits
+            if left_out:
+                counts[LEFT_OUT] = counts.get(LEFT_OUT, 0) + left_out
+
+    def __call__(self) -> dict[str, dict[str, int]]:
+        """All counts so far."""
+        with self._lock:
+            return {stage: dict(counts) for stage, counts in self._counts.items()}
+
+
+def added(*parts: Counts) -> dict[str, dict[str, int]]:
+    """The sums of several counts."""
+    sums: dict[str, collections.Counter[str]] = {}
+    for part in parts:
+        for stage, counts in part.items():
+            sums.setdefault(stage, collections.Counter()).update(counts)
+    return {stage: dict(counts) for stage, counts in sums.items()}
+
+
+def difference(after: Counts, before: Counts) -> dict[str, dict[str, int]]:
+    """The counts after, less those before."""
+    return {
+        stage: {name: value - before.get(stage, {}).get(name, 0) for name, value in counts.items()}
+        for stage, counts in after.items()
+    }
+
+
+_BESIDE = ("question", "url")  # further fields of a query
+
+
+def query_text(query: Query) -> str:
+    """The text of a query; "" for a picture alone."""
+    return query if isinstance(query, str) else query.text or ""
+
+
+def query_image(query: Query) -> str:
+    """The digest of a query's picture; "" if it has none."""
+    return "" if isinstance(query, str) or query.image is None else image_digest(query.image)
+
+
+def query_question(query: Query) -> str:
+    """The user's question behind a query; "" if it has none."""
+    return "" if isinstance(query, str) else query.question
+
+
+def query_url(query: Query) -> str:
+    """The web address of a query's picture; "" if it has none."""
+    return "" if isinstance(query, str) else query.url
+
+
+def query_key(query: Query) -> str:
+    """A string that identifies a query: the text, and if there are any, the digest of the picture, the user's question and the
+    picture's URL."""
+    parts = {"image": query_image(query), "question": query_question(query), "url": query_url(query)}
+    return query_text(query) + "".join(f"\0{name}:{value}" for name, value in parts.items() if value)
+
+
+def with_question(text: str, question: str) -> Query:
+    """A query of a text, with the user's question behind it."""
+    return TextAndImage(text=text, question=question) if question.strip() else text
+
+
+def as_read(query: Query, reads: Collection[str]) -> Query:
+    """The query without the user's question and the picture's URL, unless the knowledge base reads these. Otherwise equal
+    searches would have different keys."""
+    if isinstance(query, str):
+        return query
+    return _simplified(dataclasses.replace(query, **{key: "" for key in _BESIDE if key not in reads}))
+
+
+def _simplified(query: TextAndImage) -> Query:
+    """The query as a string if it is a text alone."""
+    alone = query.image is None and not any(getattr(query, key) for key in _BESIDE)
+    return query.text or "" if alone else query
+
+
+def with_picture(text: str, images: Sequence[Any]) -> Query:
+    """A query of a text and the first of a question's pictures; of the text alone if there are none."""
+    return TextAndImage(text=text, image=images[0]) if images else text
+
+
+def is_blank(query: Query) -> bool:
+    """Whether a query is blank: it has no picture, no URL of one, and no text but white space."""
+    return not query_text(query).strip() and (isinstance(query, str) or (query.image is None and not query.url.strip()))
+
+
+def checked_query(query: object, number: int, reads: Collection[str], name: str) -> Query:
+    """Checks a query for a knowledge base and reduces it to the parts that it `reads`. A text alone becomes a string.
+
+    Halves of surrogate pairs, which JSON may contain and no encoder reads, become question marks.
+
+    Raises:
+      ValueError: the query is no query, or has a text or a picture that the knowledge base does not read.
+    """
+    if isinstance(query, str):
+        query = TextAndImage(text=query)
+    elif not isinstance(query, TextAndImage):
+        raise ValueError(f"query {number} is of type {type(query).__name__}, expected a string or a TextAndImage")
+    extra_fields = {key: getattr(query, key) for key in _BESIDE if key in reads}
+    for key, value in extra_fields.items():
+        if not isinstance(value, str):
+            raise ValueError(f"query {number} has a {key} of type {type(value).__name__}, expected a string")
+    text, image = replace_surrogates(query.text or ""), query.image
+    if image is not None and "image" not in reads:
+        raise ValueError(f"query {number} has a picture, but knowledge base {name!r} is searched by text alone")
+    if text.strip() and "text" not in reads:
+        raise ValueError(f"query {number} has a text, but knowledge base {name!r} is searched by pictures alone")
+    extra_fields = {key: replace_surrogates(value) for key, value in extra_fields.items()}
+    return _simplified(TextAndImage(text=text or None, image=image, **extra_fields))
+
 
 MOST_PASSAGES = 1000  # for one query, here and over HTTP
 
@@ -112,25 +292,65 @@ class Opener(Protocol):
     ) -> KnowledgeBase: ...
 
 
-KB_KINDS: Registry[Opener] = Registry("kind of knowledge base")
+_HERE, _GRAPHS = "routerl_jax.knowledge", "routerl_jax.extras.graph_packages"
+KB_KINDS: Registry[Opener] = Registry(
+    "kind of knowledge base",
+    {
+        "bm25": f"{_HERE}.bm25:Bm25KB.open",
+        "dense_table": f"{_HERE}.dense:DenseKB.open",
+        "dense_text": f"{_HERE}.dense:DenseKB.open",
+        "graph": f"{_HERE}.graph.kb:GraphKB.open",
+        "graphrag": f"{_GRAPHS}.graph_rag:GraphRAGKB.open",
+        "hybrid": f"{_HERE}.hybrid:open_hybrid",
+        "lightrag": f"{_GRAPHS}.light_rag:LightRAGKB.open",
+        "ocr": f"{_HERE}.pages.kb:OcrKB.open",
+        "pages": f"{_HERE}.pages.kb:PageKB.open",
+        "reverse_image": f"{_HERE}.pictures.kb:ReverseImageKB.open",
+        "text_image": f"{_HERE}.pictures.kb:TextImageKB.open",
+        "tree": f"{_HERE}.tree:TreeKB.open",
+        "web": f"{_HERE}.web.kb:open_web",
+    },
+)
 
 
-class Builder(NamedTuple):
-    """How a kind is built: the class of its configuration and the function that makes the directory.
+T = TypeVar("T")
 
-    The class is a dataclass with a field `kind` and a default for every field.
-    `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
-    `digest(corpus)` is the value of `corpus_sha256` in its kb.json.
+
+async def search_together(
+    search: Callable[[Sequence[Query]], Awaitable[Sequence[T]]],
+    parts: Sequence[Sequence[Query]],
+    *,
+    is_wanted: Callable[[int], bool] = lambda part: True,
+    lost: type[Exception] | tuple[type[Exception], ...] = (),
+) -> AsyncIterator[tuple[int, Sequence[T] | Exception]]:
+    """Searches for the queries of all parts at once. If that raises, it searches for each part separately.
+
+    Args:
+      search: returns one result per query.
+      parts: queries of different callers.
+      is_wanted: called before a part is searched separately; False skips the part.
+      lost: errors after which a separate search would not help either, such as that of a time limit.
+
+    Yields:
+      (part, its results or the error), as soon as they are known; nothing for a skipped part.
     """
-
-    config: type
-    build: Callable[..., Any]
-    digest: Callable[[pathlib.Path], str] = corpus_sha256
-
-
-KB_BUILDERS: Registry[Builder] = Registry("kind of knowledge base to build")
-
-
-def build(config: Any, directory: str | pathlib.Path, *, progress: bool = True) -> Any:
-    """Builds the knowledge base that a configuration of any kind describes, and returns its report."""
-    return KB_BUILDERS.get(config.kind).build(config, directory, progress=progress)
+    try:
+        results = await search([query for part in parts for query in part])
+    except Exception as error:
+        failure = error
+    else:
+        start = 0
+        for number, part in enumerate(parts):
+            yield number, results[start : start + len(part)]
+            start += len(part)
+        return
+    if len(parts) == 1 or isinstance(failure, lost):
+        for number in range(len(parts)):
+            yield number, failure
+        return
+    for number, part in enumerate(parts):
+        if is_wanted(number):
+            try:
+                yield number, await search(part)
+            except Exception as error:
+                yield number, error

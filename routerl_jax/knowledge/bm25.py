@@ -7,22 +7,25 @@ import functools
 import logging
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from routerl_jax.core.checked import Count, Fraction, NonNegative, Size, checked
+from routerl_jax.core.checked import Fraction, NonNegative, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.core.words import words as text_words
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
+    Clock,
+    SplitSettings,
     changes,
     corpus_source,
     digest_of,
@@ -30,10 +33,8 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.encoders import TextEncoder
-from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
@@ -85,17 +86,12 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class Bm25Config:
+class Bm25Config(SplitSettings):
     """Configuration of `build_bm25`."""
 
     corpus: str = ""  # passages, in a file or a directory (knowledge.corpus), or tables, by rows (knowledge.tables)
     kind: str = "bm25"  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
-    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
-    passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
     words: Words = dataclasses.field(default_factory=Words)
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
 
 class Bm25KB(KnowledgeBase):
@@ -135,27 +131,19 @@ class Bm25KB(KnowledgeBase):
         return len(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        best = [self._best_rows(query, k) for query in queries]
-        rows = np.unique(np.concatenate([ids for ids, _ in best]))
-        passages = dict(zip(rows.tolist(), self.store.passages.take(rows)))
-        return [
-            [dataclasses.replace(passages[i], score=score) for i, score in zip(ids.tolist(), scores.tolist())]
-            for ids, scores in best
-        ]
+        ids, scores = zip(*(self._best_rows(query, k) for query in queries))
+        return self.store.scored(ids, scores)
 
     def _best_rows(self, query: str, k: int) -> tuple[Int[np.ndarray, " K"], Float32[np.ndarray, " K"]]:
-        terms = self._retriever.get_tokens_ids(self._terms(query))
+        tokenizer = self._tokenizer
+        words = [word for word in tokenizer.splitter(query.lower()) if word not in (tokenizer.stopwords or ())]
+        terms = self._retriever.get_tokens_ids(list(map(tokenizer.stemmer, words)) if tokenizer.stemmer else words)
         scores = self._retriever.get_scores_from_ids(terms) if terms else np.zeros(0, np.float32)
         ids = np.flatnonzero(scores > 0)
         if len(ids) > k:
             ids = ids[scores[ids] >= np.partition(scores[ids], -k)[-k]]
         ids = ids[np.lexsort((ids, -scores[ids]))][:k]
         return ids, scores[ids]
-
-    def _terms(self, query: str) -> list[str]:
-        tokenizer = self._tokenizer
-        words = [word for word in tokenizer.splitter(query.lower()) if word not in (tokenizer.stopwords or ())]
-        return [tokenizer.stemmer(word) for word in words] if tokenizer.stemmer else words
 
 
 def passages_or_rows(
@@ -185,15 +173,12 @@ def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: b
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         as_split = writer.existing is None or writer.existing.index.get("split", "latin") == config.words.split
         if not (as_split and is_built(writer, config, source)):
-            reading = Bar(source.read(), desc="reading", unit="passage", disable=not progress)
-            count = writer.passages(reading, source.left_out)
+            count = source.write(writer, progress)
             clock.lap("read")
             index_words(writer.scratch, config.words, progress)
             clock.lap("index")
             index = {"backend": "bm25s", **dataclasses.asdict(config.words)}
-            writer.commit(
-                stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, index=index)
-            )
+            writer.commit(stamp(config, writer.directory, source, count=count, index=index))
     store = Store(writer.directory)
     terms = len(Bm25KB.open(store, mesh=None, index=None, encoder=None)._retriever.scores["indptr"]) - 1
     return report(store, clock, ("passages", INDEX), numbers={"different words": terms})
@@ -204,19 +189,18 @@ def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
     word of each passage."""
     bm25s, _ = _libraries()
     tokenizer, passages = words.tokenizer(), StoredPassages(directory, memory_limit=0, hint="")
-    bar = Bar(_texts(passages), desc="words", unit="passage", total=len(passages), disable=not progress)
+    texts = (
+        f"{passage.title}\n{passage.text}"
+        for start in range(0, len(passages), _BLOCK)
+        for passage in passages.read(start, min(start + _BLOCK, len(passages)))
+    )
+    bar = Bar(texts, desc="words", unit="passage", total=len(passages), disable=not progress)
     ids = list(tokenizer.streaming_tokenize(bar))
     retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)
     # its own bars are not ours to put in lines, or to hide
     retriever.index((ids, tokenizer.get_vocab_dict()), show_progress=False)
     with explained(directory / INDEX, f"All {len(passages):,} passages are kept"):
         retriever.save(str(directory / INDEX), show_progress=False)
-
-
-def _texts(passages: StoredPassages) -> Iterator[str]:
-    for start in range(0, len(passages), _BLOCK):
-        for passage in passages.read(start, min(start + _BLOCK, len(passages))):
-            yield f"{passage.title}\n{passage.text}"
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -228,5 +212,4 @@ def _libraries() -> tuple[Any, Any]:
     return bm25s, Stemmer
 
 
-KB_KINDS.register("bm25")(Bm25KB.open)
-KB_BUILDERS.register("bm25")(Builder(Bm25Config, build_bm25))
+BUILDER = Builder(Bm25Config, build_bm25)

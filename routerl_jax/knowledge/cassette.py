@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from routerl_jax.core.types import Passage, Query, Walk
-from routerl_jax.knowledge.query import as_read, query_key, query_text
-from routerl_jax.knowledge.timing import TimedResults, timed_search
+from routerl_jax.knowledge.base import TimedResults, as_read, query_key, query_text, timed_search
 
 Mode = Literal["record", "replay", "auto"]
 _Key = tuple[str, str, int]

@@ -1,12 +1,12 @@
-"""Readers of text corpora, one Passage at a time. The name of a file decides how it is read.
+r"""Readers of text corpora, one Passage at a time. The name of a file decides how it is read.
 
     .jsonl       a row per line: `{id, title, text}`, or as FlashRAG and Search-R1 have them
-                 `{id, contents: "\\"Title\\"\\ntext"}`, or KILT's pages `{wikipedia_id, wikipedia_title, text: [..]}`
+                 `{id, contents: "\"Title\"\ntext"}`, or KILT's pages `{wikipedia_id, wikipedia_title, text: [..]}`
     wiki_00, ..  what WikiExtractor writes: as .jsonl
-    .json        HippoRAG's list of `{title, text, idx?}`; HybridQA's and OTT-QA's `{link: text}` (corpora.linked_tables),
+    .json        HippoRAG's list of `{title, text, idx?}`; HybridQA's and OTT-QA's `{link: text}` (corpora.wikipedia),
                  of which several files may hold the same passage
     .csv         a row per line; line 1 names the columns `id`, `text` and, if there is one, `title`
-    .tsv         DPR's and KILT's passages (corpora.tsv)
+    .tsv         DPR's and KILT's `id, text, title`, R1-Searcher's `number, title   text`
     .xml         a Wikipedia dump (corpora.wikipedia)
     .txt, .md, .html, .docx, .pdf
                  documents (corpora.documents), by headings and then by words
@@ -20,29 +20,251 @@ what can't be read is left out and named (`read_corpus`).
 
 from __future__ import annotations
 
+import codecs
+import csv
 import dataclasses
 import hashlib
+import io
 import json
 import math
 import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 from absl import logging
 
-from routerl_jax.core.compressed import plain_name, plain_suffix
+from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.core.types import Passage
+from routerl_jax.core.words import split
 from routerl_jax.data.formats.tables import read_named_columns
 from routerl_jax.knowledge.corpora import documents
-from routerl_jax.knowledge.corpora.ids import DistinctIds
-from routerl_jax.knowledge.corpora.linked_tables import linked_passages
-from routerl_jax.knowledge.corpora.splitting import Split
-from routerl_jax.knowledge.corpora.tsv import read_tsv
-from routerl_jax.knowledge.corpora.wikipedia import read_dump
+from routerl_jax.knowledge.corpora.wikipedia import linked_passages, read_dump
 from routerl_jax.knowledge.store import MANIFEST, Store
+
+WORDS = 100  # words of a passage: DPR (Karpukhin et al. 2020, section 4.1)
+_LONGEST = 1000  # characters of a word of a document; a longer one (encoded data) counts as several
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """How pages become passages: `words` words each, without overlap. A last piece of fewer than `least` words is dropped.
+
+    A page's only piece is always kept. Words stand between white space; in a text of a script without spaces between words
+    (Chinese, Japanese, Thai), each character is one.
+    """
+
+    words: int = WORDS
+    least: int = 7  # R1-Router (section 1.4 of its paper): passages have at least seven words
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.words:
+            raise ValueError(f"a passage of {self.words} words with at least {self.least}: give 1 <= least <= words")
+
+    def pieces(self, text: str) -> Iterator[str]:
+        """The passages of a text, with single spaces for white space."""
+        characters = _characters(text)
+        words = characters or text.split()
+        for start in range(0, len(words), self.words):
+            piece = words[start : start + self.words]
+            if not start or len(piece) >= self.least:
+                yield " ".join("".join(piece).split() if characters else piece)
+
+    def whole_pieces(self, text: str) -> Iterator[str]:
+        """Like `pieces`, with the white space inside a passage as it is, and no word is dropped: a last piece of fewer than
+        `least` words belongs to the one before."""
+        words = _characters(text) or re.findall(rf"\S{{1,{_LONGEST}}}\s*", text)
+        starts = list(range(0, len(words), self.words))
+        if len(starts) > 1 and len(words) - starts[-1] < self.least:
+            starts.pop()
+        for start, stop in zip(starts, [*starts[1:], None]):
+            yield "".join(words[start:stop]).rstrip()
+
+
+def _characters(text: str) -> list[str]:
+    """The words of a text that has few spaces, each with the white space and the punctuation marks after it; else []."""
+    parts = split(text)
+    if len(parts) <= 2 * len(text.split()):  # a foreign name in another text moves no border
+        return []
+    words: list[str] = []
+    end = 0
+    for part in parts:
+        start = text.index(part, end)
+        if words:
+            words[-1] += text[end:start]
+        if words and not any(map(str.isalnum, part)):
+            words[-1] += part
+        else:
+            words.append(part)
+        end = start + len(part)
+    return words
+
+
+def split_of(words: int, least: int) -> Split | None:
+    """The split of a configuration; None (words=0) means the format's default."""
+    return Split(words=words, least=least) if words else None
+
+
+_RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
+
+
+class DistinctIds:
+    """Refuses an id that was used before.
+
+    An id is compared with the latest million ids at once. Older ids are kept as 64-bit hashes; each further million is compared
+    with them when it is full, and the last ids in `finish`. So an error may come later than its row, but names the row. Two
+    different ids collide in one of 13,000 corpora of 52 million passages.
+    """
+
+    def __init__(self, recent: int = _RECENT) -> None:
+        self._most = recent
+        self._recent: dict[str, RowLocation] = {}
+        self._runs: list[tuple[np.ndarray, np.ndarray]] = []  # sorted hashes, and the rows they came from
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row_id: str, location: RowLocation) -> str:
+        """Returns the id. Raises ValueError if it is empty or was used before."""
+        if not row_id.strip():
+            raise location.error("key 'id' is empty. Give every row an id of its own")
+        if row_id in self._recent:
+            raise self._repeated(row_id, location, self._recent[row_id])
+        self._recent[row_id] = location
+        self._count += 1
+        if len(self._recent) == self._most:
+            self.finish()
+        return row_id
+
+    def finish(self) -> None:
+        """Compares the last ids with all before them."""
+        if not self._recent:
+            return
+        ids = list(self._recent)
+        hashes = np.array([_hash(row_id) for row_id in ids], np.uint64)
+        for before, numbers in self._runs:
+            positions = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
+            hits = np.flatnonzero(before[positions] == hashes)
+            if len(hits):
+                second = self._recent[ids[hits[0]]]
+                raise self._repeated(ids[hits[0]], second, second._replace(number=int(numbers[positions[hits[0]]])))
+        order = np.argsort(hashes)
+        rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
+        self._runs.append((hashes[order], rows))
+        if len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
+            self._merge()
+        self._recent = {}
+
+    def _merge(self) -> None:
+        """Merges the last runs while they have about the same size, so that there are few."""
+        while len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
+            (hashes, rows), (other_hashes, other_rows) = self._runs.pop(), self._runs.pop()
+            joined = np.concatenate([hashes, other_hashes])
+            order = np.argsort(joined, kind="stable")
+            self._runs.append((joined[order], np.concatenate([rows, other_rows])[order]))
+
+    def _repeated(self, row_id: str, location: RowLocation, first: RowLocation) -> ValueError:
+        file = "" if first.path == location.path else f"{first.path}, "
+        return location.error(
+            f"key 'id': {row_id!r} was used in {file}{first.unit} {first.number} already. Make ids distinct"
+        )
+
+
+def _hash(row_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest(), "little")
+
+
+_COLUMNS = ("id", "text", "title")
+_HOTPOT = re.compile(r"\s*Title:\s*(?P<title>.*?)\s*Text:\s*(?P<text>.*)", re.DOTALL)
+
+
+def read_tsv(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]]:
+    """Passages of a .tsv file with their locations.
+
+    The first line may name the columns id, text and title, in any order (psgs_w100.tsv); fields may then be quoted as in CSV.
+    Without such a line, each line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three spaces) or
+    `id<TAB>Title: .. Text: ..`, and quotes are ordinary characters.
+
+    Raises:
+      ValueError: while reading: a line has another number of columns or is not UTF-8.
+    """
+    location = RowLocation(path, "line", 0)
+    with open_bytes(path, lambda: f" after line {location.number}") as file:
+        head, columns = _header(file, path)
+        if columns:
+            yield from _with_header(file, path, columns)
+            return
+        for number, line in enumerate(_chain(head.removeprefix(codecs.BOM_UTF8), file), 1):
+            location = location._replace(number=number)
+            text = _decoded(line, location).rstrip("\r\n")
+            if text.strip():
+                yield location, _without_header(text, location)
+
+
+def _header(file: BinaryIO, path: pathlib.Path) -> tuple[bytes, list[str]]:
+    """The first line, and the names of the columns if it has these."""
+    head = file.readline()
+    names = _decoded(head, RowLocation(path, "line", 1)).removeprefix("\ufeff").strip().split("\t")
+    is_header = sorted(names) == sorted(_COLUMNS) or sorted(names) == ["id", "text"]
+    return head, names if is_header else []
+
+
+def _with_header(file: BinaryIO, path: pathlib.Path, columns: list[str]) -> Iterator[tuple[RowLocation, Passage]]:
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), delimiter="\t")
+    while True:
+        location = RowLocation(
+            path, "line", rows.line_num + 2
+        )  # the header was line 1; a quoted field may span several
+        try:
+            row = next(rows, None)
+        except UnicodeDecodeError as error:
+            raise location.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
+        except csv.Error as error:
+            raise location.error(f"not tab-separated text ({error})") from error
+        if row is None:
+            return
+        if not row:
+            continue
+        if len(row) != len(columns):
+            raise location.error(f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)})")
+        fields = dict(zip(columns, row))
+        yield location, Passage(id=fields["id"], title=fields.get("title", ""), text=fields["text"])
+
+
+def _without_header(line: str, location: RowLocation) -> Passage:
+    columns = line.split("\t")
+    if len(columns) == 3:
+        return Passage(id=columns[0], title=columns[2], text=columns[1])
+    if len(columns) != 2:
+        raise location.error(f"{len(columns)} columns; expected id, text, title, or a number and `title   text`")
+    marked = _HOTPOT.fullmatch(columns[1])
+    if marked:
+        return Passage(id=columns[0], title=marked["title"], text=marked["text"])
+    title, gap, text = columns[1].partition("   ")
+    if not gap:
+        raise location.error(
+            "the second column holds neither `title   text` (three blanks between) nor `Title: .. Text: ..`"
+        )
+    return Passage(id=columns[0], title=title.strip(), text=text)
+
+
+def _decoded(line: bytes, location: RowLocation) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+
+
+def _chain(head: bytes, file: BinaryIO) -> Iterator[bytes]:
+    if head:
+        yield head
+    yield from file
+
 
 READING = 2  # version of the rules by which a corpus becomes passages; raise it with them
 IDS = ("id", "_id", "docid")  # keys of a row's id

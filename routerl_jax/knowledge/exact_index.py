@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float32, Int
 
 from routerl_jax.knowledge.encoders import local_mesh
-from routerl_jax.knowledge.vector_index import INDEXES, VectorIndex, VectorSource
+from routerl_jax.knowledge.index import VectorIndex, VectorSource
 from routerl_jax.parallel.mesh import on_cpu
 
 _QUERY_BUCKETS = (1, 8, 16, 32, 64)  # compiled numbers of queries
@@ -276,8 +276,3 @@ def _merged(parts: list[tuple[np.ndarray, np.ndarray]], width: int) -> tuple[np.
     scores, ids = (np.concatenate(arrays, 1) for arrays in zip(*parts))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :width]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
-
-
-INDEXES.register("exact")(ExactIndex)
-INDEXES.register("exact_bf16")(ExactBfloat16Index)
-INDEXES.register("exact_int8")(ExactInt8Index)

@@ -24,8 +24,7 @@ from jaxtyping import Float32, Int
 from routerl_jax.core.checked import BelowOne, Count, NonNegative, checked
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.packages import install_hint
-from routerl_jax.knowledge.recall import jittered, kth_best, recall
-from routerl_jax.knowledge.vector_index import INDEXES, SPARE, VectorIndex, VectorSource
+from routerl_jax.knowledge.index import SPARE, VectorIndex, VectorSource, jittered, kth_best, recall
 
 _WIDE = 512  # width of vectors from which on four numbers, not two, share a hash code
 _MAPPED = 2**30  # bytes of vectors from which on ScaNN's copy is the only one in memory during a build
@@ -209,6 +208,3 @@ def _scann() -> Any:
             f"(wheels for Linux on x86-64), or use index='auto' or 'exact'"
         ) from error
     return scann
-
-
-INDEXES.register("scann")(ScannIndex)

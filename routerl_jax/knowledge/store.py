@@ -31,13 +31,14 @@ from routerl_jax.core.buckets import fetched, in_bucket, listing
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.vector_index import VectorSource
+from routerl_jax.knowledge.faiss import FaissVectors
+from routerl_jax.knowledge.index import VectorSource
 
 FORMAT = 1
 DELETED = "deleted.npy"
 MANIFEST, EMBEDDINGS, INDEX = "kb.json", "embeddings", "index"
 VECTORS = "vectors"  # in a manifest's settings: a FAISS file with the vectors of the main part
+TEXTS = "texts"  # in a knowledge base of kind ocr: the one of its pages' texts
 SIZES = "sizes.json"  # bytes of the files that were built; knowledge bases of earlier versions have none
 PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
 
@@ -334,6 +335,19 @@ class Store:
         if self._embeddings is None:
             raise ValueError(f"{self.directory} ({self.manifest.kind}) has no embeddings")
         return self._embeddings
+
+    def scored(self, rows: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> list[list[Passage]]:
+        """The passages of each query's rows with their scores. Rows below 0 are none."""
+        distinct = np.unique(np.concatenate([ids[ids >= 0] for ids in rows]))
+        passages = dict(zip(distinct.tolist(), self.passages.take(distinct)))
+        return [
+            [
+                dataclasses.replace(passages[row], score=score)
+                for row, score in zip(ids.tolist(), best.tolist())
+                if row >= 0
+            ]
+            for ids, best in zip(rows, scores)
+        ]
 
     def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
         """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""

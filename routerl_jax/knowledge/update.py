@@ -24,12 +24,11 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words, passages_or_rows
 from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
-from routerl_jax.knowledge.builds import digest_of
+from routerl_jax.knowledge.builds import digest_of, write_index
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
-from routerl_jax.knowledge.faiss_index import FAISS_IVF
-from routerl_jax.knowledge.graph.update import rebuild_graph
-from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of, opening_backend
+from routerl_jax.knowledge.graph.build import rebuild_graph
+from routerl_jax.knowledge.index import AUTO, FAISS_IVF, backend_of, opening_backend
 from routerl_jax.knowledge.store import (
     DELETED,
     EMBEDDINGS,
@@ -238,10 +237,8 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     shards = writer.embeddings(store.embeddings.shape[1], _SHARD)
     shards.write_rows(lambda start, stop: _vectors(store, rows[start:stop]))
     vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-    shutil.rmtree(writer.index_directory, ignore_errors=True)
-    with explained(writer.index_directory, "The change is kept, and so is the new main part without its index"):
-        saved = INDEXES.get(name).build(vectors, settings).save(writer.index_directory)
-    index = {"backend": name, **saved}
+    kept = "The change is kept, and so is the new main part without its index"
+    index = write_index(writer, vectors, name, settings, kept=kept)
     kept_settings = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
     writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept_settings))
     return True

@@ -28,7 +28,6 @@ from jaxtyping import Float32
 
 from routerl_jax.core.files import atomic_file, read_json, sync, sync_tree, write_atomic
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.measures import size_on_disk
 from routerl_jax.knowledge.store import (
     BYTES,
     EMBEDDINGS,
@@ -393,6 +392,11 @@ def _passages(
             written = {"count": count, "bytes": size_on_disk(files)}
             finish(marker, written)
     return written["count"]
+
+
+def size_on_disk(directory: pathlib.Path) -> int:
+    """Bytes of all files below a directory."""
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
 @contextlib.contextmanager

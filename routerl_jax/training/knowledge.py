@@ -26,12 +26,11 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import RecordedTool
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
+from routerl_jax.knowledge.hybrid import RerankedKB, shared_reranker
 from routerl_jax.knowledge.index import AUTO, has_scann
-from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
 from routerl_jax.knowledge.store import MANIFEST, Store, built_at
-from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
-from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.knowledge.web.kb import WebKB, open_web
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
 from routerl_jax.services.background import run_coroutine
@@ -326,8 +325,9 @@ def _open_kb(
     progress: bool,
     frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),
 ) -> KnowledgeBase:
+    from routerl_jax.knowledge.builds import check_kb
     from routerl_jax.knowledge.hybrid import HybridKB
-    from routerl_jax.knowledge.load import check_kb, load_kb
+    from routerl_jax.knowledge.load import load_kb
 
     if spec.source.startswith(("http://", "https://")):
         return load_kb(spec.source)
@@ -381,15 +381,15 @@ def _has_key(spec: KnowledgeConfig, key: str) -> bool:
 
 
 def _fields(kind: str) -> set[str]:
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.knowledge.builds import KB_BUILDERS
 
     return {field.name for field in dataclasses.fields(KB_BUILDERS.get(kind).config)}
 
 
 def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progress: bool) -> None:
     from routerl_jax.knowledge.build import KINDS, build_from_passages
+    from routerl_jax.knowledge.builds import KB_BUILDERS
     from routerl_jax.knowledge.graph.build import build_graph_from_passages
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
 
     passages = atlas_passages(spec)
     builder, build = KB_BUILDERS.get(spec.kind), _build_config(name, spec)
@@ -417,7 +417,7 @@ def _build_config(name: str, spec: KnowledgeConfig) -> Any:
     Raises:
       ValueError: the kind is unknown or lacks a setting, or Atlas has no such part.
     """
-    from routerl_jax.knowledge.kinds import KB_BUILDERS
+    from routerl_jax.knowledge.builds import KB_BUILDERS
 
     passages = atlas_passages(spec)
     fields: dict[str, Any] = {"kind": spec.kind, "name": name, "corpus": "" if passages else spec.source}

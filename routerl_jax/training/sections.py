@@ -108,7 +108,7 @@ class KnowledgeConfig:
     index: str = "auto"  # knowledge.index: scann, exact, or auto: scann if it is installed, else exact
     directory: str = ""  # where it is built; empty: in the cache, named by its content
     members: tuple[str, ...] = ()  # kind "hybrid": names of the knowledge bases whose rankings it joins
-    # cross-encoder (directory or hub id) that reranks the passages that were found (knowledge.reranked); empty: none
+    # cross-encoder (directory or hub id) that reranks the passages that were found (knowledge.hybrid); empty: none
     reranker: str = ""
     rerank_depth: Size = 20  # passages that the reranker scores per query; at least as many as are returned
     # what the knowledge base contains, for a policy that is shown it: config.agent.grammar="tool_calls", or {sources} in

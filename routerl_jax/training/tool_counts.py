@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.knowledge.counts import ASKED, FAILURES, HITS, LEFT_OUT, Counts, added, difference
+from routerl_jax.knowledge.base import ASKED, FAILURES, HITS, LEFT_OUT, Counts, added, difference
 from routerl_jax.parallel import multihost
 
 ToolCounts = Mapping[str, Counts]

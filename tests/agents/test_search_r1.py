@@ -18,8 +18,8 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Call, Example, Passage
-from routerl_jax.knowledge.client.policy import Retries, Unavailable
-from routerl_jax.knowledge.client.retrieve import RetrieveKB
+from routerl_jax.knowledge.client.kb import RetrieveKB
+from routerl_jax.knowledge.client.transport import Retries, Unavailable
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.recipes import search_r1

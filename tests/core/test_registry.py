@@ -1,6 +1,8 @@
 """Registries: names, dotted paths, and errors that tell what to write instead."""
 
 import collections
+import itertools
+import pathlib
 
 import pytest
 
@@ -83,3 +85,17 @@ def test_extensions_are_imported_by_name(tmp_path, monkeypatch) -> None:
         ValueError, match=r"config.imports: cannot import 'broken_one': No module named 'no_such_module'$"
     ):
         import_extension("broken_one", "config.imports")
+
+
+def test_an_entry_by_its_path_is_imported_when_it_is_asked_for() -> None:
+    registry: Registry[object] = Registry(
+        "thing", {"count": "itertools:count", "nested": "pathlib:Path.home", "gone": "routerl_jax.extras.no_such:thing"}
+    )
+    assert list(registry) == ["count", "gone", "nested"]
+    assert "gone" in registry
+    assert registry.get("count") is itertools.count
+    assert registry.get("nested") == pathlib.Path.home
+    with pytest.raises(ValueError, match=r"thing 'gone' is routerl_jax\.extras\.no_such:thing"):
+        registry.get("gone")
+    with pytest.raises(ValueError, match="registered twice"):
+        registry.register("count")(object())

@@ -53,6 +53,7 @@ def test_no_file_of_the_core_names_an_extra_in_an_import() -> None:
         ("remote.http", "services"),
         ("core.extras", "core.packages"),
         ("knowledge.serving.schema", "knowledge.client.schema"),
+        ("knowledge.light_rag", "extras.graph_packages.light_rag"),
         ("comparison.benchmarks.benchmark", "extras.comparison"),
         ("training.trials", "extras.analysis.trials"),
     ],

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from routerl_jax.knowledge.pages import build
-from routerl_jax.knowledge.pages.documents import Page, Reader
+from routerl_jax.knowledge.pages.reading import Page, Reader
 from tests.knowledge import late
 
 COUNT, SHARD = 15, 4

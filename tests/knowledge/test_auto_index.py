@@ -10,10 +10,11 @@ import pytest
 from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.knowledge import index as indexes
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
-from routerl_jax.knowledge.builds import BuildReport, changes
-from routerl_jax.knowledge.index import ExactIndex, ScannIndex, ScannSettings
-from routerl_jax.knowledge.load import check_kb, load_kb
+from routerl_jax.knowledge.builds import BuildReport, changes, check_kb
+from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pictures.build import PicturesConfig
+from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings
 from routerl_jax.knowledge.update import update
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases

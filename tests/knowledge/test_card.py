@@ -2,7 +2,7 @@
 
 import pathlib
 
-from routerl_jax.knowledge.card import write_card
+from routerl_jax.knowledge.builds import write_card
 from routerl_jax.knowledge.store import Delta, Embedding, Manifest
 
 

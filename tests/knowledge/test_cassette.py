@@ -11,8 +11,8 @@ import pytest
 
 from routerl_jax.core.types import Passage, Walk
 from routerl_jax.knowledge import cassette
+from routerl_jax.knowledge.base import TimedResults
 from routerl_jax.knowledge.cassette import Cassette
-from routerl_jax.knowledge.timing import TimedResults
 
 
 class Moody:

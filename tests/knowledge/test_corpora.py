@@ -17,10 +17,8 @@ import pytest
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora import wikipedia
-from routerl_jax.knowledge.corpora.ids import DistinctIds
-from routerl_jax.knowledge.corpora.splitting import Split
 from routerl_jax.knowledge.corpora.wikipedia import plain_text, read_dump
-from routerl_jax.knowledge.corpus import corpus_sha256, read_corpus
+from routerl_jax.knowledge.corpus import DistinctIds, Split, corpus_sha256, read_corpus
 
 PASSAGES = [
     Passage(id="1", title='The "A" Team', text='He said "no".\tNever.'),

@@ -9,8 +9,7 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
-from routerl_jax.knowledge.corpora.splitting import Split
-from routerl_jax.knowledge.corpus import corpus_sha256, passages_sha256, read_corpus
+from routerl_jax.knowledge.corpus import Split, corpus_sha256, passages_sha256, read_corpus
 from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
 from routerl_jax.knowledge.update import update
 from tests.knowledge.helpers import write_jsonl

@@ -14,9 +14,8 @@ import pytest
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.build import BuildConfig, build_kb
-from routerl_jax.knowledge.card import write_card
-from routerl_jax.knowledge.corpora.splitting import Split
-from routerl_jax.knowledge.corpus import corpus_sha256, read_corpus
+from routerl_jax.knowledge.builds import write_card
+from routerl_jax.knowledge.corpus import Split, corpus_sha256, read_corpus
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.update import read_added
 from tests.knowledge.helpers import HashEncoder

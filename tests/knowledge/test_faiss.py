@@ -11,8 +11,7 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.build import BuildConfig, build_kb
-from routerl_jax.knowledge.faiss_file import FaissVectors
-from routerl_jax.knowledge.faiss_index import FaissIVFIndex
+from routerl_jax.knowledge.faiss import FaissIVFIndex, FaissVectors
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.update import add
 from tests.knowledge.helpers import HashEncoder, clustered, make_passages, write_jsonl

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
-from routerl_jax.knowledge.index import ExactIndex
+from routerl_jax.knowledge.exact_index import ExactIndex
 from tests.knowledge.helpers import HashEncoder, files_of, make_passages, write_jsonl
 from tests.programs import ROOT, two_processes
 

@@ -53,7 +53,7 @@ def test_members(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.id for p in kb.search(["q"], 2)[0]] == ["b", "c"] or [p.id for p in kb.search(["q"], 2)[0]] == ["c", "b"]
     assert text.asked[0] == ("q", 6)
     both, alone = TextAndImage(text="q", image=b"x"), TextAndImage(image=b"x")
-    monkeypatch.setattr("routerl_jax.knowledge.query.image_digest", lambda image: "digest")
+    monkeypatch.setattr("routerl_jax.knowledge.base.image_digest", lambda image: "digest")
     text.asked, pictures.asked = [], []
     found = kb.search([both, alone, "  "], 1)
     assert text.asked == [("q", 3)]

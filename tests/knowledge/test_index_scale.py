@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from routerl_jax.knowledge import exact_index
-from routerl_jax.knowledge.index import INDEXES, ExactIndex, ScannIndex
-from routerl_jax.knowledge.recall import jittered, kth_best, recall
-from routerl_jax.knowledge.scann_index import ScannSettings, _matrix
+from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.index import INDEXES, jittered, kth_best, recall
+from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings, _matrix
 from routerl_jax.knowledge.store import StoredArray, create_array
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.helpers import InMemory, clustered

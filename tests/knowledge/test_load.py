@@ -8,7 +8,7 @@ import pytest
 
 from routerl_jax.data.atlas.world import passages_of
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb
-from routerl_jax.knowledge.load import check_kb
+from routerl_jax.knowledge.builds import check_kb
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import _open_kb
 from tests.knowledge.helpers import HashEncoder, make_passages, write_jsonl

@@ -12,12 +12,22 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.index import ExactIndex
-from routerl_jax.knowledge.pages import ragged
-from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
-from routerl_jax.knowledge.pages.maxsim import MaxSim, maxsim, padded_length
-from routerl_jax.knowledge.pages.pooling import pool
-from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter, decode, encode
+from routerl_jax.knowledge.exact_index import ExactIndex
+from routerl_jax.knowledge.pages import index as ragged
+from routerl_jax.knowledge.pages.index import (
+    FirstStage,
+    MaxSim,
+    PageIndex,
+    Precision,
+    Ragged,
+    RaggedWriter,
+    decode,
+    encode,
+    maxsim,
+    padded_length,
+    page_recall,
+    pool,
+)
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.helpers import InMemory
 from tests.knowledge.late import max_similarity

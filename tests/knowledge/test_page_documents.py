@@ -17,7 +17,7 @@ from routerl_jax.core.types import Shown
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pages.build import OcrConfig, PagesConfig, build_ocr, build_pages
 from routerl_jax.knowledge.pages.kb import PageKB
-from routerl_jax.knowledge.pages.rendering import PageConfig
+from routerl_jax.knowledge.pages.reading import PageConfig
 from routerl_jax.models.images import decode_image, image_size, smart_resize
 from routerl_jax.models.regions import RegionRule
 from tests import seeing

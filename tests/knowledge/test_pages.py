@@ -17,16 +17,21 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.knowledge.base import build
-from routerl_jax.knowledge.builds import changes
-from routerl_jax.knowledge.kinds import KB_BUILDERS
-from routerl_jax.knowledge.load import check_kb, load_kb
+from routerl_jax.knowledge.builds import KB_BUILDERS, build, changes, check_kb
+from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pages import build as pages_build
 from routerl_jax.knowledge.pages.build import OcrConfig, PagesConfig, build_ocr, build_pages
-from routerl_jax.knowledge.pages.documents import Page, Problems, Reader, documents, read_pages
 from routerl_jax.knowledge.pages.kb import OcrKB, PageKB
-from routerl_jax.knowledge.pages.ocr import Ocr
-from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter
+from routerl_jax.knowledge.pages.reading import (
+    Ocr,
+    Page,
+    PageConfig,
+    PageWriter,
+    Problems,
+    Reader,
+    documents,
+    read_pages,
+)
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureJournal
 from routerl_jax.knowledge.writer import StoreWriter
 from tests.knowledge import killed_pages, late

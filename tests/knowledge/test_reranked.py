@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, processors
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
+from routerl_jax.knowledge.hybrid import RerankedKB, shared_reranker
 from routerl_jax.models.config import UnsupportedModelError
 from routerl_jax.models.families.bert import CrossEncoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained

@@ -13,12 +13,11 @@ from routerl_jax.agents.calls import search_calls
 from routerl_jax.core.types import Call, Episode, Example, Passage, Turn
 from routerl_jax.extras.kb_server.mcp import http_app
 from routerl_jax.extras.mcp_tools import McpTool
-from routerl_jax.knowledge import timing
-from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge import base as timing
+from routerl_jax.knowledge.base import KnowledgeBase, TimedResults, timed_search
 from routerl_jax.knowledge.cassette import Cassette
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.hybrid import HybridKB
-from routerl_jax.knowledge.timing import TimedResults, timed_search
 from routerl_jax.recipes.routerag import efficiency
 from routerl_jax.services.cache import MemoryCache
 from tests.extras.kb_server.servers import EchoKB, scripted, search, serving

@@ -21,12 +21,11 @@ from routerl_jax.knowledge import writer as writer_module
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages, build_kb
-from routerl_jax.knowledge.dense import DenseKB
+from routerl_jax.knowledge.dense import DenseKB, UpdatedIndex
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.store import Manifest, Store
 from routerl_jax.knowledge.update import add, delete, read_added, update
-from routerl_jax.knowledge.updated_index import UpdatedIndex
 from routerl_jax.knowledge.writer import StoreWriter
 from tests.knowledge.helpers import HashEncoder, InMemory, build_words, clustered, make_passages, write_jsonl
 

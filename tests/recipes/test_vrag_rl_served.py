@@ -15,7 +15,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.extras.kb_server.app import Served, create_app
 from routerl_jax.knowledge.client.kb import HttpKB
-from routerl_jax.knowledge.client.policy import RequestRefused, Retries, Unavailable
+from routerl_jax.knowledge.client.transport import RequestRefused, Retries, Unavailable
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.pages.build import PagesConfig, build_pages
 from routerl_jax.knowledge.pages.kb import PageKB

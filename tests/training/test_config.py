@@ -37,7 +37,7 @@ from configs import (
     vrag_rl_small,
 )
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.knowledge.reranked import RerankedKB
+from routerl_jax.knowledge.hybrid import RerankedKB
 from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.objective import LossConfig, objective

@@ -13,8 +13,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.extras.analysis.trials import with_retriever
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
-from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
 from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
 from routerl_jax.knowledge.update import update

@@ -13,7 +13,7 @@ from routerl_jax.extras.baselines.baseline import Baseline, ChatPrompt, SearchRe
 from routerl_jax.extras.baselines.forms import last_line, tidied
 from routerl_jax.extras.baselines.registry import baseline
 from routerl_jax.extras.baselines.universal_rag import chosen, described
-from routerl_jax.knowledge.query import with_picture
+from routerl_jax.knowledge.base import with_picture
 
 TASK = (
     'Solve the question by sub-questions, one at a time. A step is three lines: "Thought:" with what is known and what is '

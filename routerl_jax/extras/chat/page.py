@@ -22,7 +22,7 @@ from routerl_jax.extras.policy_server.answerer import sources
 from routerl_jax.extras.policy_server.app import while_connected
 from routerl_jax.extras.viewer.app import STATIC, SecurityHeaders
 from routerl_jax.extras.viewer.details import page_data, picture_of
-from routerl_jax.knowledge.query import query_text
+from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import image_bytes, is_data
 from routerl_jax.services.asgi import (
     LOOPBACK,

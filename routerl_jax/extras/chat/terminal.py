@@ -22,7 +22,7 @@ from routerl_jax.evaluation.trajectory import ending_parts, findings, searching,
 from routerl_jax.extras.chat.history import Exchange
 from routerl_jax.extras.chat.session import Chat
 from routerl_jax.extras.policy_server.answerer import sources
-from routerl_jax.knowledge.query import query_text
+from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import decode_image
 
 T = TypeVar("T")

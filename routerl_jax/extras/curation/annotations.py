@@ -12,7 +12,7 @@ from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep,
 from routerl_jax.extras.curation.attempts import Attempt, AttemptFailed, prompt_fields
 from routerl_jax.extras.curation.golden_config import AttemptConfig
 from routerl_jax.extras.curation.services import Services
-from routerl_jax.knowledge.query import with_picture
+from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 
 _SHORTEST = 3  # fewest characters of an answer that is looked for in a passage: shorter ones occur everywhere

@@ -13,7 +13,7 @@ from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep,
 from routerl_jax.extras.curation.golden_config import ACCURACY, AttemptConfig
 from routerl_jax.extras.curation.services import Services
 from routerl_jax.extras.curation.shots import Kind, shots
-from routerl_jax.knowledge.query import with_picture
+from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.rewards import final_accuracy
 from routerl_jax.recipes.r1_router.steps import History, StepPrompt, StepProtocol
 from routerl_jax.rewards.metrics import ANSWER_METRICS

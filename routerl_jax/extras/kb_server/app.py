@@ -21,7 +21,7 @@ from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher
 from routerl_jax.extras.kb_server.metrics import Metrics
-from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.client.schema import (
     Limits,
@@ -32,7 +32,6 @@ from routerl_jax.knowledge.client.schema import (
     read_request,
     reply_json,
 )
-from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.services.asgi import (
     LOOPBACK,
     Refusal,

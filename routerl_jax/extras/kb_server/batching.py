@@ -15,9 +15,8 @@ from absl import logging
 
 from routerl_jax.core.checked import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
+from routerl_jax.knowledge.base import TimedResults, search_together, timed_search
 from routerl_jax.knowledge.cassette import Searchable
-from routerl_jax.knowledge.timing import TimedResults, timed_search
-from routerl_jax.knowledge.together import search_together
 from routerl_jax.services.asgi import Refusal
 
 

@@ -1,4 +1,4 @@
-"""JSON over HTTP to any of several equal servers: retries with jitter, fail-over, circuit breakers, hedging."""
+"""JSON over HTTP to any of several equal servers: time limits, retries with jitter, fail-over, circuit breakers, hedging."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 
+from routerl_jax.core.checked import NonNegative, Positive, Size, checked
 from routerl_jax.core.time_limit import seconds_left
-from routerl_jax.knowledge.client.breaker import CircuitBreaker
-from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.services.background import shared_loop
 from routerl_jax.services.retries import (
     MOST_REDIRECTS,
@@ -28,6 +27,135 @@ from routerl_jax.services.retries import (
     redirect_target,
     retry_after,
 )
+
+
+class Unavailable(RuntimeError):
+    """No replica answered. The message says what was tried, and has the last error."""
+
+
+class RequestRefused(ValueError):
+    """The server understood the request and refused it (4xx). Another attempt would not help."""
+
+
+class Failed(Exception):
+    """One attempt failed in a way that another may not.
+
+    Attributes:
+      retry_after: seconds for which the server asked for no requests; 0 if it did not.
+      overload: the server works, but is overloaded.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 0.0, overload: bool = False) -> None:
+        super().__init__(message)
+        self.retry_after, self.overload = retry_after, overload
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Timeouts:
+    """Seconds: to connect, between two pieces of a reply, and for a whole call with all its attempts. A call never takes longer
+    than its caller waits (core.time_limit)."""
+
+    connect: Positive = 5.0
+    read: Positive = 30.0
+    total: Positive | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Retries:
+    """Attempts, and the pauses between them: uniform in [0, min(cap, base 2^n)] ("full jitter", AWS Architecture Blog 2015).
+
+    Attributes:
+      attempts: number of attempts, the first included.
+      base, cap: seconds.
+      seed: seed of the jitter, for tests.
+    """
+
+    attempts: Size = 5
+    base: NonNegative = 0.1
+    cap: NonNegative = 5.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cap < self.base:
+            raise ValueError(f"retries need base <= cap: {self}")
+
+    def pause(self, failures: int, rng: random.Random) -> float:
+        """Seconds to wait after this number of failures."""
+        return rng.uniform(0, min(self.cap, self.base * 2 ** min(failures, 30)))
+
+
+State = Literal["closed", "open", "half_open"]
+
+
+class CircuitBreaker:
+    """Closed: requests pass. Open: no request passes for `cool_down` seconds. Half open: one request passes as a trial.
+
+    Each failed trial doubles the time until the next one, up to `longest`. Not thread-safe: one event loop uses it.
+
+    Args:
+      threshold: number of failures in a row that open it.
+      clock: returns seconds; for tests.
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: int = 5,
+        cool_down: float = 2.0,
+        longest: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if threshold < 1 or not 0 < cool_down <= longest:
+            raise ValueError(
+                f"threshold={threshold} must be at least 1, and 0 < cool_down={cool_down} <= longest={longest}"
+            )
+        self._threshold, self._cool_down, self._longest, self._clock = threshold, cool_down, longest, clock
+        self._failures = 0
+        self._pause = cool_down
+        self._until: float | None = None  # open until this time; None: closed
+        self._trial = False
+
+    @property
+    def state(self) -> State:
+        """The present state."""
+        if self._until is None:
+            return "closed"
+        return "half_open" if self._clock() >= self._until else "open"
+
+    @property
+    def wait(self) -> float:
+        """Seconds until a request may pass; 0 if no waiting time is left."""
+        return 0.0 if self._until is None else max(0.0, self._until - self._clock())
+
+    @property
+    def passes(self) -> bool:
+        """Whether a request may pass now. Call `begin` when it is sent."""
+        return self.state == "closed" or (self.state == "half_open" and not self._trial)
+
+    def begin(self) -> None:
+        """Reports that a request is sent."""
+        if self.state == "half_open":
+            self._trial = True
+
+    def succeeded(self) -> None:
+        """Reports that the request was answered. Closes the breaker."""
+        self._failures, self._pause, self._until, self._trial = 0, self._cool_down, None, False
+
+    def failed(self) -> None:
+        """Reports that the request failed."""
+        if self._trial:
+            self._pause = min(2 * self._pause, self._longest)
+        self._failures += 1
+        if self._trial or self._failures >= self._threshold:
+            self._until = self._clock() + self._pause
+        self._trial = False
+
+    def dropped(self) -> None:
+        """Reports that the request was cancelled before its outcome was known."""
+        self._trial = False
+
 
 _SAMPLES = 20  # smallest number of latencies for a percentile
 _MOST_BYTES = 256 << 20  # most bytes of a reply, which may hold pictures of many pages

@@ -1,29 +1,252 @@
-"""Reads documents as titled texts: .txt, .md, .html (.mhtml), .docx and the text layer of .pdf.
+"""Reads documents as titled texts (.txt, .md, .html, .mhtml, .docx, the text layer of .pdf), and pages of files as pictures.
 
 Markdown and Word become HTML (markdown-it-py, mammoth), so that all three are read by one walk over its elements. Of a web page
 only what is around the text is dropped: scripts, menus, footers, what is hidden, and all outside <main> if there is one. Unlike
-`knowledge.web.reader`, which reads strangers' pages by statistics, this drops no table and no short paragraph.
+`knowledge.web.reading`, which reads strangers' pages by statistics, this drops no table and no short paragraph.
 """
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import email
 import email.policy
 import io
 import pathlib
 import re
-from collections.abc import Iterator
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from absl import logging
+from PIL import Image
 
 from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.packages import needs
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.data.page_ids import page_id
-from routerl_jax.knowledge.pages.reader import Page, Reader
-from routerl_jax.knowledge.web.charset import encoding_of
+from routerl_jax.models.images import check_aspect, decode_image
+
+_META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([a-zA-Z0-9_:.\-]{2,40})""", re.IGNORECASE)
+_BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16's, with which it begins
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_AS_BROWSERS = {"iso8859-1": "cp1252", "ascii": "cp1252"}  # what these names mean on the web (WHATWG Encoding)
+_WESTERN = 0.4  # share of letters beyond ASCII up to which a text of unknown encoding is taken for a Western one
+
+
+class Encoding(NamedTuple):
+    """An encoding by Python's name, the bytes of its mark at the start, and whether nothing but the letters says so."""
+
+    name: str
+    skip: int = 0
+    guessed: bool = False
+
+    def text(self, content: bytes) -> str:
+        """The content as text: replacement characters for bytes that are not valid, and no cut last letter."""
+        return codecs.getincrementaldecoder(self.name)("replace").decode(content[self.skip :], final=False)
+
+
+def decode(content: bytes, declared: str | None = None) -> str:
+    """A page's text, by `encoding_of`.
+
+    Raises:
+      ValueError: the bytes are not text.
+    """
+    return encoding_of(content, declared).text(content)
+
+
+def encoding_of(content: bytes, declared: str | None = None) -> Encoding:
+    """The encoding of a text.
+
+    These are tried in order: a byte order mark; UTF-8 if the bytes are valid; the encoding in the header, then the one in the
+    page, if the bytes are valid; UTF-16 without a mark; the most likely encoding by its letters.
+
+    Args:
+      declared: charset of the Content-Type header.
+
+    Raises:
+      ValueError: the bytes are not text.
+    """
+    for bom, name in _BOMS:
+        if content.startswith(bom):
+            return Encoding(name, len(bom))
+    inside = _META.search(content[:4096])
+    header, page = (_codec(name) if name else None for name in (declared, inside and inside.group(1).decode()))
+    wide = [header] if header and header.startswith(("utf-16", "utf-32")) else []
+    # a page in which letters of one byte say so is not in UTF-16
+    names = [name for name in (header, page) if name and not name.startswith(("utf-16", "utf-32"))]
+    if b"\0" in content[:4096] and not wide:
+        if name := _unmarked(content[:4096]):
+            return Encoding(name)
+        raise ValueError("binary content, which is not read here")
+    escaped = [name for name in names if name.startswith(("iso2022", "hz"))] if b"\x1b" in content else []
+    for name in (*wide, *escaped, "utf-8", *names):
+        if _is_valid(content, name):
+            return Encoding(name)
+    return Encoding(_likely(content), guessed=True)
+
+
+def _codec(name: str) -> str | None:
+    """Python's name of a text encoding; None if it is unknown."""
+    try:
+        info = codecs.lookup(name)
+    except (LookupError, ValueError):
+        return None
+    return _AS_BROWSERS.get(info.name, info.name) if info._is_text_encoding else None
+
+
+def _is_valid(content: bytes, name: str) -> bool:
+    """Whether all bytes are valid in the encoding; a cut last letter is allowed."""
+    try:
+        codecs.getincrementaldecoder(name)("strict").decode(content, final=False)
+    except (UnicodeError, LookupError):
+        return False
+    return True
+
+
+def _unmarked(content: bytes) -> str | None:
+    """UTF-16 of mostly Western letters: every second byte is zero, the others are not."""
+    even, odd = content[::2], content[1::2]
+    for name, zeros, others in (("utf-16-le", odd, even), ("utf-16-be", even, odd)):
+        if zeros.count(0) > 0.7 * len(zeros) and not others.count(0) and _is_valid(content, name):
+            return name
+    return None
+
+
+def _likely(content: bytes) -> str:
+    """Letter statistics fail on short texts and on few letters: such texts are read as browsers do."""
+    from charset_normalizer import from_bytes
+
+    shown = re.sub(rb"<[^<>]*>", b"", content[:20_000])
+    beyond = sum(byte >= 0x80 for byte in shown)
+    letters = beyond + sum(65 <= byte <= 122 for byte in shown)
+    if beyond <= _WESTERN * letters and _is_valid(content, "cp1252"):
+        return "cp1252"
+    best = from_bytes(content[:20_000]).best()
+    return best.encoding if best else "utf-8"
+
+
+_SCANS = (".tif", ".tiff")  # files whose frames are pages
+_MOST_PIXELS = 2**25  # most pixels of a rendered page; a larger page (a poster) gets a lower resolution
+_POINTS = 72  # PDF points per inch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Page:
+    """One page of a document, not yet read.
+
+    Attributes:
+      number: number of the page in the file, from 1.
+      text: the page's text according to a list of pages; for PDFs see `Reader.text`.
+    """
+
+    id: str
+    title: str
+    path: pathlib.Path
+    number: int = 1
+    text: str = ""
+
+
+class Reader:
+    """Reads pages. Keeps the last document open. Safe to use from several threads; only one at a time reads PDFs.
+
+    Args:
+      dpi: resolution of PDF pages in dots per inch.
+    """
+
+    def __init__(self, dpi: int) -> None:
+        self.dpi = dpi
+        self._lock = threading.Lock()  # PDFium may not be called by two threads at once
+        self._open: tuple[pathlib.Path, Any] | None = None
+
+    def count(self, path: pathlib.Path) -> int:
+        """Number of pages of a file.
+
+        Raises:
+          ValueError: the file is no readable PDF or picture, or needs a password; names the file.
+        """
+        if path.suffix.lower() == ".pdf":
+            with self._lock:
+                pages = len(self._document(path))
+            if not pages:
+                raise ValueError(f"{path}: a PDF without pages; repair or remove it")
+            return pages
+        if path.suffix.lower() in _SCANS:
+            try:
+                with Image.open(path) as scan:
+                    return getattr(scan, "n_frames", 1)
+            except Exception as error:  # decoders raise many classes
+                raise ValueError(f"{path}: not a picture that can be read ({error}); repair or remove it") from error
+        return 1
+
+    def picture(self, page: Page) -> Image.Image:
+        """The page as a picture, RGB. Raises ValueError that names file and page if it is damaged, or if no model can read a
+        picture of its shape."""
+        name = f"{page.path}, page {page.number}"
+        picture = self._picture(page, name)
+        check_aspect(*picture.size, name)
+        return picture
+
+    def _picture(self, page: Page, name: str) -> Image.Image:
+        if page.path.suffix.lower() == ".pdf":
+            return self._pdf(page, name, self._render)
+        if page.path.suffix.lower() not in _SCANS:
+            return decode_image(page.path)
+        try:
+            with Image.open(page.path) as scan:
+                scan.seek(page.number - 1)
+                return decode_image(scan.copy(), name=name)
+        except (OSError, EOFError, SyntaxError) as error:
+            raise ValueError(f"{name}: damaged or incomplete ({error}); repair or remove it") from error
+
+    def text(self, page: Page) -> str:
+        """The text of a page in the file itself (a PDF's text layer); "" if there is none."""
+        if page.path.suffix.lower() != ".pdf":
+            return page.text
+        return self._pdf(
+            page, f"{page.path}, page {page.number}", lambda pdf_page: pdf_page.get_textpage().get_text_range()
+        )
+
+    def _pdf(self, page: Page, name: str, use: Callable[[Any], Any]) -> Any:
+        with self._lock:
+            document = self._document(page.path)
+            try:
+                return use(document[page.number - 1])
+            except Exception as error:  # PdfiumError, and IndexError for a page that is not there
+                raise ValueError(f"{name}: can't be read ({error}); repair the file or remove it") from error
+
+    def _render(self, page: Any) -> Image.Image:
+        width, height = page.get_size()
+        scale = self.dpi / _POINTS
+        scale *= min(1.0, (_MOST_PIXELS / max(1.0, width * height * scale**2)) ** 0.5)
+        return page.render(scale=scale).to_pil().convert("RGB")
+
+    def _document(self, path: pathlib.Path) -> Any:
+        if self._open is not None and self._open[0] == path:
+            return self._open[1]
+        pdfium = _pdfium()
+        try:
+            document = pdfium.PdfDocument(path)
+        except (pdfium.PdfiumError, OSError) as error:
+            locked = "password" in str(error).lower()
+            problem = "needs a password; save it without one" if locked else "not a PDF that can be read"
+            raise ValueError(f"{path}: {problem} ({error}); repair or remove it, or set on_error='skip'") from error
+        if self._open is not None:
+            self._open[1].close()
+        self._open = path, document
+        return document
+
+
+def _pdfium() -> Any:
+    with needs("reading PDFs", "pages"):
+        import pypdfium2
+    return pypdfium2
+
 
 _KINDS = {
     **dict.fromkeys((".txt", ".text"), "text"),

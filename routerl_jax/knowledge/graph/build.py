@@ -6,34 +6,45 @@ DIR/entities/, DIR/facts/       phrases and facts with their embeddings, stored 
 DIR/index/graph.npz             adjacency in compressed rows, ends of facts, passages per entity
 DIR/triples.jsonl.gz            the extracted triples, in the form that `triples` of another build reads
 DIR.extractions.sqlite          answers of the language model, beside DIR, so that they survive rebuilds
+
+In an update, passages that stay are neither extracted nor embedded again. Phrases, synonyms and edges depend on all passages,
+so they are made again. The slow parts, language model and encoder, only work on new passages.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import gzip
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
+from routerl_jax.core.checked import Fraction, PositiveFraction, Size, checked
+from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.builds import (
     VERSIONS,
+    Builder,
     BuildReport,
+    Clock,
+    EncoderSettings,
     Source,
+    batch_size,
+    check_vectors,
+    check_width,
     corpus_source,
     digest_of,
+    embedding_of,
     is_built,
     passages_source,
     report,
@@ -44,31 +55,86 @@ from routerl_jax.knowledge.corpus import (
     file_sha256,
     read_corpus,
 )
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.extraction import ModelExtractor
-from routerl_jax.knowledge.graph.graph import Graph, Phrases, make_graph, phrases_of
+from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
+from routerl_jax.knowledge.graph.graph import MOST, Graph, Phrases, make_graph, phrases_of, synonyms
 from routerl_jax.knowledge.graph.hipporag import PASSAGES, HippoRAGDirectory
-from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS
-from routerl_jax.knowledge.graph.rules import RuleExtractor
-from routerl_jax.knowledge.graph.synonyms import synonyms
-from routerl_jax.knowledge.graph.triples import Extraction, PrecomputedTriples, Triple, passage_text, to_row
-from routerl_jax.knowledge.index import INDEXES, backend_of
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.precomputed_vectors import check_vectors, check_width
+from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, WalkSettings
+from routerl_jax.knowledge.graph.triples import (
+    Extraction,
+    ModelExtractor,
+    PrecomputedTriples,
+    RuleExtractor,
+    Triple,
+    passage_text,
+    to_row,
+)
+from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
 from routerl_jax.knowledge.store import (
     EMBEDDINGS,
     INDEX,
-    Embedding,
+    JoinedPassages,
     Manifest,
     Store,
     StoredArray,
     StoredPassages,
+    nested,
 )
 from routerl_jax.knowledge.writer import Part, StoreWriter
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
+from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.load import chat_model
+
+EXTRACTORS = ("llm", "rules", "given", "hipporag")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class SynonymSettings:
+    """Which phrases count as synonyms."""
+
+    threshold: PositiveFraction = 0.8  # smallest cosine of synonyms
+    most: Size = MOST  # most synonyms of a phrase
+    index: str = ""  # "": compare all with all; "scann": about the same result, faster for very many phrases
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class GraphConfig(EncoderSettings):
+    """Configuration of `build_graph`."""
+
+    kind: str = "graph"  # kind of the knowledge base
+    # where triples come from: "llm", "rules" (names and dates by their form), "given" (`triples`), "hipporag" (`corpus` is a
+    # working directory of HippoRAG 2, whose passages, triples and vectors are taken; knowledge.graph.hipporag)
+    extractor: str = "rules"
+    # for extractor="given": a file of triples (knowledge.graph.triples); for "hipporag": its file, if it is elsewhere
+    triples: str = ""
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # only for extractor="llm": which model
+    entities_first: bool = True  # only for extractor="llm": two calls per passage, first for entities, then for triples
+    # share of passages whose extraction may fail; beyond it the build stops, to be resumed
+    max_failures: Fraction = 0.05
+    # put before queries that are compared with passages; default: the prefix of the encoder's authors
+    query_prefix: str | None = None
+    fact_prefix: str | None = None  # put before queries that are compared with facts; default: the same
+    # put before passages, phrases and facts; default: the prefix of the encoder's authors
+    passage_prefix: str | None = None
+    synonyms: SynonymSettings = dataclasses.field(default_factory=SynonymSettings)
+    walk: WalkSettings = dataclasses.field(default_factory=WalkSettings)  # settings of the search
+    shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
+
+    def __post_init__(self) -> None:
+        if self.kind != "graph":
+            raise ValueError(f"kind={self.kind!r} is not 'graph'")
+        if self.extractor not in EXTRACTORS:
+            raise ValueError(f"extractor={self.extractor!r} is not one of {', '.join(EXTRACTORS)}")
+        if bool(self.triples) != (self.extractor == "given") and self.extractor != "hipporag":
+            raise ValueError(
+                f"triples={self.triples!r} with extractor={self.extractor!r}: a file of triples goes with 'given'"
+            )
+        for key, default in (("entities_first", True), ("llm", ChatModelConfig())):
+            if getattr(self, key) != default and self.extractor != "llm":
+                raise ValueError(f"{key} is set, but extractor={self.extractor!r} does not use it; it needs 'llm'")
+
 
 TRIPLES = "triples.jsonl.gz"
 Extract = Callable[[Sequence[Passage]], list[Extraction]]
@@ -134,7 +200,7 @@ def _build(
     if config.extractor == "llm" and llm is None:
         llm = chat_model(config.llm)
     clock, model = Clock(), encoder or shared_encoder(config.encoder)
-    embedding = _embedding(config, model)
+    embedding = embedding_of(config, model)
     triples_digest = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
@@ -206,8 +272,7 @@ def write_graph(
       earlier: earlier results that need not be extracted and embedded again.
     """
     texts = _Vectors(config, encoder, earlier.vectors if earlier else None, progress)
-    reading = Bar(source.read(), desc="reading", unit="passage", disable=not texts.progress)
-    count = writer.passages(reading, source.left_out)
+    count = source.write(writer, progress)
     clock.lap("read")
     stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, earlier, progress))
@@ -235,8 +300,7 @@ def write_graph(
     return stamp(
         config,
         writer.directory,
-        corpus=source.path,
-        digest=source.digest,
+        source,
         count=count,
         embedding=dataclasses.replace(texts.manifest, dim=dim),
         index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
@@ -356,9 +420,8 @@ class _Vectors:
     ) -> None:
         self.progress = progress
         self._encoder, self._earlier, self._shard = encoder, earlier, config.shard_size
-        devices = jax.local_devices()
-        self._batch = config.embed_batch or (32 if devices[0].platform == "cpu" else 256 * len(devices))
-        self.manifest = _embedding(config, encoder)
+        self._batch = batch_size(config.embed_batch, encoder)
+        self.manifest = embedding_of(config, encoder)
 
     def width(self) -> int:
         """Width of the vectors."""
@@ -387,15 +450,97 @@ class _Vectors:
         return self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
 
 
-def _embedding(config: GraphConfig, encoder: TextEncoder) -> Embedding:
-    """How texts become vectors. Their width is not known yet."""
-    return Embedding(
-        encoder=config.encoder,
-        digest=encoder_digest(encoder),
-        dim=0,
-        query_prefix=own_prefix(encoder, "query") if config.query_prefix is None else config.query_prefix,
-        passage_prefix=own_prefix(encoder, "passage") if config.passage_prefix is None else config.passage_prefix,
+BUILDER = Builder(GraphConfig, build_graph)
+
+
+_BLOCK = 8192  # texts read at a time
+
+
+def rebuild_graph(
+    writer: StoreWriter,
+    store: Store,
+    passages: Callable[[], Iterable[Passage]],
+    new: Sequence[Passage],
+    *,
+    encoder: TextEncoder | None = None,
+    llm: ChatModel | None = None,
+    progress: bool = False,
+) -> None:
+    """Builds the graph of other passages with the settings of a knowledge base, and replaces it.
+
+    Args:
+      writer: writer of the store's directory.
+      passages: all passages of the new knowledge base, those of `new` included.
+      new: passages whose triples the store does not know, even if it has a passage of the same id.
+      llm: extracts the triples of `new`, if a model does this; default: the model of kb.json.
+
+    Raises:
+      ValueError: the encoder's weights differ from those that the store was built with, or kb.json has no model.
+    """
+    old = store.manifest
+    assert old.embedding is not None
+    config = from_config_dict(GraphConfig, nested(old.config), "config")
+    config = dataclasses.replace(config, encoder=old.embedding.encoder)
+    model = encoder or shared_encoder(old.embedding.encoder, instead="")
+    digest = encoder_digest(model)
+    if old.embedding.digest and digest and old.embedding.digest != digest:
+        raise ValueError(f"the encoder {config.encoder!r} has other weights than the knowledge base was built with")
+    if config.extractor == "llm" and llm is None:
+        try:
+            llm = chat_model(config.llm)
+        except ValueError as error:
+            raise ValueError(
+                f"{store.directory}: its triples come from a language model, and kb.json describes none that can be asked "
+                f"({error}). Give it: update(.., llm=MODEL)"
+            ) from error
+    earlier = EarlierBuild(
+        triples=PrecomputedTriples(store.directory / TRIPLES),
+        changed=frozenset(passage.id for passage in new),
+        vectors=KnownVectors(store),
+    )
+    source = Source(old.corpus, old.corpus_sha256, passages)
+    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, earlier=earlier, progress=progress)
+    writer.commit(
+        dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
     )
 
 
-KB_BUILDERS.register("graph")(Builder(GraphConfig, build_graph))
+class KnownVectors:
+    """The vectors of a store's passages, phrases and facts, by their texts."""
+
+    def __init__(self, store: Store) -> None:
+        self._arrays: list[VectorSource] = []
+        self._rows: dict[str, tuple[int, int]] = {}
+        self._add(store.passages, store.embeddings, passage_text)
+        for part in (ENTITIES, FACTS):
+            directory = store.directory / part
+            if directory.is_dir():
+                lines = StoredPassages(directory, memory_limit=0, hint=store.hint)
+                vectors = StoredArray(directory / EMBEDDINGS, memory_limit=0, hint=store.hint)
+                self._add(lines, vectors, lambda line: line.text.replace("\t", " "))
+
+    def _add(
+        self, texts: StoredPassages | JoinedPassages, vectors: VectorSource, text: Callable[[Passage], str]
+    ) -> None:
+        for start in range(0, len(texts), _BLOCK):
+            for row, passage in enumerate(texts.read(start, min(start + _BLOCK, len(texts))), start):
+                self._rows[text(passage)] = len(self._arrays), row
+        self._arrays.append(vectors)
+
+    def of(
+        self, texts: Sequence[str], embed: Callable[[list[str]], Float32[np.ndarray, "M D"]], part: str
+    ) -> Float32[np.ndarray, "N D"]:
+        """One vector per text: from the store, or from `embed` if the store lacks it. A text is taken from any part."""
+        rows: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        missing = [i for i, text in enumerate(texts) if text not in self._rows]
+        for i, text in enumerate(texts):
+            if text in self._rows:
+                array, row = self._rows[text]
+                rows[array].append((i, row))
+        parts = [(missing, embed([texts[i] for i in missing]))] if missing else []
+        for array, pairs in rows.items():
+            parts.append(([i for i, _ in pairs], self._arrays[array].take(np.asarray([row for _, row in pairs]))))
+        result = np.empty((len(texts), parts[0][1].shape[1]), np.float32)
+        for indices, vectors in parts:
+            result[indices] = vectors
+        return result

@@ -5,21 +5,168 @@
     synonyms            their cosine instead of the count, for each end that has the other among its neighbours
 
 Dimensions: E entities (phrases), F facts, P passages; nodes are the E entities, then the P passages.
+
+Synonyms are phrases that are nearly the same: the neighbours of each entity's vector, found block by block. The memory is
+that of one block of products and of the neighbours. The time is quadratic in the number of entities, so for very many
+entities, an index (`knowledge.index`) can replace the comparison of all with all.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Int, Int32
+from jaxtyping import Array, Float32, Int, Int32
 
-from routerl_jax.knowledge.graph.synonyms import Neighbours
+from routerl_jax.core.progress import Bar
 from routerl_jax.knowledge.graph.triples import Triple, normalised
+from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
+
+MOST = 101  # most synonyms of a phrase: HippoRAG's loop stops once it has more than 100
+_LETTERS = re.compile("[^A-Za-z0-9]")
+_QUERIES, _KEYS = 1024, 8192  # a block of products: 32 MB
+
+
+class Neighbours(NamedTuple):
+    """Pairs of entities whose cosine reaches the threshold, by source and then nearest first."""
+
+    sources: Int32[np.ndarray, " S"]
+    targets: Int32[np.ndarray, " S"]
+    cosines: Float32[np.ndarray, " S"]
+
+
+def synonyms(
+    phrases: Sequence[str],
+    vectors: VectorSource,
+    *,
+    threshold: float = 0.8,
+    most: int = MOST,
+    index: str = "",
+    progress: bool = False,
+) -> Neighbours:
+    """For each phrase of more than two letters and digits, at most `most` nearest other phrases with at least this cosine.
+
+    Letters of other scripts than Latin count as letters. Ties go to the lower number.
+
+    Args:
+      index: "" compares all with all; "auto" (or another of `knowledge.index`) finds about the same in less time.
+    """
+    count = len(phrases)
+    asking = np.asarray([len(_LETTERS.sub("", p) or p.replace(" ", "")) > 2 for p in phrases], bool)
+    most = min(most, count - 1)
+    if count < 2 or not asking.any():
+        return Neighbours(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+    near = _by_index(vectors, index) if index else _by_blocks(vectors)
+    parts: list[Neighbours] = []
+    with Bar(total=int(asking.sum()), desc="synonyms", unit="phrase", disable=not progress) as bar:
+        for start in range(0, count, _QUERIES):
+            rows = start + np.flatnonzero(asking[start : start + _QUERIES])
+            if len(rows):
+                parts.append(
+                    _above_threshold(rows, *near(_unit(vectors.take(rows)), most + 1, threshold), threshold, most)
+                )
+                bar.update(len(rows))
+    return Neighbours(*(np.concatenate(column) for column in zip(*parts)))
+
+
+def _above_threshold(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: float, most: int) -> Neighbours:
+    """The nearest candidates of each row, [R, C], that reach the threshold and are not the phrase itself."""
+    order = np.lexsort((ids, -scores), axis=1)
+    ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+    good = (ids >= 0) & (scores >= threshold) & (ids != rows[:, None])
+    good &= np.cumsum(good, axis=1) <= most
+    sources = np.broadcast_to(rows[:, None], ids.shape)[good]
+    return Neighbours(sources.astype(np.int32), ids[good].astype(np.int32), scores[good].astype(np.float32))
+
+
+def _by_index(vectors: VectorSource, name: str):
+    index = INDEXES.get(backend_of(name)).build(_Unit(vectors), {})
+
+    def near(queries: np.ndarray, count: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+        return index.search(queries, count)
+
+    return near
+
+
+def _by_blocks(vectors: VectorSource):
+    """A function that finds the best vectors for a block of queries: a matrix product and a selection per block of keys."""
+    count = vectors.shape[0]
+
+    def near(queries: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+        ids = np.full((len(queries), most), -1, np.int64)
+        scores = np.full((len(queries), most), -np.inf, np.float32)
+        for start in range(0, count, _KEYS):
+            keys = _unit(vectors.read(start, min(start + _KEYS, count)))
+            nearest, values = _best(queries, keys, most, threshold)
+            ids = np.concatenate([ids, np.where(nearest >= 0, nearest + start, -1)], axis=1)
+            scores = np.concatenate([scores, values], axis=1)
+            order = np.lexsort((ids, -scores), axis=1)[:, :most]
+            ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+        return ids, scores
+
+    return near
+
+
+def _best(queries: np.ndarray, keys: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and products of the nearest keys; -1 and -inf if fewer are above the threshold."""
+    most = min(most, len(keys))
+    if jax.default_backend() == "cpu":
+        return _few_above(queries @ keys.T, most, threshold)
+    padded = np.pad(queries, ((0, _QUERIES - len(queries)), (0, 0)))
+    padded_keys = np.pad(keys, ((0, _KEYS - len(keys)), (0, 0)))
+    scores, ids = (np.asarray(part)[: len(queries)] for part in _top(padded, padded_keys, len(keys), most))
+    return np.where(scores >= threshold, ids, -1), np.where(scores >= threshold, scores, -np.inf)
+
+
+def _few_above(products: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """Like `_best`, for products in memory. Few are above the threshold, so finding these is faster than selecting the best."""
+    rows, columns = np.nonzero(products >= threshold)
+    counts = np.bincount(rows, minlength=len(products))
+    width = max(int(counts.max(initial=0)), 1)
+    ids = np.full((len(products), width), -1, np.int64)
+    scores = np.full((len(products), width), -np.inf, np.float32)
+    column = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids[rows, column], scores[rows, column] = columns, products[rows, columns]
+    if width <= most:
+        return ids, scores
+    order = np.lexsort((ids, -scores), axis=1)[:, :most]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def _top(queries: Array, keys: Array, count: Array, most: int) -> tuple[Array, Array]:
+    products = jnp.einsum("qd,kd->qk", queries, keys, precision=jax.lax.Precision.HIGHEST)
+    scores, ids = jax.lax.top_k(jnp.where(jnp.arange(len(keys)) < count, products, -jnp.inf), most)
+    return scores, ids
+
+
+class _Unit:
+    """Vectors scaled to unit length."""
+
+    def __init__(self, vectors: VectorSource) -> None:
+        self._vectors, self.shape = vectors, vectors.shape
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return _unit(self._vectors.read(start, stop))
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        flat = self._vectors.take(np.asarray(rows).reshape(-1))
+        return _unit(flat).reshape(*np.shape(rows), -1)
+
+
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0).astype(np.float32)
+
 
 _FILE = "graph.npz"
 

@@ -1,4 +1,4 @@
-"""Extractions of a passage, the normal form of phrases, and the reader of given triples.
+r"""Triples of passages: given ones, those of simple rules, and those of a language model; and the normal form of phrases.
 
 Files of triples have rows (JSON Lines or a JSON list, plain or gzip), each for the passage with its id:
 
@@ -6,21 +6,31 @@ Files of triples have rows (JSON Lines or a JSON list, plain or gzip), each for 
 
 or they are the JSON object that HippoRAG writes (`openie_results_ner_*.json`), whose rows have the passage's text instead:
 
-    {"docs": [{"idx": .., "passage": "Title\\ntext", "extracted_entities": [..], "extracted_triples": [[..], ..]}, ..]}
+    {"docs": [{"idx": .., "passage": "Title\ntext", "extracted_entities": [..], "extracted_triples": [[..], ..]}, ..]}
+
+Rules join the names and dates in a passage's sentences with its title and with each other; the predicate is the text between
+two names. A language model first lists a passage's named entities, then triples between them (open information extraction).
+Each successful extraction is cached at once, so that a run after a kill only asks for the rest. If an answer can't be used,
+the model is asked once more. Then the passage counts as a failure with a reason, and the next run asks for it again.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import gzip
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Message, Passage
+from routerl_jax.services.base import ChatModel, Completion
+from routerl_jax.services.cache import Cache, cache_key
+from routerl_jax.services.schemas import without_thinking
 
 Triple = tuple[str, str, str]
 
@@ -100,7 +110,7 @@ class PrecomputedTriples:
         if docs is None:
             for location, row in read_rows(self.path):
                 key = _field(row, "passage_id", location)
-                _add(self._by_id, str(key), _extraction(row, "entities", "triples", location), location)
+                _add(self._by_id, str(key), _given_extraction(row, "entities", "triples", location), location)
         else:
             for number, row in enumerate(docs, 1):
                 location = RowLocation(self.path, "item", number)
@@ -108,7 +118,10 @@ class PrecomputedTriples:
                     raise location.error(f"expected an object, found {type(row).__name__}")
                 text = str(_field(row, "passage", location))
                 _add(
-                    self._by_text, text, _extraction(row, "extracted_entities", "extracted_triples", location), location
+                    self._by_text,
+                    text,
+                    _given_extraction(row, "extracted_entities", "extracted_triples", location),
+                    location,
                 )
         if not self:
             raise ValueError(
@@ -172,7 +185,7 @@ def _field(row: Mapping[str, Any], key: str, location: RowLocation) -> Any:
     return row[key]
 
 
-def _extraction(row: Mapping[str, Any], entities: str, triples: str, location: RowLocation) -> Extraction:
+def _given_extraction(row: Mapping[str, Any], entities: str, triples: str, location: RowLocation) -> Extraction:
     for key in (entities, triples):
         if not isinstance(row.get(key, [] if key == entities else None), list):
             raise location.error(f"key {key!r} must hold a list")
@@ -184,3 +197,393 @@ def _add(extractions: dict[str, Extraction], key: str, extraction: Extraction, l
     if key in extractions:
         raise location.error(f"a second row for the passage {key[:60]!r}. Join them")
     extractions[key] = extraction
+
+
+_MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
+_DATE = rf"\d{{1,2}} (?:{_MONTH})(?: \d{{4}})?|(?:{_MONTH}) \d{{1,2}}(?:, ?\d{{4}})?|(?:{_MONTH}) \d{{4}}"
+_NUMBER = r"\d[\d,.]*\d(?:st|nd|rd|th|s|%)?|\d+(?:st|nd|rd|th|s|%)?"
+_WORD = r"[^\W\d_a-zß-öø-ÿ][\w'’&-]*(?:\.(?=\w\.|[ ]?[A-Z]))?"  # begins with a capital
+_JOINT = r"(?:of|the|de|di|da|von|van|der|den|la|le|du|del|al|el|bin|ibn|&)"
+_NAME = rf"{_WORD}(?:[ ]{_WORD}|(?:[ ]{_JOINT}){{1,2}}[ ]{_WORD}|[ ]\d{{1,4}}(?=\W))*"
+_SPAN = re.compile(rf"(?P<date>\b(?:{_DATE})\b)|(?P<name>\b{_NAME})|(?P<number>\b{_NUMBER}\b)")
+_SENTENCE = re.compile(r"(?<=[.!?])(?<![ .][A-Z]\.)(?<!\b(?:Mr|Dr|St|Jr|Sr|vs|No)\.)(?<!\bMrs\.)\s+(?=[\"'(A-Z\d])")
+_BRACKETS = re.compile(r"\s*\([^)]*\)\s*$")
+_SPACES = re.compile(r"\s+")
+# Words that begin a sentence or refer to something, but are no names.
+_EMPTY = frozenset(
+    """
+    a an the this that these those he she it they we you i his her its their our my your him them in on at by for
+    from with after before during since until when while where which who whose what as although though because but
+    and or nor so yet if however then there here also both each some many most other several all no not one two
+    three four five six seven eight nine ten first second third early later following according despite along
+    together under over between among through to of is was are were be been being has had have do does did may might
+    can could will would once initially currently today now such like unlike upon within without about
+    """.split()  # noqa: SIM905 - as a list it would fill a page
+)
+_LONGEST_NAME = 8  # words of a predicate
+
+
+class RuleExtractor:
+    """Finds names (runs of capitalised words), dates and numbers by their form.
+
+    Each one is joined with the passage's title and with the name before it in the sentence.
+    """
+
+    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
+        """One extraction per passage, in order; none fails."""
+        return [_rule_extraction(passage) for passage in passages]
+
+
+def names(sentence: str) -> list[tuple[int, int, str]]:
+    """(start, end, text) of the names, dates and numbers of a sentence, in order."""
+    spans = []
+    for match in _SPAN.finditer(sentence):
+        start, end = match.span()
+        if match["name"]:
+            words = match["name"].split(" ")
+            while words and words[0].lower() in _EMPTY:
+                start += len(words.pop(0)) + 1
+            if not words:
+                continue
+            end = start + len(" ".join(words))
+        text = re.sub(r"['’]s$", "", sentence[start:end].strip(" .,'’&-"))
+        if normalised(text):
+            spans.append((start, end, text))
+    return spans
+
+
+def _rule_extraction(passage: Passage) -> Extraction:
+    title = _SPACES.sub(" ", passage.title).strip()
+    subject = _BRACKETS.sub("", title) or title
+    triples: list[Triple] = []
+    if subject != title:
+        triples.append((title, "is", subject))
+    entities = dict.fromkeys([subject] if subject else [])
+    for sentence in _SENTENCE.split(_SPACES.sub(" ", passage.text)):
+        spans = names(sentence)
+        entities |= dict.fromkeys(text for _, _, text in spans)
+        triples += _triples(sentence, subject, spans)
+    return Extraction(entities=tuple(entities), triples=checked_triples(triples)[0])
+
+
+def _triples(sentence: str, subject: str, spans: list[tuple[int, int, str]]) -> list[Triple]:
+    result: list[Triple] = []
+    after = 0
+    for i, (start, end, name) in enumerate(spans):
+        between = _words(sentence[after:start])
+        if subject and not _same(name, subject):
+            result.append((subject, between or "has", name))
+        last = spans[i - 1][2] if i else ""
+        if last and not last[0].isdigit() and not _same(last, subject) and not _same(last, name):
+            result.append((last, between or "and", name))
+        after = end
+    return result
+
+
+def _words(text: str) -> str:
+    words = [word for word in re.findall(r"[\w'’-]+", text) if word.strip("'’-")]
+    return " ".join(words[-_LONGEST_NAME:])
+
+
+def _same(name: str, other: str) -> bool:
+    return normalised(name) == normalised(other)
+
+
+_FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
+_INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
+_TRAILING_COMMA = re.compile(r",(\s*[\]}])")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LONGEST_ANSWER = 200_000  # most characters that are parsed
+
+
+def json_value(text: str, *keys: str) -> Any:
+    """The JSON value in a text, even with prose, a code fence or reasoning around it; None if there is none.
+
+    Trailing commas are allowed. A value that was cut off is not completed.
+
+    Args:
+      keys: an object with one of these keys is preferred to other values, which prose may contain ("as [1] says").
+    """
+    first = None
+    for part in _candidates(text):
+        for attempt in (part, _TRAILING_COMMA.sub(r"\1", part)):
+            for value in _values(attempt):
+                if not keys or (isinstance(value, dict) and any(key in value for key in keys)):
+                    return value
+                first = value if first is None else first
+    return first
+
+
+def whole_items(text: str) -> list[Any]:
+    """The innermost complete lists and objects of a text, in JSON or Python syntax.
+
+    This is the usable part of an answer that breaks off, has stray brackets, or mixes quotes.
+    """
+    values = []
+    for match in _INNERMOST.finditer(_answer(text)):
+        value = _literal(_TRAILING_COMMA.sub(r"\1", match[0]))
+        if value is not None:
+            values.append(value)
+    return values
+
+
+def whole_strings(text: str, key: str) -> list[str]:
+    """The complete strings of the list under `key` in a text that breaks off."""
+    _, key_found, rest = _answer(text).partition(f'"{key}"')
+    if not key_found:
+        return []
+    rest = rest.partition("[")[2].partition("]")[0]
+    strings = (_literal(match[0]) for match in _STRING.finditer(rest))
+    return [value for value in strings if isinstance(value, str)]
+
+
+def _answer(text: str) -> str:
+    return without_thinking(text[:_LONGEST_ANSWER])
+
+
+def _candidates(text: str) -> Iterator[str]:
+    answer = _answer(text).strip()
+    yield answer
+    for match in _FENCE.finditer(answer):
+        yield match[1].strip()
+
+
+def _values(text: str) -> Iterator[Any]:
+    """The lists and objects in the text, one after the other, up to the first incomplete one."""
+    decoder = json.JSONDecoder()
+    position, tries = 0, 0
+    while (
+        tries < 64
+        and (start := min((p for p in (text.find("{", position), text.find("[", position)) if p >= 0), default=-1)) >= 0
+    ):
+        try:
+            value, position = decoder.raw_decode(text, start)
+            tries += 1
+            yield value
+        except (ValueError, RecursionError):
+            # a value inside a broken one is not the intended value, unless the broken one is only prose
+            if _opens(text, start):
+                return
+            position, tries = start + 1, tries + 1
+
+
+def _opens(text: str, start: int) -> bool:
+    return bool(re.match(r'[{\[]\s*["{\[]', text[start:]))
+
+
+def _literal(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        return None
+
+
+PROMPTS = 1  # version of the prompts below; part of the cache's key
+
+_ENTITY_KEYS = ("entities", "named_entities")
+_BATCH = 64  # passages between two writes to the cache
+_SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer
+
+
+class ModelExtractor:
+    """Extracts triples with a chat model, and caches its answers.
+
+    Args:
+      cache: cache of extractions; the key is a digest of all that an extraction depends on. None: no cache.
+      entities_first: two calls per passage as in HippoRAG (entities, then triples between them); False: triples at once.
+      max_tokens: most tokens of an answer. The complete part of a cut answer is used.
+      max_characters: most characters of a passage; the rest is not read.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        cache: Cache | None = None,
+        *,
+        entities_first: bool = True,
+        max_tokens: int = 1024,
+        max_characters: int = 20_000,
+    ) -> None:
+        self.model, self.cache, self.entities_first = model, cache, entities_first
+        self.max_tokens, self.max_characters = max_tokens, max_characters
+
+    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
+        """One extraction per passage, in order. Failures have `error` set and are not cached."""
+        texts = [passage_text(passage)[: self.max_characters] for passage in passages]
+        keys = [self._key(text) for text in texts]
+        distinct = dict(zip(keys, texts))
+        cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}
+        extractions = {key: _read(value) for key, value in cached.items()}
+        missing = [key for key in distinct if key not in extractions]
+        with Bar(
+            total=len(distinct), initial=len(extractions), desc="extracting", unit="passage", disable=not progress
+        ) as bar:
+            for start in range(0, len(missing), _BATCH):
+                chunk = missing[start : start + _BATCH]
+                fresh = dict(zip(chunk, self._ask([distinct[key] for key in chunk])))
+                if self.cache is not None:
+                    self.cache.set_many({key: _write(value) for key, value in fresh.items() if value.error is None})
+                extractions |= fresh
+                bar.update(len(chunk))
+        return [extractions[key] for key in keys]
+
+    def _key(self, text: str) -> str:
+        settings = dict(self.model.settings)
+        return cache_key("triples", PROMPTS, self.model.name, settings, self.entities_first, self.max_tokens, text)
+
+    def _ask(self, texts: Sequence[str]) -> list[Extraction]:
+        extractions = self._attempt(texts, 0.0)
+        failed = [i for i, extraction in enumerate(extractions) if extraction.error]
+        if failed:
+            for i, extraction in zip(failed, self._attempt([texts[i] for i in failed], _SECOND_TEMPERATURE)):
+                extractions[i] = extraction
+        return extractions
+
+    def _attempt(self, texts: Sequence[str], temperature: float) -> list[Extraction]:
+        results: list[Extraction] = [Extraction() for _ in texts]
+        entities: list[tuple[str, ...] | None] = [None for _ in texts]
+        texts_left = list(range(len(texts)))
+        if self.entities_first:
+            for i, answer in enumerate(
+                self._complete([_entity_prompt(text) for text in texts], temperature, _ENTITIES)
+            ):
+                names = None if answer.error else parse_entities(answer.text)
+                if names is None:
+                    results[i] = Extraction(error=answer.error or f"no list of entities in {_beginning(answer.text)}")
+                entities[i] = names
+            texts_left = [i for i in texts_left if entities[i] is not None]
+        prompts = [_triple_prompt(texts[i], entities[i]) for i in texts_left]
+        for i, answer in zip(texts_left, self._complete(prompts, temperature, _TRIPLES)):
+            results[i] = _answered_extraction(answer, entities[i])
+        return results
+
+    def _complete(
+        self, prompts: list[list[Message]], temperature: float, schema: Mapping[str, Any]
+    ) -> list[Completion]:
+        if not prompts:
+            return []
+        return self.model.complete(prompts, max_tokens=self.max_tokens, temperature=temperature, schema=schema)
+
+
+def parse_entities(text: str) -> tuple[str, ...] | None:
+    """The entities in a model's answer, `{"entities": [..]}` or a list; None if it has no such list."""
+    value = json_value(text, *_ENTITY_KEYS)
+    if isinstance(value, dict):
+        value = next((value[key] for key in _ENTITY_KEYS if key in value), None)
+    if isinstance(value, list):
+        return checked_entities(value)
+    return checked_entities(whole_strings(text, "entities")) or None
+
+
+def parse_triples(text: str) -> tuple[tuple[tuple[str, str, str], ...], int] | None:
+    """The triples in a model's answer, `{"triples": [..]}` or a list, and the number of invalid items; None without a list.
+
+    If the answer is no complete JSON, or has its triples one after the other, all complete triples are used.
+    """
+    value = json_value(text, "triples")
+    if isinstance(value, dict) and "triples" in value:
+        value = value["triples"]
+    if isinstance(value, list) and not (value and all(isinstance(part, str) for part in value)):
+        return checked_triples(value)
+    triples, _ = checked_triples(whole_items(text))
+    return (triples, 0) if triples else None
+
+
+def _answered_extraction(answer: Completion, entities: tuple[str, ...] | None) -> Extraction:
+    if answer.error:
+        return Extraction(error=answer.error)
+    parsed = parse_triples(answer.text)
+    if parsed is None:
+        return Extraction(error=f"no list of triples in {_beginning(answer.text)}")
+    triples, dropped = parsed
+    named = entities if entities is not None else tuple(dict.fromkeys(part for s, _, o in triples for part in (s, o)))
+    return Extraction(entities=named, triples=triples, dropped=dropped)
+
+
+def _beginning(text: str) -> str:
+    return repr(text[:80]) if text.strip() else "an empty answer"
+
+
+def _write(extraction: Extraction) -> bytes:
+    return json.dumps(dataclasses.asdict(extraction)).encode()
+
+
+def _read(value: bytes) -> Extraction:
+    fields = json.loads(value)
+    triples = tuple((s, p, o) for s, p, o in fields["triples"])
+    return Extraction(entities=tuple(fields["entities"]), triples=triples, dropped=fields["dropped"])
+
+
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_ENTITIES = {
+    "type": "object",
+    "properties": {"entities": _STRINGS},
+    "required": ["entities"],
+    "additionalProperties": False,
+}
+_TRIPLES = {
+    "type": "object",
+    "properties": {"triples": {"type": "array", "items": {**_STRINGS, "minItems": 3, "maxItems": 3}}},
+    "required": ["triples"],
+    "additionalProperties": False,
+}
+_SHOWN = (
+    "Lake Vostok Observatory\nThe observatory above Lake Vostok was opened in March 1996 by the glaciologist Ana Petrova, who "
+    "led it until 2004. It belongs to the Arctic and Antarctic Research Institute in Saint Petersburg."
+)
+_SHOWN_ENTITIES = [
+    "Lake Vostok Observatory",
+    "Lake Vostok",
+    "March 1996",
+    "Ana Petrova",
+    "2004",
+    "Arctic and Antarctic Research Institute",
+    "Saint Petersburg",
+]
+_SHOWN_TRIPLES = [
+    ["Lake Vostok Observatory", "is above", "Lake Vostok"],
+    ["Lake Vostok Observatory", "was opened in", "March 1996"],
+    ["Ana Petrova", "opened", "Lake Vostok Observatory"],
+    ["Ana Petrova", "is a", "glaciologist"],
+    ["Ana Petrova", "led Lake Vostok Observatory until", "2004"],
+    ["Lake Vostok Observatory", "belongs to", "Arctic and Antarctic Research Institute"],
+    ["Arctic and Antarctic Research Institute", "is in", "Saint Petersburg"],
+]
+_ENTITY_TASK = (
+    "List everything that the passage names: people, places, organisations, works, events, products, dates and quantities. "
+    'Copy the names as they are written. Reply with JSON alone: {"entities": ["name", ...]}'
+)
+_TRIPLE_TASK = (
+    "Write the passage as a list of triples: [subject, predicate, object]. Each triple states one fact that can be understood "
+    "without the passage: put names in the place of pronouns, and keep subjects and objects short. Use every fact of the "
+    "passage and nothing else."
+)
+_WITH_NAMES = " Let subject or object, or both, be names from the list wherever that is possible."
+_TRIPLE_FORM = ' Reply with JSON alone: {"triples": [["subject", "predicate", "object"], ...]}'
+
+
+def _entity_prompt(text: str) -> list[Message]:
+    return [
+        Message(role="system", content=_ENTITY_TASK),
+        Message(role="user", content=_SHOWN),
+        Message(role="assistant", content=json.dumps({"entities": _SHOWN_ENTITIES})),
+        Message(role="user", content=text),
+    ]
+
+
+def _triple_prompt(text: str, entities: Sequence[str] | None) -> list[Message]:
+    def request(text: str, names: Sequence[str] | None) -> str:
+        return text if names is None else f"{text}\n\nNames: {json.dumps(list(names), ensure_ascii=False)}"
+
+    task = _TRIPLE_TASK + (_WITH_NAMES if entities is not None else "") + _TRIPLE_FORM
+    example = request(_SHOWN, None if entities is None else _SHOWN_ENTITIES)
+    return [
+        Message(role="system", content=task),
+        Message(role="user", content=example),
+        Message(role="assistant", content=json.dumps({"triples": _SHOWN_TRIPLES})),
+        Message(role="user", content=request(text, entities)),
+    ]

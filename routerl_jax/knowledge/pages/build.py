@@ -11,7 +11,6 @@ import pathlib
 import shutil
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 from jaxtyping import Float32
@@ -19,21 +18,38 @@ from jaxtyping import Float32
 from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.bm25 import Words
-from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import (
+    KB_BUILDERS,
+    Builder,
+    BuildReport,
+    BuildSettings,
+    Clock,
+    Source,
+    batch_size,
+    corpus_source,
+    digest_of,
+    is_built,
+    report,
+    stamp,
+)
 from routerl_jax.knowledge.corpus import string_field
 from routerl_jax.knowledge.encoders import encoder_digest, own_prefix, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import INDEXES, backend_of
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.pages.documents import corpus_digest
-from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, page_recall
-from routerl_jax.knowledge.pages.kb import POOLED, TEXTS, VECTORS, open_index
-from routerl_jax.knowledge.pages.pooling import Pooling, pool
-from routerl_jax.knowledge.pages.ragged import Precision, Ragged, RaggedWriter
-from routerl_jax.knowledge.pages.rendering import PageConfig, PageWriter, skipped_pages
+from routerl_jax.knowledge.pages.index import (
+    FirstStage,
+    PageIndex,
+    Pooling,
+    Precision,
+    Ragged,
+    RaggedWriter,
+    page_recall,
+    pool,
+)
+from routerl_jax.knowledge.pages.kb import POOLED, VECTORS, open_index
+from routerl_jax.knowledge.pages.reading import PageConfig, PageWriter, corpus_digest, skipped_pages
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Manifest, Store, StoredPassages
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, TEXTS, Embedding, Manifest, Store, StoredPassages
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.models.families.colqwen import LateInteraction
 
@@ -48,12 +64,11 @@ _SAMPLE = 16  # vectors of a page that serve as a query if no questions are give
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PagesConfig:
+class PagesConfig(BuildSettings):
     """Configuration of `build_pages`."""
 
-    corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.documents)
+    corpus: str = ""  # a directory of PDFs and pictures, one of them, or a list of pages (pages.reading)
     kind: str = "pages"  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
     encoder: str = "vidore/colqwen2-v1.0-hf"  # a late-interaction model: a Hugging Face directory or a hub id
     query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
     pages: PageConfig = dataclasses.field(default_factory=PageConfig)
@@ -70,7 +85,6 @@ class PagesConfig:
     check_queries: Count = 64  # queries of that measurement; 0: none, and 256 candidates
     embed_batch: Count = 0  # pages that the encoder reads at a time; 0: 1 on a CPU, 4 per device elsewhere
     shard_size: Size = 64  # pages that are saved together; fewer if they take longer than a minute
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.index not in ("auto", "maxsim"):
@@ -78,18 +92,16 @@ class PagesConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OcrConfig:
+class OcrConfig(BuildSettings):
     """Configuration of `build_ocr`: pages are found by their text, in a text knowledge base of any kind."""
 
     corpus: str = ""  # as in PagesConfig
     kind: str = "ocr"  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
     pages: PageConfig = PageConfig(text="ocr")
     retriever: str = "dense_text"  # kind of the knowledge base of texts: dense_text, bm25, ..
     encoder: str = ""  # encoder of that knowledge base, if it has one; default: that of its kind
     index: str = ""  # index of that knowledge base; default: that of its kind
     words: Words = dataclasses.field(default_factory=Words)  # of bm25
-    overwrite: bool = False  # replace a knowledge base that is at the same place already
 
     def __post_init__(self) -> None:
         if self.pages.text == "none":
@@ -213,7 +225,7 @@ class _PagesBuild:
     def _embed(self, count: int) -> Ragged:
         config, writer = self._config, self._writer
         files = PictureFiles(writer.scratch, config.pages.picture_format)
-        batch = config.embed_batch or _batch_size(self._encoder)
+        batch = batch_size(config.embed_batch, self._encoder, on_cpu=1, per_device=4)
         ragged = RaggedWriter(
             writer.scratch,
             writer.progress,
@@ -339,7 +351,7 @@ def _source(config: PagesConfig | OcrConfig) -> Source:
 
 def _manifest(config: PagesConfig | OcrConfig, writer: StoreWriter, count: int, source: Source) -> Manifest:
     settings = {"picture_format": config.pages.picture_format}
-    return stamp(config, writer.directory, corpus=source.path, digest=source.digest, count=count, settings=settings)
+    return stamp(config, writer.directory, source, count=count, settings=settings)
 
 
 def _search_description(store: Store) -> str:
@@ -356,10 +368,5 @@ def _left_out(store: Store) -> dict[str, int]:
     return {why: len(pages) for why, pages in skipped_pages(store.directory).items()}
 
 
-def _batch_size(encoder: LateInteraction) -> int:
-    devices = jax.local_devices() if encoder.mesh is None else list(encoder.mesh.devices.flat)
-    return 1 if devices[0].platform == "cpu" else 4 * len(devices)
-
-
-KB_BUILDERS.register("pages")(Builder(PagesConfig, build_pages, corpus_digest))
-KB_BUILDERS.register("ocr")(Builder(OcrConfig, build_ocr, corpus_digest))
+BUILDER = Builder(PagesConfig, build_pages, corpus_digest)
+OCR_BUILDER = Builder(OcrConfig, build_ocr, corpus_digest)

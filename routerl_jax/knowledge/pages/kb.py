@@ -11,18 +11,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase, TimedResults
 from routerl_jax.knowledge.dense import QueryCache, query_encoder, stored_embedding
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import INDEXES, opening_backend
-from routerl_jax.knowledge.pages.index import FirstStage, PageIndex
-from routerl_jax.knowledge.pages.ragged import Ragged
+from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
 from routerl_jax.knowledge.store import Store
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.families.colqwen import LateInteraction
+from routerl_jax.knowledge.store import TEXTS, Store
+from routerl_jax.models.late_interaction import LateInteraction
 
-VECTORS, POOLED, TEXTS = "vectors", "pooled", "texts"
+VECTORS, POOLED = "vectors", "pooled"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
 _MEMORY = 2**30  # bytes up to which vectors are held in memory after their first use
 _COST = 2.0  # in units of a dense search: a query has some twenty vectors, and candidates are read from disk
@@ -86,15 +87,10 @@ class PageKB(KnowledgeBase):
         return _Pages(self.store)
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        ranked = self.index.search(self.embed_queries(queries), k)
-        rows = np.unique(np.concatenate([rows for rows, _ in ranked]))
-        passages = {
-            row: dataclasses.replace(passage, image=str(self._files.path(row)))
-            for row, passage in zip(rows.tolist(), self.store.passages.take(rows))
-        }
+        rows, scores = zip(*self.index.search(self.embed_queries(queries), k))
         return [
-            [dataclasses.replace(passages[row], score=score) for row, score in zip(best.tolist(), scores.tolist())]
-            for best, scores in ranked
+            [dataclasses.replace(page, image=str(self._files.path(row))) for page, row in zip(pages, ids.tolist())]
+            for pages, ids in zip(self.store.scored(rows, scores), rows)
         ]
 
 
@@ -182,7 +178,3 @@ def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = Non
         raise ValueError(f"{error}. {store.hint}") from error
     first = FirstStage(loaded, pooled.owner(), settings["depth"], settings["candidates"])
     return PageIndex(vectors, first, mesh=mesh)
-
-
-KB_KINDS.register("pages")(PageKB.open)
-KB_KINDS.register("ocr")(OcrKB.open)

@@ -3,36 +3,142 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import pathlib
-import shutil
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-import jax
 import numpy as np
 from jaxtyping import Float32
 
 from routerl_jax.core.checked import Count, Range, Size, checked
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage, TextAndImage
-from routerl_jax.knowledge.base import KB_BUILDERS, Builder
 from routerl_jax.knowledge.build import recall
-from routerl_jax.knowledge.builds import BuildReport, Source, corpus_source, digest_of, is_built, report, stamp
+from routerl_jax.knowledge.builds import (
+    Builder,
+    BuildReport,
+    BuildSettings,
+    Clock,
+    Source,
+    batch_size,
+    corpus_source,
+    digest_of,
+    is_built,
+    report,
+    stamp,
+    write_index,
+)
+from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.index import AUTO, INDEXES, ScannSettings, backend_of, opening_backend
-from routerl_jax.knowledge.measures import Clock
-from routerl_jax.knowledge.pages.documents import OnError, Problems
+from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of, opening_backend
+from routerl_jax.knowledge.pages.reading import PICTURE_SUFFIXES, OnError, Problems, documents
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles, PictureFormat, PictureJournal, smaller
-from routerl_jax.knowledge.pictures.corpus import Entry, pictures_digest, read_pictures
-from routerl_jax.knowledge.pictures.kb import FINGERPRINTS
-from routerl_jax.knowledge.pictures.near_duplicates import BYTES, difference_hash
+from routerl_jax.knowledge.pictures.kb import BYTES, FINGERPRINTS, difference_hash
+from routerl_jax.knowledge.scann_index import ScannSettings
 from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish, finished
 from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.families.clip import uniir_text
+from routerl_jax.models.images import ImageSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of a corpus; `image` is a path, a `data:` URI, or None."""
+
+    id: str
+    title: str
+    text: str
+    image: ImageSource | None
+    location: str  # its position, for messages
+
+
+def read_pictures(corpus: str | pathlib.Path, problems: Problems) -> Iterator[Entry]:
+    """The rows of a corpus, in order.
+
+    Args:
+      corpus: one of three forms. A .jsonl, .jsonl.gz or .json file with rows {id, title?, text? or caption?, image?}; images
+        are paths relative to the file, or `data:` URIs. M-BEIR's candidates {did, txt, img_path, modality}; paths are relative
+        to a directory above the file (cand_pool/local/mbeir_*_cand_pool.jsonl). A directory of pictures; the paths below it are
+        ids, and the file names titles.
+
+    Raises:
+      ValueError: the corpus does not exist or is empty; a row has no id, or neither text nor picture; or a picture is missing,
+        unless `problems` skips it. Names file and row.
+    """
+    root = pathlib.Path(corpus).expanduser()
+    count = 0
+    for entry in _files(root) if root.is_dir() else _rows(root, problems):
+        count += 1
+        yield entry
+    if not count:
+        raise ValueError(f"{root} holds nothing that can be used. Expected rows like {{id, title, text, image}}")
+
+
+def pictures_digest(corpus: str | pathlib.Path) -> str:
+    """Hex digest of a corpus: a file's bytes, or names, sizes and times of a directory's pictures."""
+    root = pathlib.Path(corpus).expanduser()
+    if not root.is_dir():
+        return file_sha256(checked_path(root))
+    digest = hashlib.sha256()
+    for path in documents(root, PICTURE_SUFFIXES):
+        status = os.stat(path)
+        digest.update(f"{path.relative_to(root)}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def _files(root: pathlib.Path) -> Iterator[Entry]:
+    for path in documents(root, PICTURE_SUFFIXES):
+        name = path.relative_to(root).as_posix()
+        yield Entry(id=name, title=path.stem.replace("_", " "), text="", image=path, location=str(path))
+
+
+def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
+    used_ids: dict[str, int] = {}
+    for location, row in read_rows(checked_path(path)):
+        row = _of_mbeir(row, location) if "did" in row else row
+        name = new_id(string_field(row, "id", location), location, used_ids)
+        title = string_field(row, "title", location, default="")
+        text = string_field(row, "text" if row.get("text") is not None else "caption", location, default="")
+        image = string_field(row, "image", location, default="")
+        if not (title.strip() or text.strip() or image.strip()):
+            raise location.error(
+                "neither text nor picture: fill in 'title', 'text', 'caption' or 'image', or remove the row"
+            )
+        try:
+            source = _source(path, image, location) if image.strip() else None
+        except ValueError as error:
+            problems.handle(error)
+            continue
+        yield Entry(
+            id=name, title=title, text=text, image=source, location=f"{path}, {location.unit} {location.number}"
+        )
+
+
+def _of_mbeir(row: dict[str, Any], location: RowLocation) -> dict[str, Any]:
+    """A candidate of M-BEIR (Wei et al. 2023, arXiv 2311.17136) in this module's keys."""
+    image = string_field(row, "img_path", location, default="")
+    above = (folder / image for folder in location.path.parents)
+    path = next((file for file in above if file.is_file()), image) if image.strip() else ""
+    return {"id": row["did"], "text": row.get("txt"), "image": str(path)}
+
+
+def _source(path: pathlib.Path, image: str, location: RowLocation) -> ImageSource:
+    if image.startswith("data:"):
+        return image
+    if "://" in image:
+        raise location.error(f"key 'image': {image[:80]!r} is not on this machine; fetch it and give its path")
+    source = path.parent / pathlib.Path(image).expanduser()
+    if not source.is_file():
+        raise location.error(f"key 'image': {source} does not exist. Paths are relative to the file")
+    return source
+
 
 _KINDS = ("text_image", "reverse_image")
 _SKIPPED = "skipped.json"
@@ -42,12 +148,11 @@ _PRINTS_SHARD, _PRINTS_CHUNK = 2**18, 2**10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PicturesConfig:
+class PicturesConfig(BuildSettings):
     """Configuration of `build_pictures`."""
 
-    corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.corpus)
+    corpus: str = ""  # rows {id, title?, text? or caption?, image?}, or a directory of pictures (pictures.build)
     kind: str = "text_image"  # "text_image" (UniIR), or "reverse_image" (a picture finds pictures)
-    name: str = ""  # name of the knowledge base; default: that of its directory
     # a CLIP model: a Hugging Face directory or a hub id; or colours+NAME
     encoder: str = "openai/clip-vit-large-patch14"
     instruction: str = ""  # only for text_image: put before queries of text alone, as in the model's training
@@ -61,7 +166,6 @@ class PicturesConfig:
     embed_batch: Count = 0  # rows that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
     shard_size: Size = 8192  # vectors of a file; the progress of one that takes long is saved every minute
     check_queries: Count = 256  # rows whose neighbours are looked up to measure the index's recall; 0: no check
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -138,8 +242,7 @@ class _Build:
         """Runs all stages. The parts that an earlier run has finished are skipped."""
         config, writer = self._config, self._writer
         name = backend_of(config.index)
-        backend = INDEXES.get(name)
-        backend.require()
+        INDEXES.get(name).require()
         bar = Bar(desc="pictures", unit="row", disable=not self._progress, smoothing=0.05)
         with bar:
             count = writer.passages(self._passages(bar))
@@ -154,19 +257,16 @@ class _Build:
             shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
         self._clock.lap("embed")
         vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        shutil.rmtree(writer.index_directory, ignore_errors=True)
-        settings = dataclasses.asdict(config.scann) if name == "scann" else {}
-        saved = backend.build(vectors, settings).save(writer.index_directory)
+        index = write_index(writer, vectors, name, dataclasses.asdict(config.scann) if name == "scann" else {})
         self._clock.lap("index")
         writer.commit(
             stamp(
                 config,
                 writer.directory,
-                corpus=source.path,
-                digest=source.digest,
+                source,
                 count=count,
                 embedding=embedding,
-                index={"backend": name, **saved},
+                index=index,
                 settings={
                     "picture_format": config.picture_format,
                     "instruction": config.instruction,
@@ -225,7 +325,7 @@ class _Build:
 
     def _embed(self, passages: Sequence[Passage], first: int) -> Float32[np.ndarray, "N D"]:
         """The vectors of the passages from row `first` on."""
-        parts, batch = [], self._config.embed_batch or _batch_size(self._encoder)
+        parts, batch = [], batch_size(self._config.embed_batch, self._encoder)
         for start in range(0, len(passages), 16 * batch):
             inputs = []
             for row, passage in enumerate(passages[start : start + 16 * batch], first + start):
@@ -252,10 +352,4 @@ def _check(config: PicturesConfig, store: Store) -> float | None:
     return recall(index, store.embeddings, store.embeddings.take(rows))
 
 
-def _batch_size(encoder: PictureEmbedder) -> int:
-    devices = jax.local_devices() if encoder.mesh is None else list(encoder.mesh.devices.flat)
-    return 32 if devices[0].platform == "cpu" else 256 * len(devices)
-
-
-for _kind in _KINDS:
-    KB_BUILDERS.register(_kind)(Builder(PicturesConfig, build_pictures, pictures_digest))
+BUILDER = Builder(PicturesConfig, build_pictures, pictures_digest)

@@ -8,20 +8,45 @@ from typing import ClassVar, Self
 
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float32
+from jaxtyping import Bool, Float32, UInt8
+from PIL import Image
 
 from routerl_jax.core.types import Passage, Query, TextAndImage
-from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase, query_image, query_key, query_text
 from routerl_jax.knowledge.dense import QueryCache, open_index, query_encoder, stored_embedding
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.picture_files import PictureFiles
-from routerl_jax.knowledge.pictures.near_duplicates import near_duplicates
-from routerl_jax.knowledge.query import query_image, query_key, query_text
 from routerl_jax.knowledge.store import Store, StoredArray
 from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.families.clip import uniir_text
 from routerl_jax.models.images import decode_image, is_url
+
+_SIDE = 16
+BYTES = _SIDE * _SIDE // 8 + 3
+_STEP = 2  # levels of 255; smaller ones are noise of compression
+# of 256 that may differ: of 182 real pictures, halved JPEG copies differ in 14 at most, others in 33 at least
+_MOST_BITS = 16
+_MOST_COLOUR = 12  # largest difference of mean colours, of 255
+
+
+def difference_hash(picture: Image.Image) -> UInt8[np.ndarray, " F"]:
+    """A picture's fingerprint: the grid points at which it gets brighter to the right (a difference hash), and its mean
+    colour."""
+    grey = np.asarray(picture.convert("L").convert("F").resize((_SIDE + 1, _SIDE), Image.Resampling.BOX))
+    bits = np.packbits(grey[:, 1:] - grey[:, :-1] > _STEP)
+    colour = np.asarray(picture.convert("RGB").resize((1, 1), Image.Resampling.BOX), np.uint8).reshape(3)
+    return np.concatenate([bits, colour])
+
+
+def near_duplicates(
+    fingerprint: UInt8[np.ndarray, " F"], fingerprints: UInt8[np.ndarray, "N F"]
+) -> Bool[np.ndarray, " N"]:
+    """Whether each of the other fingerprints belongs to the same picture."""
+    differ = np.unpackbits(np.bitwise_xor(fingerprint[:-3], fingerprints[:, :-3]), axis=1).sum(1)
+    colours = np.abs(fingerprint[-3:].astype(np.int16) - fingerprints[:, -3:].astype(np.int16)).max(1)
+    return (differ <= _MOST_BITS) & (colours <= _MOST_COLOUR)
+
 
 FINGERPRINTS = "fingerprints"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
@@ -166,7 +191,3 @@ class ReverseImageKB(PictureKB):
             lines += [f"The same picture: {title}" for title in titles if title]
             results.append(dataclasses.replace(passage, text="\n".join(lines), score=scores[first]))
         return results
-
-
-KB_KINDS.register("text_image")(TextImageKB.open)
-KB_KINDS.register("reverse_image")(ReverseImageKB.open)

@@ -10,11 +10,9 @@ import json
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from routerl_jax.knowledge.counts import StageCounts
-from routerl_jax.knowledge.web.addresses import networks
+from routerl_jax.knowledge.base import StageCounts
 from routerl_jax.knowledge.web.config import ReaderConfig, SearchConfig, WebConfig
-from routerl_jax.knowledge.web.fetch import Fetcher
-from routerl_jax.knowledge.web.reader import JinaReader, LocalReader, Page, Reader
+from routerl_jax.knowledge.web.reading import Fetcher, JinaReader, LocalReader, Page, Reader, networks
 from routerl_jax.knowledge.web.search import SEARCH_ENGINES, Hit, SearchEngine, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
 from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary

@@ -29,7 +29,7 @@ from routerl_jax.core.types import (
     Turn,
 )
 from routerl_jax.data.rounds import RecordedRounds
-from routerl_jax.knowledge.query import with_question
+from routerl_jax.knowledge.base import with_question
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits

@@ -17,7 +17,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.engine.streams import PromptTooLong
-from routerl_jax.knowledge.query import with_picture
+from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.calls import StepCalls
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 

@@ -18,8 +18,7 @@ import uvicorn
 
 from routerl_jax.core.types import Passage, Query
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
-from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.query import query_image, query_text
+from routerl_jax.knowledge.base import KnowledgeBase, query_image, query_text
 
 
 class EchoKB(KnowledgeBase):

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from routerl_jax.knowledge.client.breaker import CircuitBreaker
-from routerl_jax.knowledge.client.policy import Retries, Timeouts
+from routerl_jax.knowledge.client.transport import CircuitBreaker, Retries, Timeouts
 from routerl_jax.services.retries import retry_after
 
 

@@ -19,9 +19,8 @@ import numpy as np
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.builds import BuildReport
 from routerl_jax.knowledge.graph import build as build_module
-from routerl_jax.knowledge.graph.build import build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.extraction import ModelExtractor
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph_from_passages
+from routerl_jax.knowledge.graph.triples import ModelExtractor
 from routerl_jax.services.cache import SqliteCache
 from tests.knowledge.graph.helpers import Scripted
 from tests.knowledge.helpers import HashEncoder, make_passages

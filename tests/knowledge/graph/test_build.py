@@ -10,12 +10,9 @@ import pytest
 
 from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.builds import changes
-from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.rules import RuleExtractor, names
-from routerl_jax.knowledge.graph.triples import PrecomputedTriples
-from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.builds import KB_BUILDERS, changes
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples, RuleExtractor, names
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.services.base import Completion
 from tests.knowledge.graph import killed

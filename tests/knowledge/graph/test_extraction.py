@@ -5,7 +5,7 @@ import pathlib
 import signal
 import sqlite3
 
-from routerl_jax.knowledge.graph.extraction import ModelExtractor
+from routerl_jax.knowledge.graph.triples import ModelExtractor
 from routerl_jax.services.base import Completion
 from routerl_jax.services.cache import MemoryCache, SqliteCache
 from tests.knowledge.graph.helpers import PASSAGES, TRIPLES, Scripted, knowing

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.graph.graph import Graph, make_graph, phrases_of
-from routerl_jax.knowledge.graph.synonyms import Neighbours, synonyms
+from routerl_jax.knowledge.graph.graph import Graph, Neighbours, make_graph, phrases_of, synonyms
 from routerl_jax.knowledge.graph.triples import normalised
 from tests.knowledge.helpers import InMemory, clustered
 

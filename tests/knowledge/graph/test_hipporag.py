@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.graph.build import build_graph, build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, GraphKB
 from routerl_jax.knowledge.graph.triples import normalised, passage_text
 from routerl_jax.knowledge.load import load_kb

@@ -16,17 +16,17 @@ from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Episode, Example, Turn, Walk
 from routerl_jax.evaluation.records import episode_of, write_records
 from routerl_jax.evaluation.trajectory import render
+from routerl_jax.knowledge.base import TimedResults
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.corpus import read_corpus
-from routerl_jax.knowledge.graph.build import build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
-from routerl_jax.knowledge.graph.kb import GraphKB, WalkSettings
-from routerl_jax.knowledge.graph.linking import RecognitionFilter
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph_from_passages
+from routerl_jax.knowledge.graph.kb import GraphKB, RecognitionFilter, WalkSettings
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.families.bert import Encoder
+from routerl_jax.models.encoder import Encoder
 from routerl_jax.services.cache import MemoryCache
 from routerl_jax.services.config import ChatModelConfig
 from tests.extras.kb_server.servers import EchoKB, search, serving

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.graph.linking import (
+from routerl_jax.knowledge.graph.kb import (
     RecognitionFilter,
     largest_of,
     min_max,

@@ -2,8 +2,7 @@
 
 import pytest
 
-from routerl_jax.knowledge.graph.extraction import parse_entities, parse_triples
-from routerl_jax.knowledge.graph.parsing import json_value
+from routerl_jax.knowledge.graph.triples import json_value, parse_entities, parse_triples
 
 GOOD = (("Ada", "wrote", "notes"), ("notes", "are about", "engines"))
 

@@ -5,8 +5,7 @@ import pathlib
 import pytest
 
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.graph.build import build_graph_from_passages
-from routerl_jax.knowledge.graph.config import GraphConfig
+from routerl_jax.knowledge.graph.build import GraphConfig, build_graph_from_passages
 from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.store import Manifest

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.kinds import KB_BUILDERS
+from routerl_jax.knowledge.builds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.tree.build import build_tree
-from routerl_jax.knowledge.tree.config import TreeConfig
-from routerl_jax.knowledge.tree.kb import TreeKB
+from routerl_jax.knowledge.tree import TreeConfig, TreeKB, build_tree
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import open_knowledge_bases

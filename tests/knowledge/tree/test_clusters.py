@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge.tree.clusters import ClusterSettings, best_mixture, reduced, soft_clusters
+from routerl_jax.knowledge.tree import ClusterSettings, best_mixture, reduced, soft_clusters
 
 SETTINGS = ClusterSettings(dimensions=3, most=8)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from routerl_jax.knowledge.web.addresses import CheckedResolver, Refused, check_address, check_host, networks
+from routerl_jax.knowledge.web.reading import CheckedResolver, Refused, check_address, check_host, networks
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 from aiohttp import web as aioweb
 
 from routerl_jax.core.types import TextAndImage
-from routerl_jax.knowledge.client.kb import HttpKB
-from routerl_jax.knowledge.client.policy import Retries, Unavailable
-from routerl_jax.knowledge.client.retrieve import RetrieveKB
+from routerl_jax.knowledge.client.kb import HttpKB, RetrieveKB
+from routerl_jax.knowledge.client.transport import Retries, Unavailable
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.parallel import multihost

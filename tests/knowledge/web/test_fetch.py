@@ -6,10 +6,9 @@ import asyncio
 
 import pytest
 
-from routerl_jax.knowledge.web.charset import decode
+from routerl_jax.knowledge.corpora.documents import decode
 from routerl_jax.knowledge.web.config import ReaderConfig
-from routerl_jax.knowledge.web.fetch import Fetcher
-from routerl_jax.knowledge.web.reader import LocalReader
+from routerl_jax.knowledge.web.reading import Fetcher, LocalReader
 from routerl_jax.knowledge.web.search import WebError
 from tests.web_servers import Server, Web, serving
 

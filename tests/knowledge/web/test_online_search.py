@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.knowledge.web.build import build_web
+from routerl_jax.knowledge.web.kb import build_web
 from routerl_jax.recipes.r1_searcher import PROMPT_SUFFIX, STAGE_1
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, ModelConfig, TrainConfig

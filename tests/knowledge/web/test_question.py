@@ -13,11 +13,10 @@ import pytest
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
 from routerl_jax.core.types import Passage, Query, TextAndImage
-from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.knowledge.base import KnowledgeBase, checked_query, query_key, with_question
 from routerl_jax.knowledge.cassette import Cassette
 from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.hybrid import HybridKB
-from routerl_jax.knowledge.query import checked_query, query_key, with_question
 from routerl_jax.knowledge.web.config import mmsearch_r1
 from routerl_jax.knowledge.web.stages import made_with
 from routerl_jax.services.background import run_coroutine

@@ -14,8 +14,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.knowledge.hybrid import HybridConfig, build_hybrid
-from routerl_jax.knowledge.web.build import build_web
-from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.knowledge.web.kb import WebKB, build_web
 from routerl_jax.knowledge.web.snapshot import NotRecorded
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import single_device_mesh

