@@ -35,7 +35,7 @@ from routerl_jax.knowledge.builds import Builder, BuildReport, digest_of, write_
 from routerl_jax.knowledge.encoders import TextEncoder, local_mesh, resolved_encoder
 from routerl_jax.knowledge.load import has_index, load_kb
 from routerl_jax.knowledge.store import Manifest, Store
-from routerl_jax.models.cross_encoder import CrossEncoder
+from routerl_jax.models.families.bert import CrossEncoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.images import is_url
 

@@ -30,8 +30,6 @@ from routerl_jax.data.trajectories import (
     label_of,
     write_trajectories,
 )
-from routerl_jax.knowledge.query import with_picture
-from routerl_jax.data.trajectories import StepExamples, write_trajectories
 from routerl_jax.knowledge.base import with_picture
 from routerl_jax.training.knowledge import kb_cache_directory, open_knowledge_bases
 from routerl_jax.training.sections import KnowledgeConfig

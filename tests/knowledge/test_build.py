@@ -23,9 +23,8 @@ from routerl_jax.knowledge.corpus import READING, corpus_sha256, read_corpus
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.models.families.bert import Encoder
 from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings
-from routerl_jax.models.encoder import Encoder
+from routerl_jax.models.families.bert import Encoder
 from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages, write_jsonl
 
 

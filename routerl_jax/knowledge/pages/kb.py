@@ -17,11 +17,8 @@ from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.index import INDEXES, opening_backend
 from routerl_jax.knowledge.pages.index import FirstStage, PageIndex, Ragged
 from routerl_jax.knowledge.picture_files import PictureFiles
-from routerl_jax.knowledge.store import Store
-from routerl_jax.knowledge.timing import TimedResults
-from routerl_jax.models.families.colqwen import LateInteraction
 from routerl_jax.knowledge.store import TEXTS, Store
-from routerl_jax.models.late_interaction import LateInteraction
+from routerl_jax.models.families.colqwen import LateInteraction
 
 VECTORS, POOLED = "vectors", "pooled"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries

@@ -24,9 +24,7 @@ from routerl_jax.knowledge.graph.kb import GraphKB, RecognitionFilter, WalkSetti
 from routerl_jax.knowledge.graph.triples import PrecomputedTriples
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.models.families.bert import Encoder
-from routerl_jax.models.encoder import Encoder
 from routerl_jax.services.cache import MemoryCache
 from routerl_jax.services.config import ChatModelConfig
 from tests.extras.kb_server.servers import EchoKB, search, serving
