@@ -22,8 +22,7 @@ from routerl_jax.engine.sampling import Sampling
 from routerl_jax.extras.comparison import captions, card, policies
 from routerl_jax.extras.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
 from routerl_jax.extras.comparison.attempts import attempt_all, attempted, finished_attempts
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, NoData, located, with_knowledge
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, NoData, located, with_knowledge
 from routerl_jax.extras.comparison.captions import captioned
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.extras.comparison.gold import without_gold
@@ -298,9 +297,7 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
         return config.own[name]
     benchmark = BENCHMARKS.get(name)
     if not isinstance(benchmark, Benchmark):
-        raise ValueError(
-            f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.benchmark.Benchmark"
-        )
+        raise ValueError(f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.Benchmark")
     return benchmark
 
 

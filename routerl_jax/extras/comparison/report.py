@@ -16,8 +16,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.report import heading
 from routerl_jax.extras.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
 from routerl_jax.extras.comparison.figure import cost_figure, metric_figure
-from routerl_jax.extras.comparison.papers.known import PAPER_TABLES
-from routerl_jax.extras.comparison.papers.layout import paper_blocks, policy_name
+from routerl_jax.extras.comparison.papers.table import PAPER_TABLES, paper_blocks, policy_name
 
 TITLE = "Agents on benchmarks"
 _MOST_TESTS = 15  # most tests in a table; if there are more, only the significant ones are shown

@@ -1,4 +1,4 @@
-"""The description of a benchmark, and the search for its files."""
+"""Benchmarks by name (those of benchmarks.toml, and others'): questions, knowledge bases, and the search for their files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import dataclasses
 import glob
 import os
 import pathlib
-from collections.abc import Mapping
+import string
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from routerl_jax.core.checked import checked
 from routerl_jax.core.registry import Registry
@@ -46,49 +49,34 @@ class Benchmark:
 
 BENCHMARKS: Registry[Benchmark] = Registry("benchmark")
 OWN = "own:"  # prefix of a source: the source of the benchmark's own knowledge base with the name that follows
-WIKIPEDIA = KnowledgeConfig(source="wikipedia/corpus.*")  # one corpus for all benchmarks that have none of their own
-GET_WIKIPEDIA = (
-    "wikipedia/corpus.jsonl.gz is a corpus of Wikipedia ({id, title, text} or {id, contents} a line), such as wiki-18 of "
-    "https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets."
-)
-GET_TABLES = "{id, title, header, rows} a line (docs/knowledge_bases.md)."
-M_BEIR = KnowledgeConfig(
-    source="mbeir/cand_pool/global/mbeir_union_test_cand_pool.jsonl|mbeir/cand_pool/local/*.jsonl|mbeir/corpus.*",
-    kind="text_image",
-    encoder="openai/clip-vit-large-patch14",
-)
-GET_M_BEIR = (
-    "mbeir/ is https://huggingface.co/datasets/TIGER-Lab/M-BEIR (arXiv 2311.17136) with its pictures unpacked, or one of its "
-    "pools in mbeir/cand_pool/local. R1-Router searches it with UniIR's CLIP-SF (docs/pages.md): config.picture_encoder."
-)
-SPLIT_TABLES = KnowledgeConfig(
-    source="open_wikitable/splitted_tables.json*|open_wikitable/tables*",
-    kind="dense_table",
-    settings={"table_format": "open_wikitable"},
-)
-GET_SPLIT_TABLES = (
-    "open_wikitable/splitted_tables.json is in data.tar.gz of https://github.com/sean0042/Open_WikiTable "
-    "(24,680 pieces of tables)."
-)
 
 
-def about_pictures(*, questions: tuple[str, ...], about: str, paper: str, licence: str, get: str) -> Benchmark:
-    """Questions about pictures, which Wikipedia and M-BEIR answer; `about` and `get` without these two."""
-    return Benchmark(
-        questions=questions,
-        knowledge={"text": WIKIPEDIA, "text_image": M_BEIR},
-        pictures=True,
-        about=f"{about}, over Wikipedia and M-BEIR",
-        paper=paper,
-        licence=licence,
-        get=f"{get} {GET_WIKIPEDIA} {GET_M_BEIR}",
-    )
+def _packaged() -> Iterator[tuple[str, Benchmark]]:
+    """The benchmarks of the package by name. The file says how it is read."""
+    read = tomllib.loads(pathlib.Path(__file__).with_suffix(".toml").read_text())
+
+    def filled(value: Any, texts: Mapping[str, str]) -> Any:
+        """The value with texts in the place of their $names."""
+        if isinstance(value, Mapping):
+            return {key: filled(item, texts) for key, item in value.items()}
+        if isinstance(value, list):
+            return tuple(filled(item, texts) for item in value)
+        return string.Template(value).substitute(texts) if isinstance(value, str) else value
+
+    for name, fields in read["benchmarks"].items():
+        entry = {**read["benchmarks"].get(fields.get("like"), {}), **fields}
+        entry.pop("like", None)
+        directory = {"directory": split_name(entry["questions"][0])[1].partition("/")[0]}
+        entry = filled(entry, filled(read["texts"], directory) | directory)
+        specs = {
+            kb: read["knowledge"][spec] if isinstance(spec, str) else spec for kb, spec in entry["knowledge"].items()
+        }
+        entry["knowledge"] = {kb: KnowledgeConfig(**filled(spec, directory)) for kb, spec in specs.items()}
+        yield name, Benchmark(**entry)
 
 
-def get_pool(questions: str) -> str:
-    """Says how to make a corpus from the passages in a file of questions in the data directory."""
-    corpus = f"{pathlib.PurePosixPath(questions).parent}/corpus.jsonl.gz"
-    return f"Its corpus is made of them: python -m launch.make_corpus --questions={questions} --output={corpus}"
+for _name, _benchmark in _packaged():
+    BENCHMARKS.register(_name)(_benchmark)
 
 
 def with_knowledge(name: str, benchmark: Benchmark, knowledge: Mapping[str, KnowledgeConfig]) -> Benchmark:
