@@ -16,8 +16,7 @@ from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed,
 from routerl_jax.core.config import naming
 from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Example
-from routerl_jax.extras.curation.attempts import FAILED
-from routerl_jax.extras.curation.job import begin, book_all, unfinished
+from routerl_jax.extras.curation.job import FAILED, begin, book_all, unfinished
 from routerl_jax.extras.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights

@@ -26,7 +26,6 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.evaluation.records import PictureFiles, episode_record
-from routerl_jax.extras.curation.attempts import Attempt, AttemptFailed, model_reply
 from routerl_jax.extras.curation.demonstration_job import (
     Demonstrate,
     DemonstrationConfig,
@@ -35,8 +34,7 @@ from routerl_jax.extras.curation.demonstration_job import (
     load_student,
     run_job,
 )
-from routerl_jax.extras.curation.report import ModelUse, Report, listed
-from routerl_jax.extras.curation.services import Services
+from routerl_jax.extras.curation.job import Attempt, AttemptFailed, ModelUse, Report, Services, listed, model_reply
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
