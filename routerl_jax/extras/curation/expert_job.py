@@ -28,9 +28,9 @@ from routerl_jax.data.messages import message_row
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.extras.curation import experts
-from routerl_jax.extras.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job
+from routerl_jax.extras.curation.demonstration_job import Demonstrate, best_of, load_student, run_demonstrations
 from routerl_jax.extras.curation.experts import ExpertJobConfig, Experts
-from routerl_jax.extras.curation.job import Batches, ModelUse, ReplyFile, Report, Services, listed, within_share
+from routerl_jax.extras.curation.job import Batches, ModelUse, Record, ReplyFile, Report, Services, listed, within_share
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
@@ -179,14 +179,12 @@ def demonstrate(
         too many questions failed in a row.
     """
     agent = config.build_agent()
-    return run_job(
+    return run_demonstrations(
         config,
-        workdir,
+        {"workdir": workdir, "outputs": _MADE, "doing": "showing"},
         _prompts(agent, config),
-        _MADE,
         lambda: _demonstrating(config, workdir, agent, student, open_services),
         functools.partial(_write, config, workdir),
-        doing="showing",
         overwrite=overwrite,
         progress=progress,
     )

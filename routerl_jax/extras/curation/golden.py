@@ -11,12 +11,13 @@ WORKDIR/train.jsonl, validation.jsonl, report.json, report.md    written when th
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from absl import logging
@@ -33,8 +34,6 @@ from routerl_jax.core.checked import (
     Size,
     checked,
 )
-from routerl_jax.core.journal import Journal
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import gold_path
@@ -51,18 +50,18 @@ from routerl_jax.extras.curation.attempts import Annotations, AttemptConfig, Kin
 from routerl_jax.extras.curation.job import (
     FAILED,
     Attempt,
+    Job,
     ModelUse,
+    Record,
     Report,
     Services,
-    begin,
+    Tally,
+    Work,
     listed,
     within_share,
-    work_through,
 )
 from routerl_jax.extras.curation.questions import IMAGES, Question, all_questions, digest_of, save_picture, within
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.r1_router.steps import StepProtocol
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.base import ChatModel, conversation_json
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.sections import KnowledgeConfig
@@ -327,140 +326,93 @@ def construct(
     """
     questions = all_questions(config.data, config.seed)
     protocol, annotated = StepProtocol(tools=tuple(config.knowledge)), config.teacher == "annotations"
-    with directory_lock(workdir):
-        examples = [question.example for question in questions]
-        begin(
-            {
-                **config.decisive(),
-                "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
-                "prompts": _prompts(protocol),
-            },
-            workdir,
-            overwrite,
-            (*_MADE, IMAGES),
-        )
-        journal = Journal(workdir / _MADE[0])
-        try:
-            job = _Job(config, workdir, journal, within(questions, config.amount.questions))
-            if job.remaining:
-                model, tools = open_services()
-                services = Services(model, tools, config.amount.search_timeout)
-                parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
-                teacher = (
-                    Teacher(**parts)
-                    if config.teacher == "model"
-                    else Annotations(**parts, default_kbs=config.default_kbs)
-                )
-                shared_loop().run(job.run(teacher, progress))
-        finally:
-            journal.close()
-        return _write(config, workdir, questions, _records(journal), job.seconds)
+    examples = [question.example for question in questions]
+
+    @contextlib.contextmanager
+    def teaching() -> Iterator[Work[Question]]:
+        model, tools = open_services()
+        services = Services(model, tools, config.amount.search_timeout)
+        parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
+        teacher = Annotations(**parts, default_kbs=config.default_kbs) if annotated else Teacher(**parts)
+        yield lambda question: _record(question, teacher, config, workdir / IMAGES)
+
+    return Job(
+        items=within(questions, config.amount.questions),
+        name=lambda question: question.example.id,
+        unit="question",
+        workdir=workdir,
+        identity={
+            **config.decisive(),
+            "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
+            "prompts": _prompts(protocol),
+        },
+        outputs=(*_MADE, IMAGES),
+        doing="constructing",
+        concurrency=config.amount.concurrency,
+        patience=config.amount.patience,
+    ).run(
+        teaching,
+        functools.partial(_write, config, workdir, questions),
+        tally=_Tally(config.amount.per_dataset),
+        overwrite=overwrite,
+        progress=progress,
+    )
 
 
-class _Job:
-    """The questions that are left, and the outcomes of the others."""
+class _Tally(Tally[Question]):
+    """Also counts trajectories by data set, of which each gets so many, and tokens."""
 
-    def __init__(
-        self, config: ConstructConfig, workdir: pathlib.Path, journal: Journal, questions: Sequence[Question]
-    ) -> None:
-        self._config, self._workdir, self._journal = config, workdir, journal
-        records = {record["id"]: record for record in _records(journal)}
-        finished = {name for name, record in records.items() if record["outcome"] not in FAILED}
-        self._counts = collections.Counter(records[name]["outcome"] for name in finished)
-        self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
-        unfinished_questions = (question for question in questions if question.example.id not in finished)
-        self.remaining = [question for question in unfinished_questions if not self._has_enough(question.dataset)]
-        self._total = len(questions)
-        self._tokens = sum(map(_tokens, records.values()))
-        self.seconds = 0.0
+    def __init__(self, per_dataset: int) -> None:
+        super().__init__()
+        self._accepted: collections.Counter[str] = collections.Counter()
+        self._per_dataset, self._tokens = per_dataset, 0
 
-    async def run(self, teacher: Teacher | Annotations, progress: bool) -> None:
-        """Works on the questions that are left, `config.amount.concurrency` at a time.
+    def add(self, record: Record) -> None:
+        super().add(record)
+        self._accepted[record["dataset"]] += record["outcome"] == "accepted"
+        self._tokens += sum(attempt["prompt_tokens"] + attempt["tokens"] for attempt in record["attempts"])
 
-        Raises:
-          ValueError: too many questions failed in a row.
-        """
-        started = time.monotonic()
-        try:
-            with Bar(
-                total=self._total,
-                initial=self._total - len(self.remaining),
-                desc="constructing",
-                unit="question",
-                disable=not progress,
-            ) as bar:
-                await work_through(
-                    self.remaining,
-                    lambda question: self._question(question, teacher),
-                    self._finish,
-                    concurrency=self._config.amount.concurrency,
-                    patience=self._config.amount.patience,
-                    unit="question",
-                    bar=bar,
-                    so_far=self._so_far,
-                    skip=lambda question: self._has_enough(question.dataset),
-                )
-        finally:
-            self.seconds = time.monotonic() - started
+    def has_enough(self, item: Question) -> bool:
+        return self._accepted[item.dataset] >= self._per_dataset
 
-    def _has_enough(self, dataset: str) -> bool:
-        return self._accepted[dataset] >= self._config.amount.per_dataset
-
-    async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:
-        """A question's record, after its attempts."""
-        attempts: list[Attempt] = []
-        for number in range(self._config.attempt.attempts if self._config.teacher == "model" else 1):
-            attempts.append(await teacher.attempt(question.example, number))
-            outcome = attempts[-1].outcome
-            if outcome in FAILED or (outcome == "accepted" and self._config.attempt.keep == "first"):
-                break
-        right = [attempt for attempt in attempts if attempt.outcome == "accepted"]
-        best = min(right, key=lambda attempt: attempt.subquestions, default=None)
-        return {
-            "id": question.example.id,
-            "dataset": question.dataset,
-            "outcome": "accepted" if best else attempts[-1].outcome,
-            "attempts": [attempt.record() for attempt in attempts],
-            "trajectory": trajectory_row(self._trajectory(question.example, best)) if best else None,
-        }
-
-    def _trajectory(self, example: Example, attempt: Attempt) -> Trajectory:
-        images = tuple(save_picture(image, self._workdir / IMAGES) for image in example.images)
-        return Trajectory(id=example.id, question=example.question, steps=tuple(attempt.steps), images=images)
-
-    def _finish(self, record: Mapping[str, Any]) -> str:
-        self._journal.append(record)
-        self._counts[record["outcome"]] += 1
-        self._tokens += _tokens(record)
-        if record["outcome"] == "accepted":
-            self._accepted[record["dataset"]] += 1
-        failed = record["outcome"] in FAILED
-        return f"{record['outcome']}: {record['attempts'][-1]['detail']}" if failed else ""
-
-    def _so_far(self) -> str:
-        failed = sum(self._counts[outcome] for outcome in FAILED)
-        accepted = self._counts["accepted"]
-        rejected = self._counts.total() - accepted - failed
+    def __str__(self) -> str:
+        failed, accepted = sum(self.counts[outcome] for outcome in FAILED), self.counts["accepted"]
+        rejected = self.counts.total() - accepted - failed
         return f"{accepted} accepted, {rejected} rejected, {failed} failed, {self._tokens:,} tokens"
 
 
-def _tokens(record: Mapping[str, Any]) -> int:
-    return sum(attempt["prompt_tokens"] + attempt["tokens"] for attempt in record["attempts"])
-
-
-def _records(journal: Journal) -> list[dict[str, Any]]:
-    """The journal's records without the models' replies, which would take too much memory."""
-    return [
-        {**record, "attempts": [{k: v for k, v in attempt.items() if k != "replies"} for attempt in record["attempts"]]}
-        for record in journal.read()
-    ]
+async def _record(
+    question: Question, teacher: Teacher | Annotations, config: ConstructConfig, images: pathlib.Path
+) -> dict[str, Any]:
+    """A question's record, after its attempts. Pictures of a trajectory are saved in `images`."""
+    example, attempts = question.example, list[Attempt]()
+    for number in range(config.attempt.attempts if config.teacher == "model" else 1):
+        attempts.append(await teacher.attempt(example, number))
+        outcome = attempts[-1].outcome
+        if outcome in FAILED or (outcome == "accepted" and config.attempt.keep == "first"):
+            break
+    right = [attempt for attempt in attempts if attempt.outcome == "accepted"]
+    best = min(right, key=lambda attempt: attempt.subquestions, default=None)
+    trajectory = None
+    if best:
+        pictures = tuple(save_picture(image, images) for image in example.images)
+        trajectory = trajectory_row(
+            Trajectory(id=example.id, question=example.question, steps=tuple(best.steps), images=pictures)
+        )
+    return {
+        "id": example.id,
+        "dataset": question.dataset,
+        "outcome": "accepted" if best else attempts[-1].outcome,
+        "attempts": [attempt.record() for attempt in attempts],
+        "trajectory": trajectory,
+    }
 
 
 def _write(
     config: ConstructConfig,
     workdir: pathlib.Path,
     questions: Sequence[Question],
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     seconds: float,
 ) -> ConstructReport:
     """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""

@@ -11,7 +11,9 @@ import json
 import pathlib
 import shutil
 import threading
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, TypeVar
 
 from routerl_jax.agents.agent import SearchTool
@@ -21,12 +23,16 @@ from routerl_jax.core.journal import Journal, check_same
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.types import Call, Message, Query
 from routerl_jax.data.trajectories import AnswerStep, Step
-from routerl_jax.services.background import in_thread
+from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.services.background import in_thread, shared_loop
 from routerl_jax.services.base import ChatModel, Completion
 from routerl_jax.services.cache import Cache, Entry
 
 T = TypeVar("T")
 R = TypeVar("R")
+Result = TypeVar("Result")
+Record = Mapping[str, Any]  # of an item
+Work = Callable[[T], Awaitable[Record]]  # makes the record of an item
 _MOST = 256  # most items of a batch
 _ROUNDING = 1e-6  # tolerance for the rounding of a share times a number
 MADE_OF = "construct.json"
@@ -59,114 +65,143 @@ def begin(identity: Mapping[str, Any], workdir: pathlib.Path, overwrite: bool, o
         check_same(identity, path, "")
 
 
-async def work_through(
-    items: Sequence[T],
-    work: Callable[[T], Awaitable[dict[str, Any]]],
-    finish: Callable[[dict[str, Any]], str],
-    *,
-    concurrency: int,
-    patience: int,
-    unit: str,
-    bar: Bar,
-    so_far: Callable[[], str],
-    skip: Callable[[T], bool] = lambda item: False,
-) -> None:
-    """Works on `concurrency` items at a time, and saves each as soon as it is finished.
+class Tally(Generic[T]):
+    """What a job has done so far, for its progress bar."""
 
-    Args:
-      work: returns the record of an item.
-      finish: saves a record. Returns the reason if the item failed and is to be tried again, else "".
-      patience: the job stops after so many failures in a row.
-      unit: the word for an item in messages.
-      bar: advances by one per item, with the text `so_far()` behind it.
-      skip: whether an item needs no work any more. Called right before its work would start.
+    def __init__(self) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()  # by outcome
 
-    Raises:
-      ValueError: too many items failed in a row.
-    """
-    pending = collections.deque(items)
-    running: set[asyncio.Future[dict[str, Any]]] = set()
-    failures = 0
-    try:
-        while pending or running:
-            while pending and len(running) < concurrency:
-                item = pending.popleft()
-                if skip(item):
-                    bar.update()
-                else:
-                    running.add(asyncio.ensure_future(work(item)))
-            if not running:
-                continue
-            with waiting(f"{len(running)} {unit}{'s' if len(running) > 1 else ''} at work"):
-                completed, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in completed:
-                reason = finish(task.result())
-                failures = failures + 1 if reason else 0
-                bar.update()
-            bar.set_postfix_str(so_far())
-            if failures >= patience:
-                raise ValueError(
-                    f"{failures} {unit}s in a row failed ({reason}). What is finished is kept: mend that and run the same "
-                    "command again"
-                )
-    finally:
-        for task in running:
-            task.cancel()
+    def add(self, record: Record) -> None:
+        """Counts the record of an item."""
+        self.counts[record["outcome"]] += 1
+
+    def has_enough(self, item: T) -> bool:
+        """Whether an item needs no work any more."""
+        return False
+
+    def __str__(self) -> str:
+        return listed(self.counts)
 
 
-async def book_all(
-    journal: Journal,
-    items: Sequence[T],
-    work: Callable[[T], Awaitable[dict[str, Any]]],
-    name: Callable[[T], str],
-    failed: Collection[str],
-    *,
-    concurrency: int,
-    patience: int,
-    doing: str,
-    unit: str,
-    progress: bool,
-) -> None:
-    """Calls `work_through` for the items without an outcome in the journal, and adds their records to it.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job(Generic[T]):
+    """Work on many items, whose records are saved one by one. After a kill, the same job goes on where it was.
 
-    A record has the `id` of its item, an `outcome` and a `detail`.
+    A record has the `id` of its item, an `outcome`, and a `detail` of its own or of its last attempt. An item whose outcome is
+    in `FAILED` is tried again in another session.
 
-    Args:
-      name: gives the id of an item.
-      failed: outcomes that say nothing about an item. Such an item is tried again in another session.
+    Attributes:
+      items: all items. `name` gives the id of one, and `unit` is the word for one in messages.
+      identity: the settings and data that identify the job, JSON-serialisable.
+      outputs: names of the job's files and directories. The first is the journal of its records.
       doing: label of the progress bar.
+      concurrency: items in progress at once.
+      patience: the job stops after so many failures in a row.
     """
-    counts: collections.Counter[str] = collections.Counter(outcomes(journal, failed).values())
-    remaining = unfinished(journal, items, name, failed)
 
-    def finish(record: dict[str, Any]) -> str:
-        journal.append(record)
-        counts[record["outcome"]] += 1
-        return f"{record['outcome']}: {record['detail']}" if record["outcome"] in failed else ""
+    items: Sequence[T]
+    name: Callable[[T], str]
+    unit: str
+    workdir: pathlib.Path
+    identity: Mapping[str, Any]
+    outputs: Sequence[str]
+    doing: str
+    concurrency: int
+    patience: int
 
-    with Bar(total=len(items), initial=len(items) - len(remaining), desc=doing, unit=unit, disable=not progress) as bar:
-        await work_through(
-            remaining,
-            work,
-            finish,
-            concurrency=concurrency,
-            patience=patience,
-            unit=unit,
-            bar=bar,
-            so_far=lambda: listed(counts),
-        )
+    def run(
+        self,
+        opened: Callable[[], AbstractContextManager[Work[T]]],
+        write: Callable[[Sequence[Record], float], Result],
+        *,
+        tally: Tally[T] | None = None,
+        overwrite: bool = False,
+        progress: bool = True,
+    ) -> Result:
+        """Works on the items that are left, and writes the results.
+
+        Args:
+          opened: opens models and knowledge bases, and gives what makes the record of an item. It is not called if nothing is
+            left to do.
+          write: writes the files and returns the report. It gets all records, and the seconds of this session.
+          overwrite: delete the files of a job with other settings in `workdir`.
+
+        Raises:
+          ValueError: `workdir` holds a job with other settings, another process uses it, or too many items failed in a row.
+        """
+        started, tally = time.monotonic(), tally or Tally()
+        with directory_lock(self.workdir):
+            begin(self.identity, self.workdir, overwrite, self.outputs)
+            journal = Journal(self.workdir / self.outputs[0])
+            try:
+                last = {record["id"]: record for record in _records(journal)}
+                finished = {name: record for name, record in last.items() if record["outcome"] not in FAILED}
+                for record in finished.values():
+                    tally.add(record)
+                remaining = [
+                    item for item in self.items if self.name(item) not in finished and not tally.has_enough(item)
+                ]
+                if remaining:
+                    with opened() as work:
+                        shared_loop().run(self._work_through(remaining, work, journal, tally, progress))
+            finally:
+                journal.close()
+            return write(_records(journal), time.monotonic() - started)
+
+    async def _work_through(
+        self, remaining: Sequence[T], work: Work[T], journal: Journal, tally: Tally[T], progress: bool
+    ) -> None:
+        pending = collections.deque(remaining)
+        running: set[asyncio.Future[Record]] = set()
+        failures, total = 0, len(self.items)
+        bar = Bar(total=total, initial=total - len(pending), desc=self.doing, unit=self.unit, disable=not progress)
+        try:
+            while pending or running:
+                while pending and len(running) < self.concurrency:
+                    item = pending.popleft()
+                    if tally.has_enough(item):
+                        bar.update()
+                    else:
+                        running.add(asyncio.ensure_future(work(item)))
+                if not running:
+                    continue
+                with waiting(f"{len(running)} {self.unit}{'s' if len(running) > 1 else ''} at work"):
+                    completed, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                reason = ""
+                for task in completed:
+                    record = task.result()
+                    journal.append(record)
+                    tally.add(record)
+                    failed = record["outcome"] in FAILED
+                    failures = failures + 1 if failed else 0
+                    if failed:
+                        detail = record["detail"] if "detail" in record else record["attempts"][-1]["detail"]
+                        reason = f"{record['outcome']}: {detail}"
+                    bar.update()
+                bar.set_postfix_str(str(tally))
+                if failures >= self.patience:
+                    raise ValueError(
+                        f"{failures} {self.unit}s in a row failed ({reason}). What is finished is kept: mend that and run the "
+                        "same command again"
+                    )
+        finally:
+            bar.close()
+            for task in running:
+                task.cancel()
 
 
-def outcomes(journal: Journal, failed: Collection[str]) -> dict[str, str]:
-    """The last outcome of each finished item, by id."""
-    last_outcomes = {record["id"]: record["outcome"] for record in journal.read()}
-    return {name: outcome for name, outcome in last_outcomes.items() if outcome not in failed}
-
-
-def unfinished(journal: Journal, items: Sequence[T], name: Callable[[T], str], failed: Collection[str]) -> list[T]:
-    """The items that are left to do."""
-    finished = outcomes(journal, failed)
-    return [item for item in items if name(item) not in finished]
+def _records(journal: Journal) -> list[Record]:
+    """The journal's records without the models' replies, which would take too much memory."""
+    return [
+        {
+            **record,
+            "attempts": [
+                {key: value for key, value in attempt.items() if key != "replies"}
+                for attempt in record.get("attempts", ())
+            ],
+        }
+        for record in journal.read()
+    ]
 
 
 def within_share(items: Sequence[T], share: float, kind: Callable[[T], Hashable]) -> list[T]:

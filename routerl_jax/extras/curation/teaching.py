@@ -29,12 +29,20 @@ from routerl_jax.evaluation.records import PictureFiles, episode_record
 from routerl_jax.extras.curation.demonstration_job import (
     Demonstrate,
     DemonstrationConfig,
-    Record,
     best_of,
     load_student,
-    run_job,
+    run_demonstrations,
 )
-from routerl_jax.extras.curation.job import Attempt, AttemptFailed, ModelUse, Report, Services, listed, model_reply
+from routerl_jax.extras.curation.job import (
+    Attempt,
+    AttemptFailed,
+    ModelUse,
+    Record,
+    Report,
+    Services,
+    listed,
+    model_reply,
+)
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -297,14 +305,12 @@ def teach(
 
         yield lambda question: best_of(question, teacher.attempt, config.attempts, record)
 
-    return run_job(
+    return run_demonstrations(
         config,
-        workdir,
+        {"workdir": workdir, "outputs": _MADE, "doing": "teaching"},
         _prompts(agent),
-        _MADE,
         demonstrating,
         functools.partial(_write, config, workdir),
-        doing="teaching",
         overwrite=overwrite,
         progress=progress,
     )

@@ -14,13 +14,14 @@ WORKDIR/report.json, report.md     written when the job ends
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -29,26 +30,23 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.grammar import between
 from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.extras.curation.job import (
     FAILED,
     Attempt,
     AttemptFailed,
+    Job,
     ModelUse,
+    Record,
     Report,
     Services,
-    begin,
-    book_all,
+    Work,
     listed,
     model_reply,
-    unfinished,
 )
 from routerl_jax.extras.curation.questions import IMAGES, save_picture
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.schemas import without_thinking
@@ -322,38 +320,25 @@ def make_vqa(
       ValueError: `workdir` holds a job with other settings, another process uses it, the concepts can't be used, or too many
         concepts failed in a row.
     """
-    started = time.monotonic()
     concepts = read_concepts(config.concepts)
-    with directory_lock(workdir):
-        begin(
-            {**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
-            workdir,
-            overwrite,
-            _MADE,
-        )
-        journal = Journal(workdir / _MADE[0])
-        try:
-            if unfinished(journal, concepts, _name, FAILED):
-                model, tool = open_services()
-                services = Services(model, {"pictures": tool}, config.search_timeout)
-                maker = _Maker(config, services, workdir / IMAGES)
-                shared_loop().run(
-                    book_all(
-                        journal,
-                        concepts,
-                        maker.record,
-                        _name,
-                        FAILED,
-                        concurrency=config.concurrency,
-                        patience=config.patience,
-                        doing="asking",
-                        unit="concept",
-                        progress=progress,
-                    )
-                )
-        finally:
-            journal.close()
-        return _write(config, workdir, concepts, list(journal.read()), started)
+
+    @contextlib.contextmanager
+    def making() -> Iterator[Work[Concept]]:
+        model, tool = open_services()
+        services = Services(model, {"pictures": tool}, config.search_timeout)
+        yield _Maker(config, services, workdir / IMAGES).record
+
+    return Job(
+        items=concepts,
+        name=lambda concept: concept.name,
+        unit="concept",
+        workdir=workdir,
+        identity={**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
+        outputs=_MADE,
+        doing="asking",
+        concurrency=config.concurrency,
+        patience=config.patience,
+    ).run(making, functools.partial(_write, config, workdir, concepts), overwrite=overwrite, progress=progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,8 +438,8 @@ def _write(
     config: VqaConfig,
     workdir: pathlib.Path,
     concepts: Sequence[Concept],
-    records: Sequence[Mapping[str, Any]],
-    started: float,
+    records: Sequence[Record],
+    seconds: float,
 ) -> VqaReport:
     """Writes all questions, the sample, and the report."""
     last_records = {record["id"]: record for record in records}
@@ -474,7 +459,7 @@ def _write(
         train=_kinds(train),
         test=_kinds(test),
         use=ModelUse.counted((record["made"] for record in records), config.read_price, config.write_price),
-        seconds=round(time.monotonic() - started, 1),
+        seconds=round(seconds, 1),
     )
     report.write(workdir)
     return report
@@ -518,10 +503,6 @@ def equal_shares(available: Mapping[str, int], total: int) -> dict[str, int]:
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     counts = collections.Counter(row["metadata"]["type"] for row in rows)
     return {name: counts[name] for name in TAXONOMY if counts[name]}
-
-
-def _name(concept: Concept) -> str:
-    return concept.name
 
 
 def _digest(*texts: str) -> str:
