@@ -18,12 +18,11 @@ from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.comparison import agents
-from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts
+from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts, paired_tests
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, located
 from routerl_jax.extras.comparison.captions import CaptionConfig, captioned
 from routerl_jax.extras.comparison.compare import compare, prepared
 from routerl_jax.extras.comparison.config import ComparisonConfig
-from routerl_jax.extras.comparison.results import paired_tests
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import AgentConfig, EngineConfig, KnowledgeConfig, ModelConfig, TrainConfig
 from tests.agents.scripted import AGENT, ANSWER, ScriptedEngine, knowledge

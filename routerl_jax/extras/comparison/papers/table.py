@@ -40,7 +40,7 @@ class Column:
 
     Attributes:
       benchmarks: its benchmarks. For several, the mean over them, or over all their questions if `pooled`.
-      metric: a key of a row of results.json (comparison.results.row_results): `em`, `judge`, `search_ratio`, ..
+      metric: a key of a row of results.json (comparison.attempts.row_results): `em`, `judge`, `search_ratio`, ..
       group: a part of the questions: key and value of a row's `by`, such as ("type", "single_hop"). None: all questions.
     """
 
