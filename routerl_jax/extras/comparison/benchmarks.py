@@ -145,13 +145,11 @@ def located(name: str, benchmark: Benchmark, data: str) -> Benchmark:
             raise _lacking(name, benchmark, data, f"knowledge base {kb!r}", patterns)
         source = on_this_machine(source)
         built = not fixed and (pathlib.Path(source) / MANIFEST).is_file()
-        knowledge[kb] = _as_built(source) if built else dataclasses.replace(spec, source=source)
+        if built:
+            spec = KnowledgeConfig(directory=source, kind=Manifest.read(pathlib.Path(source)).kind)
+        knowledge[kb] = spec if built else dataclasses.replace(spec, source=source)
     questions += "[pictures]" if benchmark.pictures else ""
     return dataclasses.replace(benchmark, questions=(questions,), knowledge=knowledge)
-
-
-def _as_built(directory: str) -> KnowledgeConfig:
-    return KnowledgeConfig(directory=directory, kind=Manifest.read(pathlib.Path(directory)).kind)
 
 
 def _first_match(pattern: str, data: str) -> str | None:

@@ -65,14 +65,15 @@ def knowledge_card(name: str, spec: KnowledgeConfig) -> dict[str, Any]:
     if not (directory / MANIFEST).is_file():
         return facts
     manifest = Manifest.read(directory)
-    encoder = manifest.embedding and {
-        "encoder": _short(manifest.embedding.encoder),
-        "encoder digest": manifest.embedding.digest,
-    }
+    encoder = {}
+    if manifest.embedding:
+        name = manifest.embedding.encoder
+        encoder["encoder"] = pathlib.PurePath(name).name if name.startswith("/") else name
+        encoder["encoder digest"] = manifest.embedding.digest
     index = {"index": str(manifest.index["backend"])} if "backend" in manifest.index else {}
     updates = {"updates": manifest.updates} if manifest.updates else {}
     corpus = {"corpus sha256": manifest.corpus_sha256, "passages": manifest.count}
-    return facts | {"kind": manifest.kind} | corpus | (encoder or {}) | index | updates
+    return facts | {"kind": manifest.kind} | corpus | encoder | index | updates
 
 
 def metric_definitions(metrics: Sequence[str], normalizer: str) -> dict[str, str]:
@@ -98,10 +99,6 @@ def versions(devices: bool = True) -> dict[str, str]:
 def _first_lines(function: Any) -> str:
     """The first paragraph of a function's docstring, in one line."""
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-
-
-def _short(encoder: str) -> str:
-    return pathlib.PurePath(encoder).name if "/" in encoder and encoder.startswith("/") else encoder
 
 
 _MOST = 2_000_000  # most passages that are read for this

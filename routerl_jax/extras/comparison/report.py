@@ -33,7 +33,10 @@ def metric_figure(benchmarks: Mapping[str, Any], metrics: Sequence[str], path: p
     for axis, (name, results) in zip(panels, benchmarks.items()):
         rows = [results["rows"].get(agent, {}) for agent in agents]
         series = [
-            (heading(metric).removesuffix(" %"), [_measured(row, metric) for row in rows])
+            (
+                heading(metric).removesuffix(" %"),
+                [(row[metric], *row[f"{metric}_interval"]) if metric in row else None for row in rows],
+            )
             for metric in metrics
             if any(metric in row for row in rows)
         ]
@@ -47,10 +50,6 @@ def metric_figure(benchmarks: Mapping[str, Any], metrics: Sequence[str], path: p
     marks = {label: mark for axis in panels for mark, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(marks.values(), marks, loc="outside upper left", frameon=False, fontsize=8, ncols=len(marks))
     save_figure(figure, path)
-
-
-def _measured(row: Mapping[str, Any], metric: str) -> tuple[float, float, float] | None:
-    return (row[metric], *row[f"{metric}_interval"]) if metric in row else None
 
 
 def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:

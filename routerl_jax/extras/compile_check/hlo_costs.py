@@ -29,7 +29,8 @@ def product_flops(computation: Computation, instruction: Instruction) -> float:
     """FLOPs of a `dot`, a `convolution` or a library's matrix product; 0 for all others. For custom kernels see `kernel`."""
     shapes = [operand.shape for operand in computation.operands(instruction) if operand.shapes]
     if instruction.opcode == "dot":
-        return 2.0 * instruction.shape.size * _contracted(shapes[0], instruction.attribute("lhs_contracting_dims"))
+        axes = re.findall(r"\d+", instruction.attribute("lhs_contracting_dims"))
+        return 2.0 * instruction.shape.size * math.prod(shapes[0].dims[int(axis)] for axis in axes)
     if instruction.opcode == "convolution":
         return _convolution(instruction, shapes[0], shapes[1])
     target = instruction.attribute("custom_call_target").strip('"')
@@ -81,10 +82,6 @@ def _grouped(instruction: Instruction, operands: Sequence[Instruction], grouped:
     tables = [shape for shape in shapes if len(shape.dims) == 2]  # of rows, in and out
     moved = matrices.bytes + grouped * sum(shape.bytes for shape in tables)
     return 2.0 * grouped * tables[0].dims[0] * math.prod(matrices.dims[1:]), moved
-
-
-def _contracted(shape: Shape, axes: str) -> int:
-    return math.prod(shape.dims[int(axis)] for axis in re.findall(r"\d+", axes))
 
 
 def _convolution(instruction: Instruction, lhs: Shape, rhs: Shape) -> float:
@@ -454,8 +451,9 @@ class _Counter:
                 container, start, first = windows.close(instruction.operands[0])
                 self._collect(container, start, times, (first, index))
         elif instruction.opcode == "fusion" and inner is not None:
-            for container, collective in self._fused_collectives(inner):
-                windows.step(container, collective, index)
+            for container, collective in self._nested(inner):
+                if collective_kind(collective):
+                    windows.step(container, collective, index)
             self._add(instruction.name, self._flops(inner), self._fusion_bytes(computation, instruction, inner), times)
         elif instruction.opcode not in _FREE:
             self._single(computation, instruction, times)
@@ -557,13 +555,6 @@ class _Counter:
 
     def _flops(self, computation: Computation) -> float:
         return sum(product_flops(container, instruction) for container, instruction in self._nested(computation))
-
-    def _fused_collectives(self, computation: Computation) -> Iterator[tuple[Computation, Instruction]]:
-        return (
-            (container, instruction)
-            for container, instruction in self._nested(computation)
-            if collective_kind(instruction)
-        )
 
     def _fusion_bytes(self, computation: Computation, instruction: Instruction, inner: Computation) -> float:
         read = sum(

@@ -268,7 +268,8 @@ def _search_needs(
                 results[record["id"]] = search_need(record, image_tool), record
                 attempts += len(record["correct"])
                 failed += record["failed_searches"]
-            bar.set_postfix_str(_listed(collections.Counter(result.kind for result, _ in results.values())))
+            kinds = collections.Counter(result.kind for result, _ in results.values())
+            bar.set_postfix_str(", ".join(f"{count} {kind}" for kind, count in kinds.items()))
     return results, attempts, failed
 
 
@@ -315,7 +316,3 @@ def _by_dataset(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {
         name: {kind: by_kind[kind] for kind in (*KINDS, UNSOLVED) if by_kind[kind]} for name, by_kind in counts.items()
     }
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())

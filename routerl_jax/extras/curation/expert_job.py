@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.messages import message_row
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.evaluation.records import PictureFiles
@@ -37,7 +36,7 @@ from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.background import in_thread
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cached import CachedModel
-from routerl_jax.services.judge import ModelJudge, open_judge
+from routerl_jax.services.judge import open_judge
 from routerl_jax.training.setup import bound_pictures
 
 
@@ -209,7 +208,7 @@ def _demonstrating(
         config=config,
         planner=Services(planner, opened.tools, config.search_timeout),
         grounder=Services(grounder, {}, config.search_timeout),
-        judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
+        judge=Batches(lambda episodes: in_thread(lambda: judge(episodes), "judge")) if judge else None,
     )
     pictures = PictureFiles(workdir)
     task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
@@ -223,10 +222,6 @@ def _demonstrating(
         for service in (planner, grounder, judge):
             if service is not None:
                 service.close()  # also closes the file of replies
-
-
-async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verdict]:
-    return await in_thread(lambda: judge(episodes), "judge")
 
 
 def _student(config: ExpertJobConfig) -> VisionLanguageModel:

@@ -18,7 +18,7 @@ from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import between
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.checked import Count, NonNegative, PositiveFraction, Size, checked
-from routerl_jax.core.types import Action, Episode, Example, Message, Passage, Shown, Verdict
+from routerl_jax.core.types import Action, Episode, Example, Message, Shown, Verdict
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round
 from routerl_jax.extras.curation.demonstration_job import DemonstrationConfig
@@ -435,15 +435,14 @@ class _RunningAttempt:
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
             raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
-        pages = sorted(call.passages, key=self._is_no_gold) if self._config.oracle else call.passages
+        pages = call.passages
+        if self._config.oracle:  # gold ones first
+            pages = sorted(pages, key=lambda page: not any(hop.found_in((page,)) for hop in self._gold))
         fresh = agent.fresh(pages, self._shown_ids)
         if bare := [passage.id for passage in fresh if not passage.image]:
             raise AttemptFailed("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._shown_ids.update(passage.id for passage in fresh)
         return self._observed(protocol.page(call, fresh, fresh, agent.shows))
-
-    def _is_no_gold(self, passage: Passage) -> bool:
-        return not any(hop.found_in((passage,)) for hop in self._gold)
 
     async def _look(self, step: Step) -> list[str | Shown]:
         if self._latest is None:

@@ -92,7 +92,11 @@ def training(measured: Measured) -> Any:
     compared = [method for method in TRAINING if method.name in ("Base", "SFT", "MMSearch-R1 (RL)")]
     by_part = parts(measured, (measured.metric, "search_ratio"))
     rows = {
-        name: {label: row for label, row in rows_of_part.items() if _is_of(label, compared)}
+        name: {
+            label: row
+            for label, row in rows_of_part.items()
+            if any(label in labels_of(method, [label]) for method in compared)
+        }
         for name, rows_of_part in by_part.items()
     }
     rows = {name: rows_of_part for name, rows_of_part in rows.items() if rows_of_part}
@@ -117,10 +121,6 @@ def training(measured: Measured) -> Any:
     if not_run:
         reward.set_title(f"(b) Reward\nnot run: {', '.join(not_run)}")
     return figure
-
-
-def _is_of(label: str, methods: list[Method]) -> bool:
-    return any(label in labels_of(method, [label]) for method in methods)
 
 
 def _tasks(

@@ -265,7 +265,8 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
     """
     headings = ["model", "method", *(column.heading for column in table.columns)]
     comparisons = {"": results, **results.get("beside", {})}
-    rows = [row for method, agent in _methods(table) for row in _our_rows(method, agent, table, comparisons)]
+    methods = dict.fromkeys((row.method, row.agent) for row in table.rows)  # once, even if the paper has several models
+    rows = [row for method, agent in methods for row in _our_rows(method, agent, table, comparisons)]
     rows += [
         [row.group, row.method, *(_cell(value, column) for value, column in zip(row.published, table.columns))]
         for row in table.rows
@@ -280,15 +281,14 @@ def paper_blocks(table: PaperTable, results: Results) -> list[Block]:
     ]
 
 
-def _methods(table: PaperTable) -> Iterable[tuple[str, str]]:
-    """(method, agent) pairs, each once, even if the paper has a method with several models."""
-    return dict.fromkeys((row.method, row.agent) for row in table.rows)
-
-
 def _our_rows(method: str, agent: str, table: PaperTable, comparisons: Mapping[str, Results]) -> list[list[str]]:
     """Our rows of a method, or one blank row."""
     rows = [
-        [_label(directory, _policies([row], compared)), _method_name(method, agent, name), *cells]
+        [
+            _label(directory, _policies([row], compared)),
+            method if name in (agent, f"{agent}_all") else f"{method}, {name}",
+            *cells,
+        ]
         for directory, compared in comparisons.items()
         for name, row in agent_rows(agent, compared).items()
         if any(cells := [_value(name, column, compared) for column in table.columns])
@@ -299,11 +299,6 @@ def _our_rows(method: str, agent: str, table: PaperTable, comparisons: Mapping[s
 
 def _label(directory: str, policies: list[str]) -> str:
     return f"here: {' and '.join(policies)}{directory and f', {directory}'}"
-
-
-def _method_name(method: str, agent: str, name: str) -> str:
-    """The method, with the name of our row if the table does not show it."""
-    return method if name in (agent, f"{agent}_all") else f"{method}, {name}"
 
 
 def _all_rows(results: Results) -> dict[str, Any]:
