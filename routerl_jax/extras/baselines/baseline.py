@@ -169,6 +169,28 @@ class Baseline(Agent):
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
         return request_with(fitting(passages, lambda subset: room(subset) >= least))
 
+    def reading(
+        self,
+        example: Example,
+        llm: LLM,
+        passages: Sequence[Passage],
+        request: ChatPrompt,
+        failure: str = "",
+        tokens: int = 0,
+    ) -> ChatPrompt:
+        """A prompt with documents above its text, as many as have room (`fitted`)."""
+
+        def request_of(documents: str) -> ChatPrompt:
+            return dataclasses.replace(request, text=f"Documents:\n{documents}\n\n{request.text}")
+
+        return self.fitted(example, llm, passages, request_of, failure, tokens)
+
+    @property
+    def search_budget(self) -> int | None:
+        """As many searches of each knowledge base as `searches_field` says; None if there is no such field."""
+        rounds = getattr(self, self.searches_field, None)
+        return None if rounds is None else rounds * max(1, len(self.tools))
+
     # --- chats of several turns ---
 
     def tell(self, chat: Conversation, llm: LLM, turn: Turn, text: str) -> bool:

@@ -74,6 +74,8 @@ class IRCoT(Baseline):
         collected: dict[tuple[str, str], Passage] = {}
         sentences: list[str] = []
         query, searched, failure = example.question, "", ""
+        question = f"Question: {self.question(example, llm)}"
+        chain = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
         for step in range(1, self.max_steps + 1):
             if query != searched:
                 results = await self.search(tools, query)
@@ -83,7 +85,8 @@ class IRCoT(Baseline):
                 }
                 collected |= dict(list(fresh.items())[: self.max_documents - len(collected)])
             tokens = self.sentence_tokens
-            request = self.request(example, llm, list(collected.values()), failure, " ".join(sentences), tokens=tokens)
+            begun = dataclasses.replace(chain, begun=" ".join(sentences))
+            request = self.reading(example, llm, list(collected.values()), begun, failure, tokens)
             chat, turn, text = await self.ask(example, llm, request, stop=SENTENCE_ENDS, max_tokens=tokens)
             sentence = first_sentence(text)
             if sentence:
@@ -96,37 +99,12 @@ class IRCoT(Baseline):
         if self.reader == "none":
             answer = concluded(sentences[-1]) or short(sentences[-1]) if sentences else None
             return chat.episode(answer=answered(turn, answer))
-        request = self.request(
-            example, llm, list(collected.values()), failure, task=READ if self.reader == "direct" else READ_AND_THINK
-        )
+        if self.reader == "direct":
+            chain = dataclasses.replace(chain, task=READ)
+        request = self.reading(example, llm, list(collected.values()), chain, failure)
         if self.reader == "cot":
             return await self.think(self.begin(example, llm, request), llm)
         return await self.answer(example, llm, request)
-
-    def request(
-        self,
-        example: Example,
-        llm: LLM,
-        passages: list[Passage],
-        failure: str,
-        begun: str = "",
-        task: str = READ_AND_THINK,
-        tokens: int = 0,
-    ) -> ChatPrompt:
-        """The prompt with documents, the question, and the chain of thought so far."""
-        question = self.question(example, llm)
-        task = task if task == READ else f"{task}{chains(self.shots)}"
-
-        def request_of(documents: str) -> ChatPrompt:
-            text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return ChatPrompt(task=task, text=text, cue="Answer:", begun=begun)
-
-        return self.fitted(example, llm, passages, request_of, failure, tokens)
-
-    @property
-    def search_budget(self) -> int:
-        """One search per sentence, of each knowledge base."""
-        return self.max_steps * max(1, len(self.tools))
 
 
 # --- Iter-RetGen: the reply of each round is part of the next query (Shao et al., arXiv 2305.15294). ---
@@ -157,27 +135,18 @@ class IterRetGen(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        query, question = example.question, self.question(example, llm)
-
-        def request_of(documents: str) -> ChatPrompt:
-            text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=text, cue="Answer:")
-
+        query, question = example.question, f"Question: {self.question(example, llm)}"
+        prompt = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)
-            request = self.fitted(example, llm, results.passages, request_of, results.failure)
+            request = self.reading(example, llm, results.passages, prompt, results.failure)
             _, turn, text = await self.ask(example, llm, request, stop=self.ends(llm))
             chain = " ".join(text.split("\nQuestion:")[0].split())
             query = f"{chain} {example.question}".strip()
             turn.action, turn.well_formed = self.search_action(query, thought=chain), bool(chain)
         results = await self.search(tools, query)
-        request = self.fitted(example, llm, results.passages, request_of, results.failure)
+        request = self.reading(example, llm, results.passages, prompt, results.failure)
         return await self.think(self.begin(example, llm, request), llm)
-
-    @property
-    def search_budget(self) -> int:
-        """One search per round, of each knowledge base."""
-        return self.rounds * max(1, len(self.tools))
 
 
 # --- Self-Ask with a search engine (Press et al., arXiv 2210.03350). ---
@@ -258,13 +227,8 @@ class SelfAsk(Baseline):
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
         question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = SELF_ASK + examples([_worked_follow_ups(shot) for shot in WORKED[: self.shots]])
-        if not self.above:
-            return ChatPrompt(task=task, text=question, begun=begun)
-
-        def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", begun=begun)
-
-        return self.fitted(example, llm, results.passages, request_of, results.failure)
+        request = ChatPrompt(task=task, text=question, begun=begun)
+        return self.reading(example, llm, results.passages, request, results.failure) if self.above else request
 
     @property
     def search_budget(self) -> int:
@@ -349,11 +313,6 @@ class ReAct(Baseline):
                 break
         assert turn is not None
         return await self.conclude(chat, llm, turn, opening=LAST_STEP, closing="]")
-
-    @property
-    def search_budget(self) -> int:
-        """One search per step, of each knowledge base."""
-        return self.max_steps * max(1, len(self.tools))
 
 
 def parse_action(text: str) -> tuple[str, str]:
@@ -503,11 +462,6 @@ class SearchO1(Baseline):
     @property
     def special_tokens(self) -> tuple[str, ...]:
         return TAGS
-
-    @property
-    def search_budget(self) -> int:
-        """`max_searches` for each knowledge base."""
-        return self.max_searches * max(1, len(self.tools))
 
 
 def shortened(reasoning: str) -> str:

@@ -408,8 +408,3 @@ class CRPlanner(Baseline):
         return request_of(
             next((latest_steps for latest_steps in latest if room(request_of(latest_steps)) >= least), ())
         )
-
-    @property
-    def search_budget(self) -> int:
-        """`max_searches` for each knowledge base."""
-        return self.max_searches * max(1, len(self.tools))

@@ -103,12 +103,8 @@ class VanillaRAG(Baseline):
 
     async def read(self, example: Example, llm: LLM, results: SearchResults) -> Episode:
         """Answers from documents in a new chat."""
-        question = self.question(example, llm)
-
-        def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
-
-        request = self.fitted(example, llm, results.passages, request_of, results.failure, self.answer_tokens)
+        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = self.reading(example, llm, results.passages, request, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
     @property
@@ -145,14 +141,10 @@ class HippoRAGReader(Baseline):
     shots: int = 1
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        results, question = await self.search(tools, example.question), self.question(example, llm)
+        results = await self.search(tools, example.question)
         task = THINK_AND_READ + examples([_worked_reading(number) for number in range(min(self.shots, len(WORKED)))])
-
-        def request_of(documents: str) -> ChatPrompt:
-            text = f"Documents:\n{documents}\n\nQuestion: {question}"
-            return ChatPrompt(task=task, text=text, begun="Thought:")
-
-        request = self.fitted(example, llm, results.passages, request_of, results.failure)
+        request = ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", begun="Thought:")
+        request = self.reading(example, llm, results.passages, request, results.failure)
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
         text = reply_text(turn, llm).split("\nQuestion:")[0]
@@ -202,11 +194,8 @@ class RECOMP(VanillaRAG):
         results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
         summary = ""
         if results.passages:
-
-            def request_of(documents: str) -> ChatPrompt:
-                return ChatPrompt(task=TASK, text=f"Documents:\n{documents}\n\n{question}", cue="Summary:")
-
-            request = self.fitted(example, llm, results.passages, request_of, tokens=self.summary_tokens)
+            request = ChatPrompt(task=TASK, text=question, cue="Summary:")
+            request = self.reading(example, llm, results.passages, request, tokens=self.summary_tokens)
             stop = () if self.chats(llm) else ("\n",)
             _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.summary_tokens)
             turn.asked, turn.well_formed = "summary", True
@@ -247,7 +236,10 @@ class REPLUG(VanillaRAG):
         results = await self.search(tools, example.question)
         if not results.passages:
             return await self.read(example, llm, results)
-        chats = [self.request(example, llm, passage) for passage in results.passages]
+        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        chats = [
+            self.reading(example, llm, [passage], request, tokens=self.answer_tokens) for passage in results.passages
+        ]
         stop = () if self.chats(llm) else ("\n",)
         turns: list[Turn] = []
         for request in chats:
@@ -268,15 +260,6 @@ class REPLUG(VanillaRAG):
                 )
                 chat.close()
         return chat.episode(answer=answers[mixed(scores, [passage.score for passage in results.passages])])
-
-    def request(self, example: Example, llm: LLM, passage: Passage) -> ChatPrompt:
-        """The prompt with one document."""
-        question = self.question(example, llm)
-
-        def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=READ, text=f"Documents:\n{documents}\n\nQuestion: {question}", cue="Answer:")
-
-        return self.fitted(example, llm, [passage], request_of, tokens=self.answer_tokens)
 
 
 def mixed(scores: np.ndarray, weights: Sequence[float]) -> int:
@@ -330,9 +313,8 @@ class SuRe(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
-        request = self.reading(
-            example, llm, results, CANDIDATES.format(count=self.candidates), question, "Answers: (a)"
-        )
+        request = ChatPrompt(task=CANDIDATES.format(count=self.candidates), text=question, cue="Answers: (a)")
+        request = self.reading(example, llm, results.passages, request, results.failure)
         chat, turn, text = await self.ask(example, llm, request, max_tokens=self.answer_tokens * self.candidates)
         names = listed(text if self.chats(llm) else f"(a){text}")[: self.candidates]
         if not names:
@@ -341,7 +323,8 @@ class SuRe(Baseline):
         summaries, scores = [], []
         for name in names:
             question_and_answer = f"{question}\nGiven answer: {llm.tokenizer.plain(name)}"
-            request = self.reading(example, llm, results, SUMMARY, question_and_answer, "Passage:")
+            request = ChatPrompt(task=SUMMARY, text=question_and_answer, cue="Passage:")
+            request = self.reading(example, llm, results.passages, request, results.failure)
             chat, _, text = await self.ask(example, llm, request, stop=() if self.chats(llm) else ("\n",))
             summaries.append(llm.tokenizer.plain(text.strip()))
             request = ChatPrompt(
@@ -358,16 +341,6 @@ class SuRe(Baseline):
             scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))
-
-    def reading(
-        self, example: Example, llm: LLM, results: SearchResults, task: str, question: str, cue: str
-    ) -> ChatPrompt:
-        """A prompt with documents, for the given task."""
-
-        def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Documents:\n{documents}\n\n{question}", cue=cue)
-
-        return self.fitted(example, llm, results.passages, request_of, results.failure)
 
     @property
     def search_budget(self) -> int:
