@@ -392,11 +392,8 @@ def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[B
     summary = Paragraph(f"Told apart (corrected p below {_LEVEL:g}): {count}.")
     if len(tests) <= _MOST_TESTS:
         return [title, summary, tests_table(tests)]
-    return [
-        title,
-        summary,
-        *([tests_table(significant), Paragraph("results.json has the others.")] if significant else []),
-    ]
+    others = Paragraph("results.json has the others.")
+    return [title, summary, *([tests_table(significant), others] if significant else [])]
 
 
 def _shares(benchmarks: Mapping[str, Any], part: str, columns: Sequence[tuple[str, str]]) -> Table:
@@ -464,17 +461,11 @@ def _failures(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
             counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
             numbers = {failure: round(share * row["n"]) for failure, share in counts.items()}
             lines += [[name, agent, failure, str(number)] for failure, number in numbers.items() if number]
-    if not any(agent for _, agent, _, _ in lines):
-        no_failures = [Heading("What went wrong"), Paragraph("Every question was answered, and no search failed.")]
-        return (
-            [*no_failures, Table(["benchmark", "agent", "what", "how many"], lines, texts=3)] if lines else no_failures
-        )
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
-    return [
-        Heading("What went wrong"),
-        Paragraph(about),
-        Table(["benchmark", "agent", "what", "how many"], lines, texts=3),
-    ]
+    if not any(agent for _, agent, _, _ in lines):
+        about = "Every question was answered, and no search failed."
+    table = Table(["benchmark", "agent", "what", "how many"], lines, texts=3)
+    return [Heading("What went wrong"), Paragraph(about), *([table] if lines else [])]
 
 
 def _card(results: Mapping[str, Any]) -> list[Block]:
