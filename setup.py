@@ -147,6 +147,9 @@ setup(
     package_data={
         "launch": ["clusters/*"],
         "routerl_jax.data.atlas": ["facts.json", "flags.zip", "warm_start/*", "sight_policy/*"],
+        "routerl_jax.extras.baselines": ["*.toml"],
+        "routerl_jax.extras.comparison": ["*.toml"],
+        "routerl_jax.extras.comparison.papers": ["*.toml"],
         "routerl_jax.extras.kb_server": ["page.html"],
         "routerl_jax.extras.viewer": ["static/*.html", "static/css/*", "static/js/*", "static/vendor/*/*"],
     },

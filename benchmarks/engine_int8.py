@@ -38,7 +38,7 @@ from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.core.types import Sequence
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.compile_check.lowering import lower_programs
+from routerl_jax.extras.compile_check.run_programs import lower_programs
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig

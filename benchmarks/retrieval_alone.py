@@ -23,9 +23,8 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.types import Passage
 from routerl_jax.data.gold_paths import GoldHop
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.extras.comparison.benchmarks.benchmark import located
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
-from routerl_jax.extras.comparison.gold import Names
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, located
+from routerl_jax.extras.comparison.card import Names
 from routerl_jax.knowledge.store import Manifest
 from routerl_jax.rewards.retrieval import Retrieval, gold_passages_of
 from routerl_jax.rewards.scoring import bootstrap_intervals

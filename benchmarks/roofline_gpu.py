@@ -27,11 +27,10 @@ from typing import Any
 from benchmarks.accelerator import SIZES
 from benchmarks.accelerator_ours import Shapes
 from routerl_jax.extras.compile_check.check import compile_for_tpu
-from routerl_jax.extras.compile_check.chips import CHIPS, Chip
+from routerl_jax.extras.compile_check.chips import CHIPS, Chip, topology_devices
 from routerl_jax.extras.compile_check.hlo_costs import Costs, count
 from routerl_jax.extras.compile_check.roofline import estimate
 from routerl_jax.extras.compile_check.run_programs import run_programs
-from routerl_jax.extras.compile_check.topology import topology_devices
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
 

@@ -30,10 +30,9 @@ import numpy as np
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.extras.compile_check.check import check
-from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.chips import CHIPS, HBM_GIB, topology_devices
 from routerl_jax.extras.compile_check.layout_search import step_parts
 from routerl_jax.extras.compile_check.run_programs import sequences_of_step
-from routerl_jax.extras.compile_check.topology import HBM_GIB, topology_devices
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work
 from routerl_jax.training.config import TrainConfig

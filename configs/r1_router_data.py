@@ -3,7 +3,8 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.extras.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
+from routerl_jax.extras.curation.attempts import AttemptConfig
+from routerl_jax.extras.curation.golden import AmountConfig, ConstructConfig
 from routerl_jax.services.load import ChatModelConfig
 from routerl_jax.training import config as schema
 

@@ -3,7 +3,7 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.extras.curation.expert_config import ExpertJobConfig
+from routerl_jax.extras.curation.experts import ExpertJobConfig
 from routerl_jax.services.config import ChatModelConfig, JudgeConfig
 from routerl_jax.training import config as schema
 

@@ -59,8 +59,8 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.extras.compile_check.check import check
 
     if FLAGS.search:
+        from routerl_jax.extras.compile_check.chips import compiler
         from routerl_jax.extras.compile_check.layout_search import search
-        from routerl_jax.extras.compile_check.topology import compiler
 
         ranked = search(config, FLAGS.topology)
         if FLAGS.json:

@@ -54,8 +54,8 @@ def define_flags() -> None:
 def schemas() -> dict[str, type]:
     """The classes of configurations that --config may name, by their description."""
     from routerl_jax.extras.curation.balance import BalanceConfig
-    from routerl_jax.extras.curation.expert_config import ExpertJobConfig
-    from routerl_jax.extras.curation.golden_config import ConstructConfig
+    from routerl_jax.extras.curation.experts import ExpertJobConfig
+    from routerl_jax.extras.curation.golden import ConstructConfig
     from routerl_jax.extras.curation.teaching import TeachingConfig
     from routerl_jax.extras.curation.vqa import VqaConfig
 
@@ -71,8 +71,7 @@ def schemas() -> dict[str, type]:
 
 def golden(workdir: pathlib.Path) -> Any:
     """The report of a job of golden trajectories."""
-    from routerl_jax.extras.curation.golden import construct
-    from routerl_jax.extras.curation.golden_config import ConstructConfig
+    from routerl_jax.extras.curation.golden import ConstructConfig, construct
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
@@ -91,8 +90,7 @@ def golden(workdir: pathlib.Path) -> Any:
 
 def balance(workdir: pathlib.Path) -> Any:
     """The report of a job that balances questions."""
-    from routerl_jax.extras.curation.balance import BalanceConfig, balance, probing
-    from routerl_jax.extras.curation.policy import open_run
+    from routerl_jax.extras.curation.balance import BalanceConfig, balance, open_run, probing
     from routerl_jax.extras.curation.rollouts import policy_attempts
     from routerl_jax.training.load import load_policy
     from routerl_jax.training.setup import open_examples
@@ -152,8 +150,8 @@ def vqa(workdir: pathlib.Path) -> Any:
 
 def experts(workdir: pathlib.Path) -> Any:
     """The report of a job in which a planner and a grounder show how to search pages and look closer."""
-    from routerl_jax.extras.curation.expert_config import ExpertJobConfig
     from routerl_jax.extras.curation.expert_job import ExpertResources, demonstrate
+    from routerl_jax.extras.curation.experts import ExpertJobConfig
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 

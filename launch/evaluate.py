@@ -153,20 +153,18 @@ def _draw() -> None:
 def _help() -> None:
     """Prints the possible values of --agents, --benchmarks and --report."""
     from routerl_jax.core.console import print_listing
-    from routerl_jax.extras.comparison import agents
-    from routerl_jax.extras.comparison.benchmarks import benchmark
-    from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+    from routerl_jax.extras.comparison import agents, benchmarks
     from routerl_jax.extras.comparison.papers import known, table
 
-    benchmarks = benchmark.listing()
+    rows_of_benchmarks = benchmarks.listing()
     benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
     table_headings = ("name", "paper", "benchmarks", "rows to be named (config.rows)", "")
     listings = [
         ("agents", "agents", ("name", "paper", "needs", ""), agents.listing()),
-        ("benchmarks", "benchmarks", benchmark_headings, [row[:-1] for row in benchmarks]),
+        ("benchmarks", "benchmarks", benchmark_headings, [row[:-1] for row in rows_of_benchmarks]),
         # a table of its own: as a column it would be a finger wide
-        ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in benchmarks]),
-        ("report", "tables", table_headings, table.listing(list(BENCHMARKS))),
+        ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in rows_of_benchmarks]),
+        ("report", "tables", table_headings, table.listing(list(benchmarks.BENCHMARKS))),
         ("report", "figures", known.FIGURE_HEADINGS, known.listing()),
     ]
     for name, title, headings, rows in listings:

@@ -56,8 +56,7 @@ def schemas() -> dict[str, type]:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.extras.kb_server.config import open_served
-    from routerl_jax.extras.kb_server.run import serve
+    from routerl_jax.extras.kb_server.config import open_served, serve
     from routerl_jax.services.asgi import check_port
 
     config = read_serve_config()

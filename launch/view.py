@@ -58,7 +58,7 @@ def main(_: Sequence[str]) -> None:
 
     runs = find_runs(FLAGS.runs or [FLAGS.workdir])
     with needs("the page", "serve"):
-        from routerl_jax.extras.viewer.serve import serve
+        from routerl_jax.extras.viewer.app import serve
     serve(runs, FLAGS.host, FLAGS.port)
 
 

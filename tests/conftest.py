@@ -21,8 +21,8 @@ os.environ.setdefault(
     + " --xla_cpu_use_fusion_emitters=false" * importlib.metadata.version("jaxlib").startswith("0.10."),
 )
 # Threads of torch and NumPy's BLAS wait by spinning, and there are several workers already.
-for _threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-    os.environ.setdefault(_threads, "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.pop("COLUMNS", None)  # xdist's workers have 80; tables are as wide as in a log
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the programs that tests start and start again, compile once: the smallest programs too, of which a

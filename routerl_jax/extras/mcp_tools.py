@@ -80,7 +80,7 @@ class McpTool:
         self._documents = Documents(self._where, self._counts, _row_passage)
         self._refusals: collections.deque[str] = collections.deque(maxlen=1)
         self._session: _Session | None = None  # belongs to the shared event loop, and is only used there
-        tools = {entry.name: entry for entry in shared_loop().run(self._list())}
+        tools = {entry.name: entry for entry in shared_loop().run(self._guarded(_all_tools))}
         if not tool and len(tools) == 1:
             tool = next(iter(tools))
         if tool not in tools:
@@ -104,7 +104,8 @@ class McpTool:
         async def search_one(query: Query) -> tuple[list[Passage], float | None]:
             if is_blank(query):
                 return [], 0.0
-            result = await self._call(self._call_arguments(query, k))
+            arguments = self._call_arguments(query, k)
+            result = await self._guarded(lambda client: client.call_tool(self.name, arguments))
             return _passages(result, self.name, self._documents)[:k], _seconds(result)
 
         self._counts.add("server", asked=len(queries))
@@ -147,12 +148,6 @@ class McpTool:
 
             arguments[cast(str, self._image_key)] = image_uri(cast(Any, query).image)
         return arguments
-
-    async def _list(self) -> list[Any]:
-        return await self._guarded(lambda client: _all_tools(client))
-
-    async def _call(self, arguments: dict[str, Any]) -> Any:
-        return await self._guarded(lambda client: client.call_tool(self.name, arguments))
 
     async def _guarded(self, ask: Any) -> Any:
         """`ask(client)` within the time limit.

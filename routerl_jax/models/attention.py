@@ -397,7 +397,7 @@ class _Visible:
 
     def loop(self, at: Array | int, body: Any, carry: Any) -> Any:
         """`body(number of a tile of keys, carry)` for all tiles that tile `at` of queries sees."""
-        # A constant of the program, from which the compiler's costs are counted (extras/compile_check/hlo_loops.py).
+        # A constant of the program, from which the compiler's costs are counted (extras/compile_check/hlo.py).
         most = at + 1 if self._tiling.causal and isinstance(at, int) else len(self._end)
 
         def more(state: tuple[Array, Any]) -> Array:

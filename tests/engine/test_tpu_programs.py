@@ -11,7 +11,7 @@ from jax.sharding import AxisType
 
 from routerl_jax.engine import programs
 from routerl_jax.engine.pages import PagedCache
-from routerl_jax.extras.compile_check.lowering import lower_programs
+from routerl_jax.extras.compile_check.run_programs import lower_programs
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel.mesh import AXES, batch_shards, replicated

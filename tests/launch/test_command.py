@@ -121,7 +121,7 @@ def test_files_of_other_rows_are_no_episodes(tmp_path: pathlib.Path) -> None:
 
 def test_the_viewers_page_says_what_to_install(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    monkeypatch.setitem(sys.modules, "routerl_jax.extras.viewer.serve", None)  # as without its packages
+    monkeypatch.setitem(sys.modules, "routerl_jax.extras.viewer.app", None)  # as without its packages
     assert "the page needs packages that can't be imported" in refusal("view", f"--workdir={tmp_path}")
 
 

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from routerl_jax.extras.compile_check.hlo_collectives import members
-from routerl_jax.extras.compile_check.hlo_costs import Costs, count
-from routerl_jax.extras.compile_check.hlo_products import product_flops
-from routerl_jax.extras.compile_check.hlo_text import parse
+from routerl_jax.extras.compile_check.hlo import parse
+from routerl_jax.extras.compile_check.hlo_costs import Costs, count, members, product_flops
 from routerl_jax.parallel.mesh import make_mesh
 
 M, K, N = 64, 32, 48

@@ -95,7 +95,7 @@ class Trials:
             agent = dataclasses.replace(usual, pages=count, max_turns=1, k=max(usual.k, count))
             row, episodes = self._scored(agent, self._tools, f"{count} pages")
             sufficient = (
-                sufficient if tried else {str(episode.example.id) for episode in episodes if _found_all(episode)}
+                sufficient if tried else {str(episode.example.id) for episode in episodes if found([episode]) == [1.0]}
             )
             if sufficient_episodes := [episode for episode in episodes if str(episode.example.id) in sufficient]:
                 metrics = summarize(sufficient_episodes, self._config.evaluation.normalizer)
@@ -138,11 +138,6 @@ class Trials:
     @functools.cached_property
     def _tools(self) -> dict[str, SearchTool]:
         return open_knowledge(self._config, self._workdir)
-
-
-def _found_all(episode: Episode) -> bool:
-    """Whether searches showed all gold pages, and some are known."""
-    return found([episode]) == [1.0]
 
 
 def with_retriever(config: TrainConfig, name: str) -> TrainConfig:

@@ -1,1 +1,1 @@
-"""The methods that the papers compare themselves with: short agents, one file each, by name."""
+"""The methods that the papers compare themselves with: short agents, by name."""

@@ -1,8 +1,9 @@
-"""The base class of baselines: chats with a policy, searches, and documents in prompts."""
+"""The base class of baselines: chats with a policy, searches, documents in prompts, and what is read in a policy's replies."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
@@ -11,7 +12,13 @@ from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
-from routerl_jax.extras.baselines.forms import CONCLUSION, concluded, short
+
+CONCLUSION = "So the answer is:"  # the end of a chain of thought (IRCoT, arXiv 2212.10509)
+
+# Ends of sentences. There are only four, because endpoints take no more stop strings.
+SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
+
+_CONCLUDED = re.compile(r"\banswer is\b[ \t]*:?[ \t]*(.*)", re.IGNORECASE)
 
 ANSWER_ALONE = "Now write the answer alone, in a few words."
 
@@ -162,6 +169,28 @@ class Baseline(Agent):
         least = min(tokens or self.max_turn_tokens, room(()) // 2)
         return request_with(fitting(passages, lambda subset: room(subset) >= least))
 
+    def reading(
+        self,
+        example: Example,
+        llm: LLM,
+        passages: Sequence[Passage],
+        request: ChatPrompt,
+        failure: str = "",
+        tokens: int = 0,
+    ) -> ChatPrompt:
+        """A prompt with documents above its text, as many as have room (`fitted`)."""
+
+        def request_of(documents: str) -> ChatPrompt:
+            return dataclasses.replace(request, text=f"Documents:\n{documents}\n\n{request.text}")
+
+        return self.fitted(example, llm, passages, request_of, failure, tokens)
+
+    @property
+    def search_budget(self) -> int | None:
+        """As many searches of each knowledge base as `searches_field` says; None if there is no such field."""
+        rounds = getattr(self, self.searches_field, None)
+        return None if rounds is None else rounds * max(1, len(self.tools))
+
     # --- chats of several turns ---
 
     def tell(self, chat: Conversation, llm: LLM, turn: Turn, text: str) -> bool:
@@ -253,3 +282,50 @@ def answered(turn: Turn, answer: str | None, error: str = "there is no answer in
     turn.well_formed = answer is not None
     turn.action = Action(kind="invalid", error=error) if answer is None else Action(kind="answer", answer=answer)
     return answer
+
+
+# --- what is read in a reply ---
+
+
+def concluded(text: str) -> str | None:
+    """The text after the last "answer is" on its line, without its full stop; None if there is none."""
+    conclusions = _CONCLUDED.findall(text)
+    return (tidied(conclusions[-1]) or None) if conclusions else None
+
+
+def short(text: str, *labels: str) -> str | None:
+    """The first line that is not empty, without its label (by default `Answer:`); None if there is none."""
+    for line in text.splitlines():
+        for label in labels or ("Answer:",):
+            line = line.strip().removeprefix(label)
+        if line := tidied(line):
+            return line
+    return None
+
+
+def tidied(text: str) -> str:
+    """An answer without surrounding space, emphasis marks and quotes, and without a full stop."""
+    text = text.strip().strip("*").strip()
+    text = text.removesuffix(".").rstrip().strip("*")
+    for mark in ('"', "'", "`"):
+        if len(text) > 1 and text[0] == text[-1] == mark:
+            text = text[1:-1]
+    return text.strip()
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the first end of a sentence, including its stop; the whole text if there is none."""
+    ends = [at + len(end.rstrip()) for end in SENTENCE_ENDS if (at := text.strip().find(end)) >= 0]
+    return text.strip()[: min(ends)].strip() if ends else text.strip()
+
+
+def is_reasoning(sentence: str) -> bool:
+    """True if a sentence draws a conclusion or calculates, and states no new fact. IRCoT's code does not search for these."""
+    begins = sentence.lower().startswith(("thus ", "thus,", "so ", "so,", "that is,", "therefore", "hence"))
+    return begins or re.search(r"\d [+-] \d[\d,.]* = \d", sentence) is not None
+
+
+def last_line(text: str, label: str) -> str | None:
+    """The text after a label, from the last line that has the label; None if no line has it."""
+    contents = re.findall(rf"{re.escape(label)}[ \t]*(.*)", text)
+    return contents[-1].strip() if contents else None

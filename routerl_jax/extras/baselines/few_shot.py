@@ -15,8 +15,15 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
 from routerl_jax.data.trajectories import document_of
 from routerl_jax.extras.baselines.registry import baseline
-from routerl_jax.extras.baselines.worked import WORKED, WorkedExample
-from routerl_jax.extras.baselines.worked_pages import SIZE, WORKED_PAGES, PageLook, PageSearch, WorkedPages
+from routerl_jax.extras.baselines.worked import (
+    SIZE,
+    WORKED,
+    WORKED_PAGES,
+    PageLook,
+    PageSearch,
+    WorkedExample,
+    WorkedPages,
+)
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent

@@ -2,26 +2,7 @@
 
 from __future__ import annotations
 
-from routerl_jax.extras.baselines import (  # noqa: F401 - they register themselves
-    cogplanner,
-    compression,
-    cr_planner,
-    direct,
-    few_shot,
-    hipporag_reader,
-    ircot,
-    iter_retgen,
-    omnisearch,
-    react,
-    recomp,
-    replug,
-    search_o1,
-    self_ask,
-    skr,
-    sure,
-    universal_rag,
-    vanilla_rag,
-)
+from routerl_jax.extras.baselines import few_shot, rounds, routing, vanilla_rag  # noqa: F401 - they register themselves
 from routerl_jax.extras.baselines.registry import BASELINES
 
 __all__ = ["BASELINES"]

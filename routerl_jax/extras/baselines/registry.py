@@ -71,7 +71,11 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
       ValueError: there is no such baseline or field, or no knowledge base although one is needed.
     """
     registered: Any = BASELINES.get(name)
-    entry = registered if isinstance(registered, Entry) else _unregistered(name, registered)
+    entry = (
+        registered
+        if isinstance(registered, Entry)
+        else Entry(name=name, paper="", about="", searches="each", scores=False, make=registered)
+    )
     settings = dict(settings or {})
     parameters = () if isinstance(entry.make, type) else inspect.signature(entry.make).parameters
     arguments = {key: settings.pop(key) for key in list(settings) if key in parameters}
@@ -85,10 +89,6 @@ def baseline_agents(name: str, tools: Sequence[str], settings: Mapping[str, Any]
         agents = {f"{name}_{tool}": entry.make(tools=(tool,), **arguments) for tool in tools}
         agents[f"{name}_all"] = entry.make(tools=tuple(tools), **arguments)
     return {row: override(agent, settings, f"baseline {name!r}") for row, agent in agents.items()}
-
-
-def _unregistered(name: str, make: Callable[..., Agent]) -> Entry:
-    return Entry(name=name, paper="", about="", searches="each", scores=False, make=make)
 
 
 def listing() -> list[tuple[str, str, str, str]]:

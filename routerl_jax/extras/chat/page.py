@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from routerl_jax.agents.live import Progress
 from routerl_jax.core.packages import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
-from routerl_jax.extras.chat.history import Exchange
-from routerl_jax.extras.chat.session import Chat
+from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
 from routerl_jax.extras.policy_server.app import while_connected
 from routerl_jax.extras.viewer.app import STATIC, SecurityHeaders

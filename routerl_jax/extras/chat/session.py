@@ -6,7 +6,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple
 
 from routerl_jax.agents.live import OnProgress
@@ -14,8 +14,7 @@ from routerl_jax.agents.request import Request
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.chat.history import Exchange, with_history
-from routerl_jax.extras.policy_server.searcher import Searcher, open_searcher, warm_up
+from routerl_jax.extras.policy_server.answerer import Searcher, open_searcher, warm_up
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.images import ImageSource
@@ -23,6 +22,40 @@ from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_policy
 from routerl_jax.training.setup import build_mesh, make_engine
+
+# --- Puts earlier exchanges of a conversation before a question, as text. ---
+
+
+class Exchange(NamedTuple):
+    """A question and its answer."""
+
+    question: str
+    answer: str
+
+
+def with_history(question: str, earlier: Sequence[Exchange], tokens: Callable[[str], int], most: int) -> str:
+    """The question with the latest exchanges before it, as a text; the question alone if there are none.
+
+    An agent is asked one question at a time. The text repeats earlier questions and answers, so that
+    "and its capital?" can be understood.
+
+    Args:
+      tokens: number of tokens of a text.
+      most: tokens that the exchanges may take. The oldest that have no room are left out.
+    """
+    shown: list[str] = []
+    for exchange in reversed(earlier):
+        text = f"Q: {exchange.question}\nA: {exchange.answer}\n"
+        if tokens("".join([text, *shown])) > most:
+            break
+        shown.insert(0, text)
+    if not shown:
+        return question
+    return f"Earlier in this conversation:\n{''.join(shown)}\nThe question now: {question}"
+
+
+# --- The session behind `launch.chat`: a policy, the agent of a run and its knowledge bases. ---
+
 
 _EARLIER = 8  # questions with their answers that a chat model is reminded of
 

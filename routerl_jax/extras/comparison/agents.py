@@ -1,24 +1,31 @@
-"""Resolves a name of config.agents to the agents that are run on a benchmark."""
+"""Resolves a name of config.agents to the agents that are run on a benchmark, and opens their policies."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from flax import nnx
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.config import AgentConfig
-from routerl_jax.core.config import override
+from routerl_jax.core.config import naming, override
+from routerl_jax.engine.policy import Policy
 from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.models.lora import digest
 from routerl_jax.recipes.known import RECIPES
-from routerl_jax.training.load import load_config
-from routerl_jax.training.setup import build_recipe
+from routerl_jax.services.policy import ChatModel
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.load import load_config, load_policy
+from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, make_engine
 
 _PAPERS = {
     "mmsearch_r1": "2506.20670",
@@ -222,3 +229,51 @@ def _suggestion(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
 def file_name(name: str) -> str:
     """A name in the form of a file name."""
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "agent"
+
+
+@contextlib.contextmanager
+def open_policy(run: str, config: ComparisonConfig) -> Iterator[tuple[Policy, dict[str, Any]]]:
+    """Opens a policy, with its description.
+
+    The description identifies it: the model of the endpoint, or a digest of the weights. For a run it also has the `model` that
+    the run started from.
+
+    Args:
+      run: directory of the run whose policy it is; "": the policy of the configuration.
+
+    Raises:
+      ValueError: there is no policy, or it can't be used as the configuration says.
+    """
+    if not run and config.chat_model.model:
+        with naming("config.chat_model"):
+            endpoint = ChatModel(config.chat_model)
+        try:
+            yield endpoint, {"chat model": endpoint.about}
+        finally:
+            endpoint.end()
+        return
+    mesh = build_mesh(config.mesh)
+    if run:
+        directory = pathlib.Path(run).expanduser()
+        trained = load_config(directory)
+        model = load_policy(directory, trained, mesh)
+    else:
+        trained = TrainConfig(kind="sft", model=config.model, mesh=config.mesh, engine=config.engine)
+        model = build_policy(trained, mesh)
+    yield make_engine(trained, model), {**policy_names(run, config), "weights digest": digest(nnx.state(model))}
+
+
+def policy_names(run: str, config: ComparisonConfig) -> dict[str, str]:
+    """The part of a policy's description that says what it is called, without opening it."""
+    if run:
+        return {"name": run, "model": load_config(pathlib.Path(run).expanduser()).model.path}
+    return {} if config.chat_model.model else {"name": config.model.path}
+
+
+def check_policy(config: ComparisonConfig) -> None:
+    """Raises ValueError if the configuration names no policy."""
+    if not (config.model.path or config.model.architecture or config.chat_model.model):
+        raise ValueError(
+            "the agents need a policy: give config.model.path (a directory, hub id or packaged model), or "
+            "config.chat_model.model of an endpoint"
+        )

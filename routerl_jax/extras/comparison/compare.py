@@ -19,16 +19,30 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.readers import rows_left_out
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.comparison import captions, card, policies
-from routerl_jax.extras.comparison.agents import AgentRow, Inapplicable, agent_rows, check_settings, file_name
-from routerl_jax.extras.comparison.attempts import attempt_all, attempted, finished_attempts
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, NoData, located, with_knowledge
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison import captions, card
+from routerl_jax.extras.comparison.agents import (
+    AgentRow,
+    Inapplicable,
+    agent_rows,
+    check_policy,
+    check_settings,
+    file_name,
+    open_policy,
+    policy_names,
+)
+from routerl_jax.extras.comparison.attempts import (
+    attempt_all,
+    attempted,
+    finished_attempts,
+    paired_tests,
+    row_results,
+    row_scores,
+)
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, NoData, located, with_knowledge
 from routerl_jax.extras.comparison.captions import captioned
+from routerl_jax.extras.comparison.card import without_gold
 from routerl_jax.extras.comparison.config import ComparisonConfig
-from routerl_jax.extras.comparison.gold import without_gold
 from routerl_jax.extras.comparison.report import write_report
-from routerl_jax.extras.comparison.results import paired_tests, row_results, row_scores
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.services.judge import ModelJudge, open_judge, settings_that_count
 from routerl_jax.services.judge_checks import check_judge
@@ -117,7 +131,7 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     policy_cards = {}
     for run in dict.fromkeys(row.run for field in finished for row in field.rows):
         saved = read_json(output / "policies" / f"{_policy(run)}.json", _REMEDY)
-        policy_cards[_policy(run)] = policies.names(run, config) | saved
+        policy_cards[_policy(run)] = policy_names(run, config) | saved
     results = {
         "benchmarks": {field.name: _results(field, config, output, None, rewrite=False) for field in finished},
         "card": _card(finished, config, policy_cards, unfinished),
@@ -191,7 +205,7 @@ def _run_policy(
     Args:
       tools: open knowledge bases by a digest of their settings. Benchmarks with the same ones share them.
     """
-    with policies.open_policy(run, config) as (engine, description):
+    with open_policy(run, config) as (engine, description):
         weights = {key: value for key, value in description.items() if key not in ("name", "model")}
         check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
         for field in fields:
@@ -256,7 +270,7 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
             f"config.reference={config.reference!r} is no agent of this comparison: {', '.join(sorted(row_names))}"
         )
     if any(not row.run for field in fields for row in field.rows):
-        policies.check(config)
+        check_policy(config)
     return fields
 
 
@@ -298,9 +312,7 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
         return config.own[name]
     benchmark = BENCHMARKS.get(name)
     if not isinstance(benchmark, Benchmark):
-        raise ValueError(
-            f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.benchmark.Benchmark"
-        )
+        raise ValueError(f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.Benchmark")
     return benchmark
 
 

@@ -10,10 +10,10 @@ from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed,
 from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark
 from routerl_jax.extras.comparison.captions import CaptionConfig
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
+from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.training.config import (
     EngineConfig,

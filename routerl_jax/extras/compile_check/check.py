@@ -17,13 +17,11 @@ import jax
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.extras.compile_check.chips import chip_of
-from routerl_jax.extras.compile_check.hlo_collectives import kind_in, result_shapes
-from routerl_jax.extras.compile_check.hlo_costs import count
-from routerl_jax.extras.compile_check.hlo_text import Instruction, Module, parse
+from routerl_jax.extras.compile_check.chips import chip_of, compiler, hbm_gib, topology_devices
+from routerl_jax.extras.compile_check.hlo import Instruction, Module, parse
+from routerl_jax.extras.compile_check.hlo_costs import count, kind_in, result_shapes
 from routerl_jax.extras.compile_check.roofline import Estimate, estimate
 from routerl_jax.extras.compile_check.run_programs import PROGRAMS, Program, run_programs
-from routerl_jax.extras.compile_check.topology import compiler, hbm_gib, topology_devices
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import check_engine_devices, engine_mesh, learner_mesh

@@ -1,10 +1,17 @@
-"""Published peaks of accelerators, each with its source."""
+"""Chips: their published peaks, each with its source; and TPU slices that are not attached, to compile for."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import importlib.metadata
+import importlib.util
+import os
+import re
 from collections.abc import Sequence
 from typing import Any
+
+from routerl_jax.core.packages import install_hint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,50 +40,16 @@ class Chip:
 # The pages give the bandwidth of a chip, both directions together: one link in one direction has half of that, divided by the
 # number of links (4 or 6). A hop takes about a microsecond ("How to scale your model", jax-ml.github.io/scaling-book/sharding).
 _HOP = 1e-6
+_TPUS, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.com/en-us/data-center"
 CHIPS = {
-    "v5e": Chip(
-        name="v5e",
-        peak_flops=197e12,
-        memory_bandwidth=819e9,
-        link_bandwidth=400e9 / 2 / 4,
-        torus_axes=2,
-        hop_latency=_HOP,
-        source="https://docs.cloud.google.com/tpu/docs/v5e",
-    ),
-    "v5p": Chip(
-        name="v5p",
-        peak_flops=459e12,
-        memory_bandwidth=2765e9,
-        link_bandwidth=1200e9 / 2 / 6,
-        torus_axes=3,
-        hop_latency=_HOP,
-        source="https://docs.cloud.google.com/tpu/docs/v5p-training",
-    ),
-    "v6e": Chip(
-        name="v6e",
-        peak_flops=918e12,
-        memory_bandwidth=1600e9,
-        link_bandwidth=800e9 / 2 / 4,
-        torus_axes=2,
-        hop_latency=_HOP,
-        source="https://docs.cloud.google.com/tpu/docs/v6e",
-    ),
-    "H100": Chip(
-        name="H100",
-        peak_flops=989e12,
-        memory_bandwidth=3.35e12,
-        link_bandwidth=450e9,
-        torus_axes=0,
-        source="https://www.nvidia.com/en-us/data-center/h100 (SXM)",
-    ),
-    "H200": Chip(
-        name="H200",
-        peak_flops=989e12,
-        memory_bandwidth=4.8e12,
-        link_bandwidth=450e9,
-        torus_axes=0,
-        source="https://www.nvidia.com/en-us/data-center/h200 (SXM)",
-    ),
+    row[0]: Chip(**dict(zip((field.name for field in dataclasses.fields(Chip)), row, strict=True)))
+    for row in (
+        ("v5e", 197e12, 819e9, 400e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v5e"),
+        ("v5p", 459e12, 2765e9, 1200e9 / 2 / 6, 3, _HOP, f"{_TPUS}/v5p-training"),
+        ("v6e", 918e12, 1600e9, 800e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v6e"),
+        ("H100", 989e12, 3.35e12, 450e9, 0, 0.0, f"{_NVIDIA}/h100 (SXM)"),
+        ("H200", 989e12, 4.8e12, 450e9, 0, 0.0, f"{_NVIDIA}/h200 (SXM)"),
+    )
 }
 _KINDS = {  # jax.Device.device_kind
     "TPU v5 lite": "v5e",
@@ -113,3 +86,58 @@ def usable_links(chip: Chip, group: Sequence[Any], every: Sequence[Any]) -> int:
         closed = occupied == whole and (len(whole) == 16 if chip.torus_axes == 2 else len(whole) % 4 == 0)
         count += (2 if closed else 1) if len(occupied) > 1 else 0
     return max(count, 1)
+
+
+# --- slices that are not attached ---
+
+
+# GiB that a program may use on one device of each kind: the available memory that the TPU compiler of libtpu 0.0.52 reports
+# when a program does not fit. The chip has more, because the runtime keeps some. In a v4 topology, the two cores of a chip are
+# separate devices with half of its memory each.
+HBM_GIB = {
+    "TPU v4": 15.25,
+    "TPU v5 lite": 15.75,  # v5e
+    "TPU v5": 95.73,  # v5p
+    "TPU v6 lite": 31.24,  # v6e
+    "TPU7x": 94.74,
+}
+
+
+def topology_devices(name: str) -> list[Any]:
+    """The devices of a TPU slice, such as `v5e:16x16` or `v5p:4x4x4`, for compiling only.
+
+    Set JAX_PLATFORMS=cpu before JAX starts where no TPU is attached.
+
+    Raises:
+      ValueError: there is no such slice, or libtpu is not installed.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError(f"compiling for TPUs needs the libtpu wheel: run {install_hint('compile_check')}")
+    # Without these, libtpu asks a cloud machine's metadata server for its location, and waits.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except Exception as error:  # jaxlib raises its own types, by version
+        raise ValueError(
+            f"--topology={name}: the TPU compiler knows no such slice ({error}); examples: v4:2x2x2, v5e:16x16, v5p:4x4x4, "
+            f"v6e:16x16"
+        ) from error
+
+
+def compiler() -> str:
+    """Which TPU compiler and JAX this Python has, for reports. Says so if a TPU install of this JAX has another compiler."""
+    jax, libtpu = (importlib.metadata.version(package) for package in ("jax", "libtpu"))
+    asked = re.search(r"libtpu==([\d.*]+)", " ".join(importlib.metadata.requires("jax") or ()))
+    same = asked is None or fnmatch.fnmatch(f"{libtpu}.0", asked[1])
+    other = "" if same or asked is None else f", with which a TPU install has libtpu {asked[1]}"
+    return f"libtpu {libtpu}, jax {jax}{other}"
+
+
+def hbm_gib(device: Any) -> float:
+    """Memory of a device that programs can use, in GiB. Raises ValueError for a kind that is not in `HBM_GIB`."""
+    if device.device_kind not in HBM_GIB:
+        raise ValueError(f"memory of {device.device_kind!r} is unknown; known: {', '.join(HBM_GIB)}")
+    return HBM_GIB[device.device_kind]

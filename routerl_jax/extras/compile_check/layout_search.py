@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection
 from absl import logging
 
 from routerl_jax.extras.compile_check.check import ProgramReport, Report, check
-from routerl_jax.extras.compile_check.chips import CHIPS, chip_of
+from routerl_jax.extras.compile_check.chips import CHIPS, chip_of, topology_devices
 from routerl_jax.extras.compile_check.roofline import Estimate
 from routerl_jax.extras.compile_check.run_programs import sequences_of_step
-from routerl_jax.extras.compile_check.topology import topology_devices
 from routerl_jax.models.published import architecture_of
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.setup import check_engine_devices, random_architecture

@@ -1,121 +1,75 @@
-"""One attempt at a question by a language model, in R1-Router's chats (arXiv 2505.22095, appendix A.2, equations 14 to 17)."""
+"""Attempts at golden trajectories: by a language model in R1-Router's chats (arXiv 2505.22095, appendix A.2, equations 14 to
+17), or from the gold paths of data sets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, Literal
+import re
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between
-from routerl_jax.core.types import Action, Example, Message, Query
-from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, Step, document_of
-from routerl_jax.extras.curation.golden_config import ACCURACY, AttemptConfig
-from routerl_jax.extras.curation.services import Services
-from routerl_jax.extras.curation.shots import Kind, shots
+from routerl_jax.core.checked import (
+    Count,
+    NonNegative,
+    Size,
+    checked,
+)
+from routerl_jax.core.types import Action, Call, Example, Message, Passage, Query
+from routerl_jax.data.gold_paths import GoldHop, gold_path
+from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, document_of
+from routerl_jax.extras.curation.job import Attempt, AttemptFailed, Services, model_reply
 from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.rewards import final_accuracy
 from routerl_jax.recipes.r1_router.steps import History, StepPrompt, StepProtocol
 from routerl_jax.rewards.metrics import ANSWER_METRICS
+from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.rewards.ranges import accepted_answers
 from routerl_jax.services.schemas import without_thinking
 
-Outcome = Literal[
-    "accepted",
-    "wrong answer",
-    "unreadable route",
-    "unreadable answer",
-    "too few searches",
-    "no gold path",
-    "gold passage not found",
-    "model failed",
-    "search failed",
-    "refused",
-    "unreadable turn",
-    "out of form",
-    "too long",
-    "no picture",
-    "not shown",
-    "unreadable reply",
-    "answer without the concept",
-    "no question word",
-    "given away",
-    "not as one would ask",
-    "unknown kind",
-    "empty reply",
-    "no thought",
-    "no action",
-    "several actions",
-    "unreadable box",
-    "refused box",
-    "look before a page",
-    "answer before a search",
-    "no answer",
-    "too few steps",
-    "unreadable verdict",
-    "judge failed",
-]
-# Outcomes that say nothing about the question. It is tried again.
-FAILED: tuple[Outcome, ...] = ("model failed", "search failed", "judge failed")
+# --- attempts of a language model ---
 
 
-@dataclasses.dataclass(kw_only=True)
-class Attempt:
-    """The result of an attempt, and its cost.
-
-    Attributes:
-      detail: what could not be read or reached, in one line.
-      answer: the model's final answer; "" if it gave none.
-      steps: the steps of the trajectory. The final one has the accepted answers of the data set.
-      replies: the model's reply in each chat.
-      prompt_tokens, tokens: number of tokens read and written, if the model's server counts them.
-    """
-
-    outcome: Outcome = "accepted"
-    detail: str = ""
-    answer: str = ""
-    steps: list[Step] = dataclasses.field(default_factory=list)
-    replies: list[str] = dataclasses.field(default_factory=list)
-    searches: int = 0
-    prompt_tokens: int = 0
-    tokens: int = 0
-
-    def record(self) -> dict[str, Any]:
-        """All fields except the steps, and the number of replies; JSON-serialisable."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "steps"}
-        return {"calls": len(self.replies), **fields}
-
-    @property
-    def subquestions(self) -> int:
-        """Number of sub-questions that were answered."""
-        return sum(isinstance(step, AnswerStep) for step in self.steps)
+ACCURACY = "accuracy"  # recipes.r1_router.rewards.final_accuracy, the paper's
 
 
-class AttemptFailed(Exception):
-    """Ends an attempt that can't go on, with its outcome."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class AttemptConfig:
+    """How the language model works on a question, and when its answer is right. Other values make another job."""
 
-    def __init__(self, outcome: Outcome, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome: Outcome = outcome
+    max_searches: Size = 3  # most sub-questions (n of equation 2)
+    min_searches: Count = 0  # fewest sub-questions; attempts with fewer are rejected
+    k: Size = 5  # passages per search
+    candidates: Size = 1  # most retrievers that a sub-question may name; all are searched, and all count as gold
+    attempts: Size = 4  # per question: until one is right (keep="first"), or always so many (keep="shortest")
+    # which right attempt is kept: the first, or the one with the fewest sub-questions
+    keep: Literal["first", "shortest"] = "first"
+    shots: Count = 4  # most worked examples before each chat (curation.attempts); the paper has 8
+    retries: Count = 2  # further requests if a reply can't be read
+    temperature: NonNegative = 1.0  # temperature of the sampling of replies
+    max_tokens: Size = 2048  # most tokens of a reply
+    max_document: Count = 2000  # most characters of a document that are shown and written; 0: all
+    sees: tuple[str, ...] = ("text_image",)  # knowledge bases that also get the question's picture
+    metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
+    normalizer: str = "vqa"  # rewards.normalize.NORMALIZERS
 
-
-async def model_reply(
-    services: Services,
-    conversation: Sequence[Message],
-    attempt: Attempt,
-    *,
-    max_tokens: int,
-    temperature: float,
-    sample: int,
-) -> str:
-    """The model's reply, which is also added to its attempt. Raises AttemptFailed if the model failed."""
-    reply = await services.ask(conversation, max_tokens=max_tokens, temperature=temperature, sample=sample)
-    attempt.prompt_tokens += reply.prompt_tokens
-    attempt.tokens += reply.tokens
-    attempt.replies.append(reply.text)
-    if reply.error is not None:
-        raise AttemptFailed("model failed", reply.error)
-    return reply.text
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_searches <= self.max_searches:
+            raise ValueError(
+                f"config.attempt.min_searches={self.min_searches} must be in [0, max_searches={self.max_searches}]"
+            )
+        if self.attempts > 1 and self.temperature == 0:
+            raise ValueError(
+                f"config.attempt.temperature=0.0: all {self.attempts} attempts would be the same; set attempts=1, or a "
+                "temperature"
+            )
+        if self.metric not in (ACCURACY, *ANSWER_METRICS):
+            metrics = ", ".join((ACCURACY, *ANSWER_METRICS))
+            raise ValueError(f"config.attempt.metric={self.metric!r}: known are {metrics}")
+        NORMALIZERS.get(self.normalizer)  # raises ValueError that lists them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -261,3 +215,190 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
 def prompt_fields(prompt: StepPrompt, example: Example) -> dict[str, str]:
     """A prompt as a trajectory's step keeps it: `system`, and `problem` with one mark `<image>` (as released) per picture."""
     return {"system": prompt.system, "problem": prompt.user + "<image>" * len(example.images)}
+
+
+# --- worked examples before the real chat: the paper has eight per kind of question (appendix A.4), these are ours ---
+
+
+Kind = Literal["route", "answer", "final"]
+
+_CHURCH = "In which year was the architect of the Sagrada Família born?"
+_WHO = ("Who designed the Sagrada Família?", "Antoni Gaudí designed the Sagrada Família.")
+_WHEN = ("When was Antoni Gaudí born?", "Antoni Gaudí was born on 25 June 1852.")
+_GAMES = "Which country won the most gold medals at the 2006 Winter Olympics?"
+_MEDALS = (
+    "How many gold medals did each country win at the 2006 Winter Olympics?",
+    "Germany won 11, the United States and Austria 9 each.",
+)
+_MOUNTAIN = "How high is the mountain in this picture?"
+
+# Question, sub-questions answered so far, thought, sub-question, knowledge base.
+_ROUTES = (
+    (_CHURCH, (), "I need the architect before I can ask for a year of birth.", _WHO[0], "text"),
+    (_GAMES, (_MEDALS,), "Germany has the most, so nothing is missing.", NO_TOOL, NO_TOOL),
+    (_MOUNTAIN, (), "Which mountain it is can only be seen.", "Which mountain is in the picture?", "text_image"),
+    (_GAMES, (), "Medals are counted in tables.", _MEDALS[0], "table"),
+    (_CHURCH, (_WHO,), "It was Gaudí. His year of birth is missing.", _WHEN[0], "text"),
+    (_CHURCH, (_WHO, _WHEN), "The year is known.", NO_TOOL, NO_TOOL),
+)
+# Sub-question, knowledge base, documents found, thought, answer.
+_ANSWERS = (
+    (
+        _WHO[0],
+        "text",
+        (
+            "Sagrada Família: a basilica in Barcelona after the design of Antoni Gaudí.",
+            "Barcelona: a city on the coast of Spain.",
+        ),
+        "The first finding names the architect.",
+        _WHO[1],
+    ),
+    (
+        _MEDALS[0],
+        "table",
+        ("2006 Winter Olympics medal table: Germany, gold 11; United States, gold 9; Austria, gold 9",),
+        "The table lists them.",
+        _MEDALS[1],
+    ),
+)
+# Question, answered sub-questions, thought, answer.
+_FINALS = (
+    (_CHURCH, (_WHO, _WHEN), "The architect was Gaudí, born in 1852.", "1852"),
+    (_GAMES, (_MEDALS,), "11 is more than 9.", "Germany"),
+)
+
+
+def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
+    """Up to `most` worked chats of a kind, as messages. Chats about knowledge bases that the protocol lacks are left out."""
+    tools = (*protocol.tools, NO_TOOL)
+    if kind == "route":
+        routes = [route for route in _ROUTES if route[4] in tools][:most]
+        return _messages(
+            [(protocol.route(q, history), protocol.write_route(t, sub, kb)) for q, history, t, sub, kb in routes]
+        )
+    if kind == "answer":
+        label = protocol.label
+        return _messages(
+            [
+                (
+                    protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in documents]),
+                    protocol.write_answer(thought, answer),
+                )
+                for sub, kb, documents, thought, answer in _ANSWERS[:most]
+                if kb in tools
+            ]
+        )
+    return _messages(
+        [
+            (protocol.final(q, history), protocol.write_answer(thought, answer))
+            for q, history, thought, answer in _FINALS[:most]
+        ]
+    )
+
+
+def _messages(worked: Sequence[tuple[StepPrompt, str]]) -> list[Message]:
+    return [
+        message
+        for prompt, reply in worked
+        for message in (
+            Message(role="user", content=prompt.user.rstrip("\n")),
+            Message(role="assistant", content=reply),
+        )
+    ]
+
+
+# --- attempts without a language model ---
+
+
+_SHORTEST = 3  # fewest characters of an answer that is looked for in a passage: shorter ones occur everywhere
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """Replaces `attempts.Teacher` for questions whose data sets say how they are answered.
+
+    The sub-questions are those of the gold path (data.gold_paths), the answers are its values, and the documents are what the
+    knowledge base returns. Some data sets give no path, or only the passage of a path of one hop. Then, if `default_kbs` has
+    the data set, the question itself is searched for, and the documents must state an accepted answer. Nothing is guessed: if a
+    search misses its passage, the attempt is rejected.
+
+    Attributes:
+      protocol: writes the prompts.
+      default_kbs: by data set, the knowledge base that answers its questions if the gold path names none.
+    """
+
+    protocol: StepProtocol
+    config: AttemptConfig
+    services: Services
+    default_kbs: Mapping[str, str]
+
+    async def attempt(self, example: Example, number: int) -> Attempt:
+        """The gold path of a question as an attempt. `number` makes no difference."""
+        attempt = Attempt()
+        try:
+            history = await self._gather(example, attempt)
+        except AttemptFailed as reason:
+            attempt.outcome, attempt.detail = reason.outcome, str(reason)
+            return attempt
+        attempt.answer = example.answers[0]
+        prompt = self.protocol.final(example.question, history)
+        attempt.steps.append(FinalStep(answers=example.answers, **prompt_fields(prompt, example)))
+        return attempt
+
+    async def _gather(self, example: Example, attempt: Attempt) -> list[tuple[str, str]]:
+        history: list[tuple[str, str]] = []
+        path = self._path(example)
+        if not self.config.min_searches <= len(path) <= self.config.max_searches:
+            raise AttemptFailed("no gold path", f"its path has {len(path)} sub-questions")
+        for hop in path:
+            prompt = self.protocol.route(example.question, history)
+            label = self.protocol.label(hop.kb)
+            attempt.steps.append(RouteStep(query=hop.query, retrievers=(label,), **prompt_fields(prompt, example)))
+            passages = await self._search(hop, example, attempt)
+            documents = tuple(document_of(hop.kb, passage, self.config.max_document) for passage in passages)
+            values = (hop.value,) if hop.value else example.answers
+            value = hop.value or _stated(values, documents)
+            located = hop.value or hop.passage_id or hop.title
+            if not value or (located and not hop.found_in(passages)):
+                raise AttemptFailed("gold passage not found", f"{hop.kb}: {hop.query}")
+            if _stated(values, passages) and not _stated(values, documents):
+                raise AttemptFailed(
+                    "gold passage not found", f"{hop.kb}: {hop.query}: it is cut before the answer (max_document)"
+                )
+            prompt = self.protocol.answer(hop.query, documents)
+            attempt.steps.append(AnswerStep(answer=value, documents=documents, **prompt_fields(prompt, example)))
+            history.append((hop.query, value))
+        if len(history) < self.config.max_searches:
+            prompt = self.protocol.route(example.question, history)
+            attempt.steps.append(RouteStep(query=NONE, retrievers=(NONE,), **prompt_fields(prompt, example)))
+        return history
+
+    def _path(self, example: Example) -> list[GoldHop]:
+        """The hops of a question, each with its knowledge base and sub-question."""
+        default = self.default_kbs.get(str(example.metadata.get("dataset", "")), "")
+        path = gold_path(example)
+        if default and (path is None or (len(path) == 1 and not path[0].query)):  # at most the passage is known
+            return [dataclasses.replace(*(path or [GoldHop()]), query=example.question, kb=default)]
+        hops = [dataclasses.replace(hop, kb=hop.kb or default) for hop in path or ()]
+        if path is None or any(not hop.query or hop.kb not in self.protocol.tools for hop in hops):
+            raise AttemptFailed("no gold path", "its data set does not say what to ask, or of which knowledge base")
+        return hops
+
+    async def _search(self, hop: GoldHop, example: Example, attempt: Attempt) -> tuple[Passage, ...]:
+        attempt.searches += 1
+        query = with_picture(hop.query, example.images) if hop.kb in self.config.sees else hop.query
+        call: Call = await self.services.search(hop.kb, query, self.config.k)
+        if call.error is not None:
+            raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
+        return call.passages
+
+
+def _stated(answers: Sequence[str], passages: Sequence[Passage | Document]) -> str:
+    """The first accepted answer that a passage states in whole words; "" if there is none. Yes and no are never looked for."""
+    for answer in answers:
+        if answer.strip().lower() in ("yes", "no"):
+            continue
+        pattern = re.compile(rf"(?<!\w){re.escape(answer.strip())}(?!\w)", re.IGNORECASE)
+        if len(answer.strip()) >= _SHORTEST and any(pattern.search(passage.text) for passage in passages):
+            return answer.strip()
+    return ""

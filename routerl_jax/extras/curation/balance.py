@@ -22,15 +22,46 @@ from typing import Any, Literal
 from routerl_jax.core.checked import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Example
-from routerl_jax.extras.curation.job import begin
+from routerl_jax.extras.curation.job import begin, write_report
 from routerl_jax.extras.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
-from routerl_jax.extras.curation.report import write_report
 from routerl_jax.extras.curation.rollouts import Attempt, Rounds
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.load import load_config
+from routerl_jax.training.setup import build_recipe
+
+
+def open_run(workdir: pathlib.Path, step: int) -> tuple[TrainConfig, MMSearchAgent, dict[str, Any]]:
+    """A run's configuration, its agent, and the settings that attempts depend on (JSON-serialisable). Loads no weights.
+
+    Args:
+      step: step of a checkpoint; 0: the finished policy.
+
+    Raises:
+      ValueError: there is no run, it has another recipe, or its policy is not finished. The message names config.policy or
+        config.step.
+    """
+    try:
+        config = load_config(workdir)
+    except ValueError as error:
+        raise ValueError(f"config.policy={str(workdir)!r}: {error}") from error
+    agent = build_recipe(config).agent
+    if not isinstance(agent, MMSearchAgent):
+        raise ValueError(
+            f"config.policy={str(workdir)!r}: its config.recipe is {config.recipe!r}; give a run of recipe 'mmsearch_r1'"
+        )
+    if not step and not (workdir / "policy" / "config.json").is_file():
+        raise ValueError(
+            f"config.step=0: {workdir} has no finished policy; wait for its end, or give the step of a checkpoint"
+        )
+    parts = ("seed", "recipe", "model", "agent", "knowledge", "rollout")
+    made_of = {"policy": str(workdir.resolve()), **{key: dataclasses.asdict(config)[key] for key in parts}}
+    return config, agent, {**made_of, "max_length": config.engine.max_length}
+
 
 FREE, REQUIRED, UNSOLVED = "search_free", "search_required", "unsolved"
 KINDS = (FREE, "image", "text", "mixed")
@@ -237,7 +268,8 @@ def _search_needs(
                 results[record["id"]] = search_need(record, image_tool), record
                 attempts += len(record["correct"])
                 failed += record["failed_searches"]
-            bar.set_postfix_str(_listed(collections.Counter(result.kind for result, _ in results.values())))
+            kinds = collections.Counter(result.kind for result, _ in results.values())
+            bar.set_postfix_str(", ".join(f"{count} {kind}" for kind, count in kinds.items()))
     return results, attempts, failed
 
 
@@ -284,7 +316,3 @@ def _by_dataset(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {
         name: {kind: by_kind[kind] for kind in (*KINDS, UNSOLVED) if by_kind[kind]} for name, by_kind in counts.items()
     }
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items())

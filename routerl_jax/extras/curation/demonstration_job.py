@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import pathlib
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -14,22 +12,16 @@ from typing import Any, Protocol, TypeVar
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
-from routerl_jax.core.journal import Journal
 from routerl_jax.core.types import Example
-from routerl_jax.extras.curation.attempts import FAILED
-from routerl_jax.extras.curation.job import begin, book_all, unfinished
+from routerl_jax.extras.curation.job import FAILED, Job, Record, Result
 from routerl_jax.extras.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.services.background import shared_loop
 from routerl_jax.training.sections import KnowledgeConfig
 
 Made = TypeVar("Made")  # a demonstration
-Result = TypeVar("Result")
-Record = Mapping[str, Any]  # of a question
 Demonstrate = Callable[[Question], Awaitable[dict[str, Any]]]
 
 
@@ -126,68 +118,48 @@ async def best_of(
     }
 
 
-def run_job(
+def run_demonstrations(
     config: DemonstrationConfig,
-    workdir: pathlib.Path,
+    job: Mapping[str, Any],
     prompts: Sequence[str],
-    outputs: Sequence[str],
     demonstrating: Callable[[], AbstractContextManager[Demonstrate]],
     write: Callable[[Sequence[Record], Sequence[Record], float], Result],
     *,
-    doing: str,
     overwrite: bool,
     progress: bool,
 ) -> Result:
     """Has the questions of `config.data` demonstrated, and writes the results. After a kill, the same call continues.
 
     Args:
+      job: `workdir`, `outputs` and `doing` of the `Job`.
       prompts: the prompts of the models. Other wordings in a later version make another job.
-      outputs: names of the job's files and directories. The first is the journal of its records.
-      demonstrating: opens models and knowledge bases, and returns a function that makes a question's record (`best_of`). It is
-        not called if nothing is left to do.
+      demonstrating: opens models and knowledge bases, and gives a function that makes a question's record (`best_of`).
       write: writes the files and returns the report. Its arguments are all records, the last record of each tried question in
         the order of the questions, and the seconds of this session.
-      doing: label of the progress bar.
-      overwrite: delete the files of a job with other settings in `workdir`.
 
     Raises:
-      ValueError: `workdir` holds a job with other settings, another process uses it, the data can't be used, or too many
-        questions failed in a row.
+      ValueError: as `Job.run`, or the data can't be used.
     """
-    started = time.monotonic()
     questions = all_questions(config.data, config.seed)
-    with directory_lock(workdir):
-        identity = {
+
+    def write_in_order(records: Sequence[Record], seconds: float) -> Result:
+        last = {record["id"]: record for record in records}
+        in_order = [last[question.example.id] for question in questions if question.example.id in last]
+        return write(records, in_order, seconds)
+
+    return Job(
+        items=within(questions, config.questions),
+        name=lambda question: question.example.id,
+        unit="question",
+        identity={
             **config.decisive(),
             "questions": digest_of(question.example for question in questions),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16],
-        }
-        begin(identity, workdir, overwrite, outputs)
-        journal = Journal(workdir / outputs[0])
-        try:
-            tried = within(questions, config.questions)
-            if unfinished(journal, tried, _id, FAILED):
-                with demonstrating() as demonstrate:
-                    shared_loop().run(
-                        book_all(
-                            journal,
-                            tried,
-                            demonstrate,
-                            _id,
-                            FAILED,
-                            concurrency=config.concurrency,
-                            patience=config.patience,
-                            doing=doing,
-                            unit="question",
-                            progress=progress,
-                        )
-                    )
-        finally:
-            journal.close()
-        records = list(journal.read())
-        last = {record["id"]: record for record in records}
-        in_order = [last[question.example.id] for question in questions if question.example.id in last]
-        return write(records, in_order, time.monotonic() - started)
+        },
+        concurrency=config.concurrency,
+        patience=config.patience,
+        **job,
+    ).run(demonstrating, write_in_order, overwrite=overwrite, progress=progress)
 
 
 def load_student(path: str) -> Decoder:
@@ -201,7 +173,3 @@ def load_student(path: str) -> Decoder:
     if not isinstance(model, Decoder) or model.tokenizer is None:
         raise ValueError(f"config.student={path!r} is no policy with a tokenizer")
     return model
-
-
-def _id(question: Question) -> str:
-    return question.example.id

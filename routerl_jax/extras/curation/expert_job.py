@@ -13,33 +13,135 @@ WORKDIR/report.json, report.md     written when the job ends
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import RecordedRounds, message_row
 from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.extras.curation import experts
-from routerl_jax.extras.curation.demonstration_job import Demonstrate, Record, best_of, load_student, run_job
-from routerl_jax.extras.curation.expert_attempt import Experts
-from routerl_jax.extras.curation.expert_config import ExpertJobConfig
-from routerl_jax.extras.curation.expert_report import ExpertsReport, actions_of, make_report, steps_of
-from routerl_jax.extras.curation.golden_balance import within_share
-from routerl_jax.extras.curation.replies import ReplyFile
-from routerl_jax.extras.curation.services import Batches, Services
+from routerl_jax.extras.curation.demonstration_job import Demonstrate, best_of, load_student, run_demonstrations
+from routerl_jax.extras.curation.experts import ExpertJobConfig, Experts
+from routerl_jax.extras.curation.job import Batches, ModelUse, Record, ReplyFile, Report, Services, listed, within_share
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.background import in_thread
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cached import CachedModel
-from routerl_jax.services.judge import ModelJudge, open_judge
+from routerl_jax.services.judge import open_judge
 from routerl_jax.training.setup import bound_pictures
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsReport(Report):
+    """Numbers of trajectories, and their cost. `model` and `use` are the planner's.
+
+    Attributes:
+      tried, accepted, written: number of questions by data set. The written ones are the accepted ones that balancing keeps.
+      reasons: number of questions without a trajectory, by the outcome of their last attempt.
+      unusable: number of replies that could not be used, by expert and reason, even if a later reply could be used.
+      steps, actions: number of written trajectories by their number of steps, and by their sequence of actions.
+      accepted_steps, accepted_actions: the same for all accepted trajectories.
+      grounder, grounder_use: model and use of the grounder.
+    """
+
+    tried: Mapping[str, int]
+    accepted: Mapping[str, int]
+    written: Mapping[str, int]
+    reasons: Mapping[str, int]
+    unusable: Mapping[str, int]
+    steps: Mapping[int, int]
+    actions: Mapping[str, int]
+    accepted_steps: Mapping[int, int]
+    accepted_actions: Mapping[str, int]
+    grounder: str
+    grounder_use: ModelUse
+    searches: int
+
+    def __str__(self) -> str:
+        lines = ["| data set | tried | accepted | written |", "|---|---|---|---|"]
+        for name, count in self.tried.items():
+            lines.append(f"| {name} | {count:,} | {self.accepted.get(name, 0):,} | {self.written.get(name, 0):,} |")
+        lines += ["", "| steps | accepted | written |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {count:,} | {self.steps.get(name, 0):,} |" for name, count in self.accepted_steps.items()
+        ]
+        lines += ["", "| actions | accepted | written |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {count:,} | {self.actions.get(name, 0):,} |" for name, count in self.accepted_actions.items()
+        ]
+        return "\n".join(
+            [
+                *lines,
+                "",
+                f"- not accepted because of: {listed(self.reasons)}",
+                f"- replies that could not be used: {listed(self.unusable)}",
+                f"- planner {self.model}: {self.use}",
+                f"- grounder {self.grounder}: {self.grounder_use}",
+                f"- {self.searches:,} searches; {self.seconds:,.0f} s in this session",
+            ]
+        )
+
+
+def make_report(
+    config: ExpertJobConfig,
+    records: Sequence[Mapping[str, Any]],
+    tried: Sequence[Mapping[str, Any]],
+    written: Sequence[Mapping[str, Any]],
+    seconds: float,
+) -> ExpertsReport:
+    """Counts the records of a job.
+
+    Args:
+      records: all records of the journal; the cost is over all of them.
+      tried: the last record of each question.
+      written: the records whose trajectories are in the file.
+    """
+    attempts = [attempt for record in records for attempt in record["attempts"]]
+    accepted = [record for record in tried if record["row"] is not None]
+    return ExpertsReport(
+        model=config.planner.model,
+        use=ModelUse.counted(attempts, config.read_price, config.write_price),
+        seconds=round(seconds, 1),
+        tried=_frequent(record["dataset"] for record in tried),
+        accepted=_frequent(record["dataset"] for record in accepted),
+        written=_frequent(record["dataset"] for record in written),
+        reasons=_frequent(record["outcome"] for record in tried if record["row"] is None),
+        unusable=_frequent(reason for attempt in attempts for reason in attempt["unusable"]),
+        steps=_by_steps(written),
+        actions=_frequent(map(actions_of, written)),
+        accepted_steps=_by_steps(accepted),
+        accepted_actions=_frequent(map(actions_of, accepted)),
+        grounder=config.grounder.model,
+        grounder_use=ModelUse.counted((attempt["grounder"] for attempt in attempts), 0.0, 0.0),
+        searches=sum(attempt["searches"] for attempt in attempts),
+    )
+
+
+def steps_of(record: Mapping[str, Any]) -> int:
+    """Number of steps of an accepted trajectory, including the answer."""
+    return len(record["attempts"][-1]["actions"])
+
+
+def actions_of(record: Mapping[str, Any]) -> str:
+    """Actions of an accepted trajectory, such as "search > look > answer"."""
+    return " > ".join(record["attempts"][-1]["actions"])
+
+
+def _by_steps(records: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+    return dict(sorted(collections.Counter(map(steps_of, records)).items()))
+
+
+def _frequent(items: Iterable[Any]) -> dict[Any, int]:
+    return dict(collections.Counter(items).most_common())
+
 
 _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
 
@@ -75,14 +177,12 @@ def demonstrate(
         too many questions failed in a row.
     """
     agent = config.build_agent()
-    return run_job(
+    return run_demonstrations(
         config,
-        workdir,
+        {"workdir": workdir, "outputs": _MADE, "doing": "showing"},
         _prompts(agent, config),
-        _MADE,
         lambda: _demonstrating(config, workdir, agent, student, open_services),
         functools.partial(_write, config, workdir),
-        doing="showing",
         overwrite=overwrite,
         progress=progress,
     )
@@ -107,7 +207,7 @@ def _demonstrating(
         config=config,
         planner=Services(planner, opened.tools, config.search_timeout),
         grounder=Services(grounder, {}, config.search_timeout),
-        judge=Batches(functools.partial(_verdicts, judge)) if judge else None,
+        judge=Batches(lambda episodes: in_thread(lambda: judge(episodes), "judge")) if judge else None,
     )
     pictures = PictureFiles(workdir)
     task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
@@ -121,10 +221,6 @@ def _demonstrating(
         for service in (planner, grounder, judge):
             if service is not None:
                 service.close()  # also closes the file of replies
-
-
-async def _verdicts(judge: ModelJudge, episodes: Sequence[Episode]) -> list[Verdict]:
-    return await in_thread(lambda: judge(episodes), "judge")
 
 
 def _student(config: ExpertJobConfig) -> VisionLanguageModel:

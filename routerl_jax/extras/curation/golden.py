@@ -11,40 +11,295 @@ WORKDIR/train.jsonl, validation.jsonl, report.json, report.md    written when th
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.journal import Journal
-from routerl_jax.core.progress import Bar
+from routerl_jax.core.checked import (
+    Amount,
+    BelowOne,
+    Count,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Seed,
+    Size,
+    checked,
+)
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import gold_path
 from routerl_jax.data.readers import in_turns
 from routerl_jax.data.trajectories import (
+    RouteStep,
     Trajectory,
+    summarize_trajectories,
     trajectory_of,
     trajectory_row,
     write_trajectories,
 )
-from routerl_jax.extras.curation.annotations import Annotations
-from routerl_jax.extras.curation.attempts import FAILED, Attempt, Teacher
-from routerl_jax.extras.curation.golden_balance import balanced, split
-from routerl_jax.extras.curation.golden_config import ConstructConfig
-from routerl_jax.extras.curation.golden_report import ConstructReport, make_report
-from routerl_jax.extras.curation.job import begin, work_through
+from routerl_jax.extras.curation.attempts import Annotations, AttemptConfig, Kind, Teacher, shots
+from routerl_jax.extras.curation.job import (
+    FAILED,
+    Attempt,
+    Job,
+    ModelUse,
+    Record,
+    Report,
+    Services,
+    Tally,
+    Work,
+    listed,
+    within_share,
+)
 from routerl_jax.extras.curation.questions import IMAGES, Question, all_questions, digest_of, save_picture, within
-from routerl_jax.extras.curation.services import Services
-from routerl_jax.extras.curation.shots import Kind, shots
-from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.r1_router.steps import StepProtocol
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.base import ChatModel, conversation_json
+from routerl_jax.services.config import ChatModelConfig
+from routerl_jax.training.sections import KnowledgeConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class AmountConfig:
+    """How much is made, and how much of it goes into the files. A job may be continued with other values."""
+
+    questions: Amount = -1  # most questions that are tried per data set; -1: all
+    per_dataset: Size = 1000  # most trajectories per data set; then no more of its questions are tried
+    dataset_ratio: NonNegative = 2.0  # most trajectories of a data set, relative to the smallest one; 0: no limit
+    at_least: Count = 100  # a data set keeps so many trajectories, if it has them, whatever the ratio
+    pattern_share: PositiveFraction = 1.0  # largest share of a data set's trajectories with one sequence of retrievers
+    validation: BelowOne = 0.2  # share of each data set's trajectories that goes to validation.jsonl
+    concurrency: Size = 32  # questions in progress at once
+    patience: Size = 20  # the job stops after so many failed questions in a row
+    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
+    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
+    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
+
+    def __post_init__(self) -> None:
+        if self.dataset_ratio and self.dataset_ratio < 1:
+            raise ValueError(f"config.amount.dataset_ratio={self.dataset_ratio} must be at least 1, or 0 for any")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ConstructConfig:
+    """A job that makes golden trajectories."""
+
+    job: Literal["golden"] = "golden"  # the job that this configuration is for
+    data: str = ""  # questions, as data.readers.open_dataset takes them; several are separated by commas
+    # model: a language model answers the questions; annotations: the data sets say how they are answered (data.gold_paths)
+    teacher: Literal["model", "annotations"] = "model"
+    llm: ChatModelConfig = dataclasses.field(default_factory=ChatModelConfig)  # the language model
+    # annotations: the knowledge base that answers a data set's questions if gold paths name none: DATASET=NAME,DATASET=NAME
+    default_kb: str = ""
+    # the knowledge bases, by name
+    knowledge: Mapping[str, KnowledgeConfig] = dataclasses.field(default_factory=dict)
+    attempt: AttemptConfig = AttemptConfig()
+    amount: AmountConfig = AmountConfig()
+    seed: Seed = 0  # seed of the order in which questions are tried
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise ValueError("config.data is not set: name the questions (--config.data=FILE,FILE; docs/data.md)")
+        if not self.knowledge:
+            raise ValueError("config.knowledge is empty: name at least one knowledge base")
+        for dataset, name in self.default_kbs.items():
+            if name not in self.knowledge:
+                raise ValueError(
+                    f"config.default_kb={self.default_kb!r}: {name!r} (of {dataset!r}) is no knowledge base of the job: "
+                    f"{', '.join(self.knowledge)}"
+                )
+
+    @property
+    def default_kbs(self) -> dict[str, str]:
+        """`default_kb` by data set."""
+        parts = [part.strip().partition("=") for part in self.default_kb.split(",") if part.strip()]
+        return {dataset.strip(): name.strip() for dataset, _, name in parts}
+
+    def decisive(self) -> dict[str, Any]:
+        """The settings that attempts depend on, besides the questions. Other values make another job."""
+        model = dataclasses.asdict(self.llm)
+        by_model = {"llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}}
+        return {
+            "seed": self.seed,
+            **(by_model if self.teacher == "model" else {"default_kb": self.default_kb}),
+            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+            "attempt": dataclasses.asdict(self.attempt),
+        }
+
+
+Found = tuple[str, Trajectory]  # data set, trajectory
+
+
+def pattern_of(trajectory: Trajectory) -> str:
+    """The retrievers of a trajectory in order, such as "text retriever > table retriever > none"."""
+    return " > ".join("+".join(step.retrievers) for step in trajectory.steps if isinstance(step, RouteStep))
+
+
+def balanced(trajectories: Sequence[Found], amount: AmountConfig) -> dict[str, list[Trajectory]]:
+    """The trajectories that `per_dataset`, `pattern_share` and `dataset_ratio` allow, by data set; the first ones of each.
+
+    What `dataset_ratio` removes is logged as a warning.
+    """
+    by_dataset: dict[str, list[Trajectory]] = {}
+    for dataset, trajectory in trajectories:
+        by_dataset.setdefault(dataset, []).append(trajectory)
+    by_dataset = {
+        name: within_share(items[: amount.per_dataset], amount.pattern_share, pattern_of)
+        for name, items in by_dataset.items()
+    }
+    if amount.dataset_ratio and by_dataset:
+        fewest = min(by_dataset, key=lambda name: len(by_dataset[name]))
+        limit = max(int(amount.dataset_ratio * len(by_dataset[fewest])), amount.at_least)
+        if reduced := [f"{name} {len(items):,}" for name, items in by_dataset.items() if len(items) > limit]:
+            logging.warning(
+                "of data set %s %d were accepted, so of others only %d each go into the files (%s; "
+                "config.amount.dataset_ratio=%g, at_least=%d). The rest stays in questions.jsonl: the same command with a "
+                "larger ratio, or --config.amount.dataset_ratio=0 for all, takes it",
+                fewest,
+                len(by_dataset[fewest]),
+                limit,
+                ", ".join(reduced),
+                amount.dataset_ratio,
+                amount.at_least,
+            )
+        by_dataset = {name: items[:limit] for name, items in by_dataset.items()}
+    return by_dataset
+
+
+def split(items: Sequence[Trajectory], validation: float) -> tuple[list[Trajectory], list[Trajectory]]:
+    """(training, validation). The last `validation` share is held out; at least one of the items stays for training."""
+    held_out = min(round(validation * len(items)), max(len(items) - 1, 0))
+    return list(items[: len(items) - held_out]), list(items[len(items) - held_out :])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DatasetRow:
+    """Numbers of a data set's questions and trajectories.
+
+    Attributes:
+      questions: all questions of the data set.
+      tried: accepted, rejected and failed questions together.
+      train, validation: trajectories in the files. Accepted ones that balancing left out are in neither.
+      reasons: questions that were not accepted, by the outcome of their last attempt.
+      steps: trajectories in the files by their number of steps.
+      retrievers: steps in the files by their gold retriever.
+      patterns: trajectories in the files by their sequence of retrievers.
+    """
+
+    questions: int
+    tried: int
+    accepted: int
+    rejected: int
+    failed: int
+    train: int
+    validation: int
+    reasons: Mapping[str, int]
+    steps: Mapping[int, int]
+    retrievers: Mapping[str, int]
+    patterns: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConstructReport(Report):
+    """Trajectories by data set, and their cost.
+
+    Attributes:
+      attempts: number of attempts at all questions, by outcome.
+      searches: number of searches in all sessions. Like the model's use, it leaves out questions that a kill interrupted.
+    """
+
+    datasets: Mapping[str, DatasetRow]
+    attempts: Mapping[str, int]
+    searches: int
+
+    def __str__(self) -> str:
+        columns = ("tried", "accepted", "rejected", "failed", "train", "validation")
+        lines = [f"| data set | questions | {' | '.join(columns)} |", "|---|" + "---|" * (len(columns) + 1)]
+        for name, row in self.datasets.items():
+            lines.append(f"| {name} | {row.questions} | {' | '.join(str(getattr(row, key)) for key in columns)} |")
+        counts_of = {
+            "not accepted because of": self._total("reasons"),
+            "attempts": self.attempts,
+            "steps per trajectory": {f"{key} steps": value for key, value in self._total("steps").items()},
+            "gold retrievers": self._total("retrievers"),
+            "their sequences": self._total("patterns"),
+        }
+        lines += ["", *(f"- {name}: {listed(counts)}" for name, counts in counts_of.items())]
+        left_out = sum(row.accepted - row.train - row.validation for row in self.datasets.values())
+        lines += [f"- accepted, but in no file, for balance's sake (config.amount): {left_out:,}"] if left_out else []
+        if self.model:
+            lines.append(f"- {self.model}: {self.use}")
+        lines.append(f"- {self.searches:,} searches; {self.seconds:,.0f} s in this session")
+        return "\n".join(lines)
+
+    def _total(self, key: str) -> dict[Any, int]:
+        """A field summed over all data sets, the most frequent first."""
+        total: collections.Counter[Any] = collections.Counter()
+        for row in self.datasets.values():
+            total.update(getattr(row, key))
+        return dict(total.most_common())
+
+
+def make_report(
+    config: ConstructConfig,
+    datasets: Mapping[str, int],
+    records: Sequence[Mapping[str, Any]],
+    parts: Mapping[str, tuple[list[Trajectory], list[Trajectory]]],
+    seconds: float,
+) -> ConstructReport:
+    """Counts the records of a job.
+
+    Args:
+      datasets: number of questions by data set.
+      records: records of the journal. If a question was tried again, its last outcome counts, and the cost of all attempts.
+      parts: training and validation trajectories by data set.
+    """
+    outcomes = {record["id"]: (record["dataset"], record["outcome"]) for record in records}
+    attempts = [attempt for record in records for attempt in record["attempts"]]
+    return ConstructReport(
+        model=config.llm.model if config.teacher == "model" else "",
+        datasets={
+            name: _row(count, [o for dataset, o in outcomes.values() if dataset == name], *parts.get(name, ([], [])))
+            for name, count in datasets.items()
+        },
+        attempts=_counted(attempt["outcome"] for attempt in attempts),
+        use=ModelUse.counted(attempts, config.amount.read_price, config.amount.write_price),
+        searches=sum(attempt["searches"] for attempt in attempts),
+        seconds=round(seconds, 1),
+    )
+
+
+def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], validation: list[Trajectory]) -> DatasetRow:
+    accepted, failed = outcomes.count("accepted"), sum(outcome in FAILED for outcome in outcomes)
+    trajectories = [*train, *validation]
+    return DatasetRow(
+        questions=questions,
+        tried=len(outcomes),
+        accepted=accepted,
+        rejected=len(outcomes) - accepted - failed,
+        failed=failed,
+        train=len(train),
+        validation=len(validation),
+        reasons=_counted(outcome for outcome in outcomes if outcome != "accepted"),
+        steps=_counted(len(trajectory.steps) for trajectory in trajectories),
+        retrievers=dict(summarize_trajectories(trajectories).retrievers),
+        patterns=_counted(map(pattern_of, trajectories)),
+    )
+
+
+def _counted(items: Any) -> dict[Any, int]:
+    return dict(collections.Counter(items).most_common())
+
 
 _MADE = ("questions.jsonl", "train.jsonl", "validation.jsonl", "report.json", "report.md")
 
@@ -71,140 +326,93 @@ def construct(
     """
     questions = all_questions(config.data, config.seed)
     protocol, annotated = StepProtocol(tools=tuple(config.knowledge)), config.teacher == "annotations"
-    with directory_lock(workdir):
-        examples = [question.example for question in questions]
-        begin(
-            {
-                **config.decisive(),
-                "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
-                "prompts": _prompts(protocol),
-            },
-            workdir,
-            overwrite,
-            (*_MADE, IMAGES),
-        )
-        journal = Journal(workdir / _MADE[0])
-        try:
-            job = _Job(config, workdir, journal, within(questions, config.amount.questions))
-            if job.remaining:
-                model, tools = open_services()
-                services = Services(model, tools, config.amount.search_timeout)
-                parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
-                teacher = (
-                    Teacher(**parts)
-                    if config.teacher == "model"
-                    else Annotations(**parts, default_kbs=config.default_kbs)
-                )
-                shared_loop().run(job.run(teacher, progress))
-        finally:
-            journal.close()
-        return _write(config, workdir, questions, _records(journal), job.seconds)
+    examples = [question.example for question in questions]
+
+    @contextlib.contextmanager
+    def teaching() -> Iterator[Work[Question]]:
+        model, tools = open_services()
+        services = Services(model, tools, config.amount.search_timeout)
+        parts: dict[str, Any] = {"protocol": protocol, "config": config.attempt, "services": services}
+        teacher = Annotations(**parts, default_kbs=config.default_kbs) if annotated else Teacher(**parts)
+        yield lambda question: _record(question, teacher, config, workdir / IMAGES)
+
+    return Job(
+        items=within(questions, config.amount.questions),
+        name=lambda question: question.example.id,
+        unit="question",
+        workdir=workdir,
+        identity={
+            **config.decisive(),
+            "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
+            "prompts": _prompts(protocol),
+        },
+        outputs=(*_MADE, IMAGES),
+        doing="constructing",
+        concurrency=config.amount.concurrency,
+        patience=config.amount.patience,
+    ).run(
+        teaching,
+        functools.partial(_write, config, workdir, questions),
+        tally=_Tally(config.amount.per_dataset),
+        overwrite=overwrite,
+        progress=progress,
+    )
 
 
-class _Job:
-    """The questions that are left, and the outcomes of the others."""
+class _Tally(Tally[Question]):
+    """Also counts trajectories by data set, of which each gets so many, and tokens."""
 
-    def __init__(
-        self, config: ConstructConfig, workdir: pathlib.Path, journal: Journal, questions: Sequence[Question]
-    ) -> None:
-        self._config, self._workdir, self._journal = config, workdir, journal
-        records = {record["id"]: record for record in _records(journal)}
-        finished = {name for name, record in records.items() if record["outcome"] not in FAILED}
-        self._counts = collections.Counter(records[name]["outcome"] for name in finished)
-        self._accepted = collections.Counter(r["dataset"] for r in records.values() if r["outcome"] == "accepted")
-        unfinished_questions = (question for question in questions if question.example.id not in finished)
-        self.remaining = [question for question in unfinished_questions if not self._has_enough(question.dataset)]
-        self._total = len(questions)
-        self._tokens = sum(map(_tokens, records.values()))
-        self.seconds = 0.0
+    def __init__(self, per_dataset: int) -> None:
+        super().__init__()
+        self._accepted: collections.Counter[str] = collections.Counter()
+        self._per_dataset, self._tokens = per_dataset, 0
 
-    async def run(self, teacher: Teacher | Annotations, progress: bool) -> None:
-        """Works on the questions that are left, `config.amount.concurrency` at a time.
+    def add(self, record: Record) -> None:
+        super().add(record)
+        self._accepted[record["dataset"]] += record["outcome"] == "accepted"
+        self._tokens += sum(attempt["prompt_tokens"] + attempt["tokens"] for attempt in record["attempts"])
 
-        Raises:
-          ValueError: too many questions failed in a row.
-        """
-        started = time.monotonic()
-        try:
-            with Bar(
-                total=self._total,
-                initial=self._total - len(self.remaining),
-                desc="constructing",
-                unit="question",
-                disable=not progress,
-            ) as bar:
-                await work_through(
-                    self.remaining,
-                    lambda question: self._question(question, teacher),
-                    self._finish,
-                    concurrency=self._config.amount.concurrency,
-                    patience=self._config.amount.patience,
-                    unit="question",
-                    bar=bar,
-                    so_far=self._so_far,
-                    skip=lambda question: self._has_enough(question.dataset),
-                )
-        finally:
-            self.seconds = time.monotonic() - started
+    def has_enough(self, item: Question) -> bool:
+        return self._accepted[item.dataset] >= self._per_dataset
 
-    def _has_enough(self, dataset: str) -> bool:
-        return self._accepted[dataset] >= self._config.amount.per_dataset
-
-    async def _question(self, question: Question, teacher: Teacher | Annotations) -> dict[str, Any]:
-        """A question's record, after its attempts."""
-        attempts: list[Attempt] = []
-        for number in range(self._config.attempt.attempts if self._config.teacher == "model" else 1):
-            attempts.append(await teacher.attempt(question.example, number))
-            outcome = attempts[-1].outcome
-            if outcome in FAILED or (outcome == "accepted" and self._config.attempt.keep == "first"):
-                break
-        right = [attempt for attempt in attempts if attempt.outcome == "accepted"]
-        best = min(right, key=lambda attempt: attempt.subquestions, default=None)
-        return {
-            "id": question.example.id,
-            "dataset": question.dataset,
-            "outcome": "accepted" if best else attempts[-1].outcome,
-            "attempts": [attempt.record() for attempt in attempts],
-            "trajectory": trajectory_row(self._trajectory(question.example, best)) if best else None,
-        }
-
-    def _trajectory(self, example: Example, attempt: Attempt) -> Trajectory:
-        images = tuple(save_picture(image, self._workdir / IMAGES) for image in example.images)
-        return Trajectory(id=example.id, question=example.question, steps=tuple(attempt.steps), images=images)
-
-    def _finish(self, record: Mapping[str, Any]) -> str:
-        self._journal.append(record)
-        self._counts[record["outcome"]] += 1
-        self._tokens += _tokens(record)
-        if record["outcome"] == "accepted":
-            self._accepted[record["dataset"]] += 1
-        failed = record["outcome"] in FAILED
-        return f"{record['outcome']}: {record['attempts'][-1]['detail']}" if failed else ""
-
-    def _so_far(self) -> str:
-        failed = sum(self._counts[outcome] for outcome in FAILED)
-        accepted = self._counts["accepted"]
-        rejected = self._counts.total() - accepted - failed
+    def __str__(self) -> str:
+        failed, accepted = sum(self.counts[outcome] for outcome in FAILED), self.counts["accepted"]
+        rejected = self.counts.total() - accepted - failed
         return f"{accepted} accepted, {rejected} rejected, {failed} failed, {self._tokens:,} tokens"
 
 
-def _tokens(record: Mapping[str, Any]) -> int:
-    return sum(attempt["prompt_tokens"] + attempt["tokens"] for attempt in record["attempts"])
-
-
-def _records(journal: Journal) -> list[dict[str, Any]]:
-    """The journal's records without the models' replies, which would take too much memory."""
-    return [
-        {**record, "attempts": [{k: v for k, v in attempt.items() if k != "replies"} for attempt in record["attempts"]]}
-        for record in journal.read()
-    ]
+async def _record(
+    question: Question, teacher: Teacher | Annotations, config: ConstructConfig, images: pathlib.Path
+) -> dict[str, Any]:
+    """A question's record, after its attempts. Pictures of a trajectory are saved in `images`."""
+    example, attempts = question.example, list[Attempt]()
+    for number in range(config.attempt.attempts if config.teacher == "model" else 1):
+        attempts.append(await teacher.attempt(example, number))
+        outcome = attempts[-1].outcome
+        if outcome in FAILED or (outcome == "accepted" and config.attempt.keep == "first"):
+            break
+    right = [attempt for attempt in attempts if attempt.outcome == "accepted"]
+    best = min(right, key=lambda attempt: attempt.subquestions, default=None)
+    trajectory = None
+    if best:
+        pictures = tuple(save_picture(image, images) for image in example.images)
+        trajectory = trajectory_row(
+            Trajectory(id=example.id, question=example.question, steps=tuple(best.steps), images=pictures)
+        )
+    return {
+        "id": example.id,
+        "dataset": question.dataset,
+        "outcome": "accepted" if best else attempts[-1].outcome,
+        "attempts": [attempt.record() for attempt in attempts],
+        "trajectory": trajectory,
+    }
 
 
 def _write(
     config: ConstructConfig,
     workdir: pathlib.Path,
     questions: Sequence[Question],
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Record],
     seconds: float,
 ) -> ConstructReport:
     """Writes the files of accepted trajectories, and the report. Data sets take turns, each in the order of its questions."""

@@ -26,17 +26,23 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.evaluation.records import PictureFiles, episode_record
-from routerl_jax.extras.curation.attempts import Attempt, AttemptFailed, model_reply
 from routerl_jax.extras.curation.demonstration_job import (
     Demonstrate,
     DemonstrationConfig,
-    Record,
     best_of,
     load_student,
-    run_job,
+    run_demonstrations,
 )
-from routerl_jax.extras.curation.report import ModelUse, Report, listed
-from routerl_jax.extras.curation.services import Services
+from routerl_jax.extras.curation.job import (
+    Attempt,
+    AttemptFailed,
+    ModelUse,
+    Record,
+    Report,
+    Services,
+    listed,
+    model_reply,
+)
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -299,14 +305,12 @@ def teach(
 
         yield lambda question: best_of(question, teacher.attempt, config.attempts, record)
 
-    return run_job(
+    return run_demonstrations(
         config,
-        workdir,
+        {"workdir": workdir, "outputs": _MADE, "doing": "teaching"},
         _prompts(agent),
-        _MADE,
         demonstrating,
         functools.partial(_write, config, workdir),
-        doing="teaching",
         overwrite=overwrite,
         progress=progress,
     )

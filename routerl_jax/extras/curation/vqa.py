@@ -14,42 +14,160 @@ WORKDIR/report.json, report.md     written when the job ends
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.grammar import between
 from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.extras.curation.attempts import FAILED, Attempt, AttemptFailed, model_reply
-from routerl_jax.extras.curation.job import begin, book_all, unfinished
-from routerl_jax.extras.curation.questions import IMAGES, save_picture
-from routerl_jax.extras.curation.report import ModelUse, Report, listed
-from routerl_jax.extras.curation.services import Services
-from routerl_jax.extras.curation.vqa_text import (
-    TAXONOMY,
-    QuestionAnswer,
-    kind_prompt,
-    question_prompt,
-    read_kind,
-    read_question,
-    retry_prompt,
+from routerl_jax.extras.curation.job import (
+    FAILED,
+    Attempt,
+    AttemptFailed,
+    Job,
+    ModelUse,
+    Record,
+    Report,
+    Services,
+    Work,
+    listed,
+    model_reply,
 )
-from routerl_jax.parallel.workdir import directory_lock
-from routerl_jax.services.background import shared_loop
+from routerl_jax.extras.curation.questions import IMAGES, save_picture
+from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.schemas import without_thinking
 from routerl_jax.training.sections import KnowledgeConfig
+
+# Kinds of knowledge that a question may ask for, each with its description in the prompt.
+TAXONOMY = {
+    "Arts": "paintings, music, film, books, design",
+    "Place": "cities, landmarks, landscapes, buildings",
+    "People": "persons, peoples, professions",
+    "Industry": "products, vehicles, machines, companies, food",
+    "Science": "instruments, substances, theories, medicine",
+    "Nature": "animals, plants, minerals, weather",
+    "Entities": "organisations, symbols, objects of daily life, whatever is none of the others",
+    "Events": "happenings, sports, festivals, wars",
+}
+QUESTION_WORDS = ("who", "whom", "whose", "what", "which", "where", "when", "how", "why")
+_MOST_WORDS = 40  # most words of a question
+_SHORTEST = 3  # fewest letters of a word that can give the answer away
+_COMMON = frozenset(["and", "for", "from", "with", "into", "its", "his", "her", "this", "that", "was", "are"])
+# Words that somebody who only sees the picture would not use.
+_SOURCE = re.compile(
+    r"\b(web ?page|page|article|website|text|passage|caption|document|according to|mentioned|described above|concept)\b",
+    re.I,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuestionAnswer:
+    """A question about a picture, and its answer."""
+
+    question: str
+    answer: str
+
+
+def question_prompt(concept: str, title: str, page: str) -> str:
+    """The prompt that asks for a question. The picture stands before it."""
+    return (
+        f"The picture and the text below were found for: {concept}\n\n"
+        f"Title: {title}\nText: {page}\n\n"
+        "Write one question about what the picture shows, and its answer.\n"
+        f'1. The answer names "{concept}", in as few words as possible.\n'
+        f"2. The question begins with one of: {', '.join(word.capitalize() for word in QUESTION_WORDS)}.\n"
+        "3. The question gives the answer away in no way: it says neither the name nor a part of it.\n"
+        "4. Somebody who sees the picture and nothing else would like to know it. Ask of the picture alone, in one plain "
+        "sentence, and never of the text.\n"
+        "Write the question inside <question> and </question>, then the answer inside <answer> and </answer>. If picture and "
+        f'text do not show "{concept}", write <none/> alone.'
+    )
+
+
+def kind_prompt(question: str, answer: str) -> str:
+    """The prompt that asks for the kind of knowledge."""
+    kinds = "\n".join(f"{name}: {description}" for name, description in TAXONOMY.items())
+    return (
+        "Which kind of knowledge does this question about a picture ask for?\n\n"
+        f"{kinds}\n\nQuestion: {question}\nAnswer: {answer}\n\nWrite one name inside <kind> and </kind>."
+    )
+
+
+def retry_prompt(why: str) -> str:
+    """The prompt after a reply that could not be used."""
+    return f"That could not be used: {why}. Write another question and answer in the same form."
+
+
+def read_question(reply: str, names: tuple[str, ...]) -> QuestionAnswer:
+    """The question and answer in a reply.
+
+    Args:
+      names: names of the concept. The answer must contain one of them.
+
+    Raises:
+      AttemptFailed: the reply breaks a rule, which the message names.
+    """
+    if "<none/>" in reply:
+        raise AttemptFailed("not shown", "the model says that picture and text do not show it")
+    question, answer = (between(reply, f"<{tag}>", f"</{tag}>") for tag in ("question", "answer"))
+    if not question or not answer:
+        raise AttemptFailed("unreadable reply", "there is no question and answer in their tags")
+    question, answer = " ".join(question.split()), " ".join(answer.split())
+    if not any(_holds(answer, name) for name in names):
+        raise AttemptFailed("answer without the concept", f"the answer {answer!r} does not name {names[0]!r}")
+    if not re.match(rf"({'|'.join(QUESTION_WORDS)})\b", question, re.IGNORECASE):
+        raise AttemptFailed("no question word", f"the question begins with {question.split()[0]!r}")
+    if leaked := _given_away(question, (*names, answer)):
+        raise AttemptFailed("given away", f"the question says {leaked!r}")
+    if not question.endswith("?") or "?" in question[:-1] or len(question.split()) > _MOST_WORDS:
+        raise AttemptFailed("not as one would ask", f"it must be one question of at most {_MOST_WORDS} words")
+    if match := _SOURCE.search(question):
+        raise AttemptFailed("not as one would ask", f"the question speaks of {match.group()!r}, which nobody sees")
+    return QuestionAnswer(question=question, answer=answer)
+
+
+def read_kind(reply: str) -> str:
+    """The kind of knowledge in a reply. Raises AttemptFailed if it is not in the taxonomy."""
+    reply_kind = (between(reply, "<kind>", "</kind>") or "").strip().lower()
+    kind = next((name for name in TAXONOMY if name.lower() == reply_kind), "")
+    if not kind:
+        raise AttemptFailed("unknown kind", f"{reply_kind or reply[:80]!r} is none of {', '.join(TAXONOMY)}")
+    return kind
+
+
+def _words(text: str) -> list[str]:
+    return NORMALIZERS.get("search_r1")(text).split()
+
+
+def _holds(text: str, name: str) -> bool:
+    """Whether a text contains the words of a name, one after the other."""
+    words, name_words = _words(text), _words(name)
+    return bool(name_words) and any(words[i : i + len(name_words)] == name_words for i in range(len(words)))
+
+
+def _given_away(question: str, names: tuple[str, ...]) -> str:
+    """A name, or a word of a name, that a question contains; "" if there is none."""
+    question_words = set(_words(question))
+    for name in names:
+        for word in _words(name):
+            if word in question_words and len(word) >= _SHORTEST and word not in _COMMON:
+                return word
+    return next((name for name in names if _holds(question, name)), "")
+
 
 _MADE = ("concepts.jsonl", "questions.jsonl", "train.jsonl", "test.jsonl", "report.json", "report.md", IMAGES)
 
@@ -202,38 +320,25 @@ def make_vqa(
       ValueError: `workdir` holds a job with other settings, another process uses it, the concepts can't be used, or too many
         concepts failed in a row.
     """
-    started = time.monotonic()
     concepts = read_concepts(config.concepts)
-    with directory_lock(workdir):
-        begin(
-            {**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
-            workdir,
-            overwrite,
-            _MADE,
-        )
-        journal = Journal(workdir / _MADE[0])
-        try:
-            if unfinished(journal, concepts, _name, FAILED):
-                model, tool = open_services()
-                services = Services(model, {"pictures": tool}, config.search_timeout)
-                maker = _Maker(config, services, workdir / IMAGES)
-                shared_loop().run(
-                    book_all(
-                        journal,
-                        concepts,
-                        maker.record,
-                        _name,
-                        FAILED,
-                        concurrency=config.concurrency,
-                        patience=config.patience,
-                        doing="asking",
-                        unit="concept",
-                        progress=progress,
-                    )
-                )
-        finally:
-            journal.close()
-        return _write(config, workdir, concepts, list(journal.read()), started)
+
+    @contextlib.contextmanager
+    def making() -> Iterator[Work[Concept]]:
+        model, tool = open_services()
+        services = Services(model, {"pictures": tool}, config.search_timeout)
+        yield _Maker(config, services, workdir / IMAGES).record
+
+    return Job(
+        items=concepts,
+        name=lambda concept: concept.name,
+        unit="concept",
+        workdir=workdir,
+        identity={**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
+        outputs=_MADE,
+        doing="asking",
+        concurrency=config.concurrency,
+        patience=config.patience,
+    ).run(making, functools.partial(_write, config, workdir, concepts), overwrite=overwrite, progress=progress)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,8 +438,8 @@ def _write(
     config: VqaConfig,
     workdir: pathlib.Path,
     concepts: Sequence[Concept],
-    records: Sequence[Mapping[str, Any]],
-    started: float,
+    records: Sequence[Record],
+    seconds: float,
 ) -> VqaReport:
     """Writes all questions, the sample, and the report."""
     last_records = {record["id"]: record for record in records}
@@ -354,7 +459,7 @@ def _write(
         train=_kinds(train),
         test=_kinds(test),
         use=ModelUse.counted((record["made"] for record in records), config.read_price, config.write_price),
-        seconds=round(time.monotonic() - started, 1),
+        seconds=round(seconds, 1),
     )
     report.write(workdir)
     return report
@@ -398,10 +503,6 @@ def equal_shares(available: Mapping[str, int], total: int) -> dict[str, int]:
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     counts = collections.Counter(row["metadata"]["type"] for row in rows)
     return {name: counts[name] for name in TAXONOMY if counts[name]}
-
-
-def _name(concept: Concept) -> str:
-    return concept.name
 
 
 def _digest(*texts: str) -> str:

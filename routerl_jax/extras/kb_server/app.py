@@ -19,8 +19,7 @@ from absl import logging
 from routerl_jax.core.checked import checked
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
-from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher
-from routerl_jax.extras.kb_server.metrics import Metrics
+from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher, Metrics
 from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.client.schema import (

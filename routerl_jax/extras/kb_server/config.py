@@ -1,16 +1,23 @@
-"""The configuration of `launch.serve_kb`: knowledge bases, address and limits."""
+"""The configuration of `launch.serve_kb` (knowledge bases, address and limits), and the server that it describes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from absl import logging
 
 from routerl_jax.core.checked import Count, Range, checked
-from routerl_jax.extras.kb_server.app import Served, ServerSettings
+from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
 from routerl_jax.knowledge.base import KnowledgeBase
+from routerl_jax.services.asgi import bound_hosts, read_token, run_server
+
+# --- The configuration of `launch.serve_kb`: knowledge bases, address and limits. ---
+
 
 _WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled at the start
 
@@ -75,3 +82,41 @@ def warm_up(kb: KnowledgeBase) -> None:
         except Exception as error:
             logging.warning("knowledge base %r failed in the warm-up: %s: %s", kb.name, type(error).__name__, error)
             return
+
+
+# --- Runs the application of served knowledge bases. Running requests are finished at the end. ---
+
+
+def serve(served: Sequence[Served], config: ServeConfig) -> None:
+    """Serves until SIGTERM or SIGINT. Raises ValueError if the port is taken or a package is missing."""
+    mcp = None
+    if config.mcp == "http":
+        from routerl_jax.extras.kb_server.mcp import http_app
+
+        mcp = functools.partial(http_app, host=config.host)
+    app = create_app(served, config, token=read_token(config.token_file), hosts=bound_hosts(config.host), mcp=mcp)
+    greeting = functools.partial(_greeting, served, config)
+    try:
+        run_server(app, config.host, config.port, greeting, shutdown_seconds=config.shutdown_seconds)
+    finally:
+        if app.state.server.searching:  # Python would wait for its thread at exit, perhaps forever
+            print("a search that does not end is given up", file=sys.stderr, flush=True)
+            os._exit(1)
+
+
+def _greeting(served: Sequence[Served], config: ServeConfig, url: str) -> str:
+    lines = [f"serving at {url} (a page to try it: {url}/)"]
+    for entry in served:
+        description = entry.describe()
+        size = "" if description["size"] is None else f", {description['size']:,} passages"
+        modes = f" (modes {', '.join(entry.modes)})" if len(entry.modes) > 1 else ""
+        lines.append(f"  {entry.name}{modes}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
+    token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
+    body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
+    lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")
+    lines.append(
+        "  Search-R1, verl, SkyRL: /retrieve; RouteRAG: POST /search; VRAG: GET /search; R1-Searcher: /queries"
+    )
+    if config.mcp == "http":
+        lines.append(f"  MCP: {url}/mcp")
+    return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import pathlib
 import urllib.parse
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -13,13 +14,62 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Episode, Example, Passage
+from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
-from routerl_jax.extras.policy_server.errors import ApiError, invalid
 from routerl_jax.extras.policy_server.generator import Admission
-from routerl_jax.extras.policy_server.prompts import parts
-from routerl_jax.extras.policy_server.protocol import ChatRequest, GenerationSettings, read_chat
-from routerl_jax.extras.policy_server.replies import new_head, no_usage, usage
+from routerl_jax.extras.policy_server.policy import new_head, no_usage, usage
+from routerl_jax.extras.policy_server.protocol import (
+    ApiError,
+    ChatRequest,
+    GenerationSettings,
+    invalid,
+    parts,
+    read_chat,
+)
 from routerl_jax.models.images import check_image, image_bytes, is_url
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.setup import build_recipe, evaluated_agent, open_knowledge
+
+# --- A run's agent with its knowledge bases on an engine of its own, which answers questions as they come. ---
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Searcher:
+    """An agent that answers questions on an engine's thread; `tools` are its knowledge bases by name."""
+
+    loop: EngineLoop
+    live: LiveAgent
+    tools: Mapping[str, SearchTool]
+
+    @property
+    def engine(self) -> Engine:
+        """Its policy."""
+        return self.loop.engine
+
+
+def open_searcher(
+    config: TrainConfig, engine: Engine, workdir: pathlib.Path | None, *, progress: bool = True
+) -> Searcher:
+    """The agent that a run's evaluations show, with the run's knowledge bases, on this engine.
+
+    Args:
+      workdir: of the run, with its snapshot of the web.
+
+    Raises:
+      ValueError: the recipe can't be built, or a knowledge base can't be opened.
+    """
+    agent = evaluated_agent(config, build_recipe(config))
+    tools = open_knowledge(config, workdir, progress=progress)
+    loop = EngineLoop(engine)
+    return Searcher(loop=loop, live=LiveAgent(agent, loop, tools, config.rollout.tool_timeout), tools=tools)
+
+
+def warm_up(engine: Engine) -> None:
+    """Writes a little, so that nobody waits for compilers later."""
+    engine.generate([[engine.tokenizer.pad_id] * 8], max_tokens=2)
+
+
+# --- A policy with its searches behind the OpenAI protocol: it answers a chat's last message and names its sources. ---
 
 
 class AnswererModel:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from absl import logging
 
 from routerl_jax.core.packages import needs
-from routerl_jax.extras.policy_server.errors import ApiError, error_body
+from routerl_jax.extras.policy_server.protocol import ApiError, error_body
 from routerl_jax.services.asgi import (
     LOOPBACK,
     Refusal,

@@ -9,11 +9,10 @@ from typing import Annotated
 from routerl_jax.core.checked import Count, Range, Size, checked
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
-from routerl_jax.extras.policy_server.answerer import AnswererModel
+from routerl_jax.extras.policy_server.answerer import AnswererModel, open_searcher, warm_up
 from routerl_jax.extras.policy_server.app import Model, Served
 from routerl_jax.extras.policy_server.generator import Admission
 from routerl_jax.extras.policy_server.policy import PolicyModel
-from routerl_jax.extras.policy_server.searcher import open_searcher, warm_up
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import merged

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.viewer.curves import Curves
 from routerl_jax.extras.viewer.details import brief, details, picture, row_of
-from routerl_jax.extras.viewer.filters import facets, masks, ordered, passing, read_filter
 from routerl_jax.extras.viewer.follow import Follower
-from routerl_jax.extras.viewer.index import Index
+from routerl_jax.extras.viewer.index import Index, facets, masks, ordered, passing, read_filter
 from routerl_jax.extras.viewer.runs import Run
-from routerl_jax.services.asgi import LOOPBACK, SameSite
+from routerl_jax.services.asgi import LOOPBACK, SameSite, bound_hosts, run_server
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -188,3 +187,21 @@ class SecurityHeaders:
             await send(message)
 
         await self._app(scope, receive, guarded if scope["type"] == "http" else send)
+
+
+def serve(runs: Sequence[Run], host: str, port: int) -> None:
+    """Serves until SIGTERM or SIGINT; prints the address.
+
+    Anybody who reaches the host and port can read the records; pages of other sites can't (`remote.asgi.SameSite`).
+
+    Raises:
+      ValueError: it can't listen there, or a package is missing.
+    """
+    app = create_app(runs, bound_hosts(host))
+    run_server(
+        app,
+        host,
+        port,
+        lambda url: "\n".join([f"{url}/", *(f"  {run.name}: {run.path}" for run in runs)]),
+        shutdown_seconds=2,
+    )

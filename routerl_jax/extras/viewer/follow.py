@@ -15,9 +15,8 @@ from typing import Any
 import orjson
 from absl import logging
 
-from routerl_jax.extras.viewer.index import Index, Location
+from routerl_jax.extras.viewer.index import Index, Location, Summary, summarise
 from routerl_jax.extras.viewer.runs import Run, controls_of
-from routerl_jax.extras.viewer.summary import Summary, summarise
 
 _BATCH = 256  # records that are added at a time
 _PAUSE = 1.0  # seconds between two looks at the files

@@ -3,16 +3,150 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import pathlib
 import threading
-from collections.abc import Hashable, Iterable
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from routerl_jax.extras.viewer.runs import Run
-from routerl_jax.extras.viewer.summary import FAILURES, Summary
+from routerl_jax.rewards.metrics import exact_match
+
+# --- The summary of an episode record for the index: the numbers to filter by, and the words to search. ---
+
+
+FAILURES = (
+    "no answer",
+    "truncated",
+    "invalid action",
+    "malformed",
+    "tool error",
+    "repeated search",
+    "picture not shown",
+    "refusal",
+    "endpoint",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """The numbers and words of an episode.
+
+    Attributes:
+      reward, advantage: nan where the record has none.
+      correct: 1 or 0 by exact match, -1 where there is no gold answer.
+      trained: 1 if the step learnt from the episode, 0 if not, -1 where the record does not say.
+      tokens: sampled tokens of all turns.
+      kbs: names of the knowledge bases that were searched.
+      failures: of FAILURES.
+      datasets: data set, kind and type of the question, from its metadata.
+      search_text: question, gold answers, answer, thoughts and queries in lower case.
+      passages: texts of the retrieved passages in lower case, titles included.
+    """
+
+    question: str
+    text: str
+    sample: int
+    step: int
+    reward: float
+    advantage: float
+    correct: int
+    trained: int
+    turns: int
+    searches: int
+    tokens: int
+    forked: bool
+    kbs: frozenset[str]
+    failures: frozenset[str]
+    datasets: frozenset[str]
+    search_text: str
+    passages: tuple[str, ...]
+
+
+def summarise(record: Mapping[str, Any], normalizer: str) -> Summary:
+    """The summary of a record as `evaluation.records` writes them.
+
+    Raises:
+      KeyError, TypeError, AttributeError, ValueError: it is no such record.
+    """
+    turns = record["turns"]
+    calls = [call for turn in turns for call in turn["calls"]]
+    actions = [turn["action"] or {} for turn in turns]
+    golds = tuple(record["golden_answers"])
+    rewards = record.get("rewards") or {}
+    words = [record["id"], record["question"], *golds, record["prediction"] or ""]
+    for turn, action in zip(turns, actions):
+        words += [action.get("thought") or "", action.get("query") or "", action.get("error") or ""]
+        words += [] if action.get("thought") or action.get("query") else [turn["text"]]
+    words += [call["query"] for call in calls]
+    return Summary(
+        question=str(record["id"]),
+        text=record["question"],
+        sample=_count(record["sample"]),
+        step=_count(record.get("step", -1)),
+        reward=_number(rewards.get("total")),
+        advantage=_number(record.get("advantage")),
+        correct=int(_exact_match(record["prediction"], golds, normalizer)) if golds else -1,
+        trained=int(bool(record["trained"])) if "trained" in record else -1,
+        turns=len(turns),
+        searches=len(calls),
+        tokens=_count(sum(turn["tokens"] for turn in turns)),
+        forked=bool(record.get("branches")),
+        kbs=frozenset(call["tool"] for call in calls),
+        failures=frozenset(_failures(record, calls, actions)),
+        datasets=frozenset(_datasets(record.get("metadata") or {})),
+        search_text="\n".join(dict.fromkeys(words)).lower(),
+        passages=tuple(f"{p['title']}\n{p['text']}".lower() for call in calls for p in call["passages"]),
+    )
+
+
+def _failures(record: Mapping[str, Any], calls: list[dict[str, Any]], actions: list[dict[str, Any]]) -> list[str]:
+    asked = [(call["tool"], call["query"], call.get("image")) for call in calls]
+    shown = [item for turn in record["turns"] for item in turn.get("shown", ())]
+    happened = {
+        "no answer": record["prediction"] is None,
+        "truncated": record["truncated"],
+        "invalid action": any(action.get("kind") == "invalid" or action.get("error") for action in actions),
+        "malformed": any(not turn["well_formed"] for turn in record["turns"]),
+        "tool error": any(call["error"] is not None for call in calls),
+        "repeated search": len(set(asked)) < len(asked),
+        "picture not shown": any(item["error"] for item in shown),
+        "refusal": any(action.get("kind") == "refusal" for action in actions),
+        "endpoint": bool(record.get("failure")),
+    }
+    return [name for name in FAILURES if happened[name]]
+
+
+def _datasets(metadata: Mapping[str, Any]) -> list[str]:
+    """ "kind: mixed", "dataset: hotpotqa", ..; of several values each."""
+    names = []
+    for key, value in metadata.items():
+        values = value if isinstance(value, list) else [value]
+        names += [f"{key}: {text}" for text in values if isinstance(text, str)]
+    return names
+
+
+@functools.lru_cache(65536)
+def _exact_match(prediction: str | None, golds: tuple[str, ...], normalizer: str) -> float:
+    return exact_match(prediction, list(golds), normalizer)
+
+
+def _count(value: Any) -> int:
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{value!r} is no number that the index can hold")
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else math.nan
+
+
+# --- The index of the episodes of all runs, as columns of numbers. It grows in the background; records stay in their files. ---
+
 
 _ROW = np.dtype(
     [
@@ -197,3 +331,177 @@ class Index:
 def sets_with(index: Index, name: str) -> Int[np.ndarray, " S"]:
     """Numbers of the sets of data sets in which a name is."""
     return np.asarray([number for number, names in enumerate(index.dataset_sets.all) if name in names], int)
+
+
+# --- The filter of episodes: as the page's address has it, and the rows of the index that pass it. ---
+
+
+RANGES = ("reward", "advantage", "tokens", "turns", "searches", "step")
+NO_SEARCH = "(no search)"
+_ORDERS = ("new", "old", "reward", "-reward", "advantage", "-advantage", "tokens", "-tokens", "question")
+_MANY = ("run", "source", "kb", "failure", "dataset", "correct")
+_ONE = ("text", "question", "order", "offset", "limit")
+_CORRECT = {"right": 1, "wrong": 0, "unknown": -1}
+_LIMIT = 200  # rows of a page, at most
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Filter:
+    """The condition for an episode to be shown: for each field that is set, one of its values.
+
+    Attributes:
+      run, source, kb, failure, dataset, correct: names; () for all. The failure "none" means an episode without any, the
+        knowledge base "(no search)" an episode without a search.
+      ranges: (least, most) of columns in RANGES. An episode without such a number passes no range.
+      text: words in the episode or in a passage that it retrieved.
+      question: the id of the question.
+      order: one of _ORDERS; "-" means the largest first.
+    """
+
+    run: tuple[str, ...] = ()
+    source: tuple[str, ...] = ()
+    kb: tuple[str, ...] = ()
+    failure: tuple[str, ...] = ()
+    dataset: tuple[str, ...] = ()
+    correct: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    text: str = ""
+    question: str = ""
+    order: str = "new"
+    offset: int = 0
+    limit: int = 100
+
+
+def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
+    """The filter of (name, value) pairs of a query string; `reward_min=0.5` and `reward_max=..` are ranges.
+
+    Raises:
+      ValueError: an unknown name, or a value that it can't have.
+    """
+    multiple: dict[str, list[str]] = {}
+    single: dict[str, Any] = {}
+    bounds: dict[str, list[float]] = {}
+    for name, value in pairs:
+        column, _, end = name.rpartition("_")
+        if name in _MANY:
+            multiple.setdefault(name, []).append(value)
+        elif name in ("offset", "limit"):
+            single[name] = _whole_number(name, value)
+        elif name in _ONE:
+            single[name] = value
+        elif column in RANGES and end in ("min", "max"):
+            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
+        else:
+            ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
+            raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
+    if single.get("order", "new") not in _ORDERS:
+        raise ValueError(f"order={single['order']!r} must be one of {', '.join(_ORDERS)}")
+    for name, allowed in (("failure", (*FAILURES, "none")), ("correct", tuple(_CORRECT))):
+        if unknown := next((value for value in multiple.get(name, ()) if value not in allowed), None):
+            raise ValueError(f"{name}={unknown!r} must be one of {', '.join(allowed)}")
+    single["limit"] = min(single.get("limit", 100), _LIMIT)
+    ranges = {column: (least, most) for column, (least, most) in bounds.items()}
+    return Filter(**{name: tuple(values) for name, values in multiple.items()}, ranges=ranges, **single)
+
+
+def _bound(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ValueError(f"{name}={value!r} is no number")
+    return number
+
+
+def _whole_number(name: str, value: str) -> int:
+    if not value.isdecimal():
+        raise ValueError(f"{name}={value!r} must be a whole number from 0 on")
+    return int(value)
+
+
+def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.ndarray, " R"]]:
+    """For each field of the filter that is set, the rows of a snapshot that pass it. The mask "" holds the rows whose file
+    still has them."""
+    result = {"": rows["alive"].copy()}
+    if chosen.run:
+        numbers = [number for number, run in enumerate(index.runs) if run.name in chosen.run]
+        result["run"] = np.isin(rows["run"], numbers)
+    if chosen.source:
+        result["source"] = np.isin(rows["source"], [index.sources.find(name) for name in chosen.source])
+    if chosen.kb:
+        searched = (rows["kbs"] & index.bits(chosen.kb)) != 0
+        result["kb"] = searched | (rows["kbs"] == 0) if NO_SEARCH in chosen.kb else searched
+    if chosen.failure:
+        bits = sum(1 << FAILURES.index(name) for name in chosen.failure if name != "none")
+        failed = (rows["failures"] & np.uint16(bits)) != 0
+        result["failure"] = failed | (rows["failures"] == 0) if "none" in chosen.failure else failed
+    if chosen.dataset:
+        numbers = np.concatenate([sets_with(index, name) for name in chosen.dataset])
+        result["dataset"] = np.isin(rows["datasets"], numbers)
+    if chosen.correct:
+        result["correct"] = np.isin(rows["correct"], [_CORRECT[name] for name in chosen.correct])
+    for column, (least, most) in chosen.ranges.items():
+        result[column] = (rows[column] >= np.asarray(least, np.float32)) & (
+            rows[column] <= np.asarray(most, np.float32)
+        )
+    if chosen.question:
+        numbers = [number for number, (name, _) in enumerate(index.questions.all) if name == chosen.question]
+        result["question"] = np.isin(rows["question"], numbers)
+    if chosen.text:
+        result["text"] = index.with_text(chosen.text, rows)
+    return result
+
+
+def passing(field_masks: Mapping[str, Bool[np.ndarray, " R"]], without: str = "") -> Bool[np.ndarray, " R"]:
+    """The rows that pass all masks, or all but the mask of one name."""
+    return np.logical_and.reduce([mask for name, mask in field_masks.items() if not name or name != without])
+
+
+def ordered(rows: np.ndarray, passes: Bool[np.ndarray, " R"], order: str) -> Int[np.ndarray, " N"]:
+    """Numbers of the rows that pass, in order. Rows without the number that orders them come last."""
+    numbers = np.flatnonzero(passes)
+    if order in ("new", "old"):
+        by_place = np.lexsort((rows["line"][numbers], rows["source"][numbers], rows["run"][numbers]))
+        numbers = numbers[by_place]
+        steps = rows["step"][numbers].astype(np.float64)
+        steps[steps < 0] = np.nan  # evaluations are of no step
+        return numbers[np.argsort(-steps if order == "new" else steps, kind="stable")]
+    column = rows[order.lstrip("-")][numbers].astype(np.float64)
+    return numbers[np.argsort(-column if order.startswith("-") else column, kind="stable")]  # nan sorts last
+
+
+def facets(
+    index: Index, rows: np.ndarray, field_masks: Mapping[str, Bool[np.ndarray, " R"]]
+) -> dict[str, list[tuple[str, int]]]:
+    """For each value of the filters, the number of rows that it would show beside the other filters that are set."""
+
+    def filtered_values(name: str, column: str) -> np.ndarray:
+        return rows[column][passing(field_masks, name)]
+
+    sets = np.bincount(filtered_values("dataset", "datasets"), minlength=len(index.dataset_sets.all))
+    of_set: dict[str, int] = {}
+    for names, count in zip(index.dataset_sets.all, sets.tolist()):
+        for name in names:
+            of_set[name] = of_set.get(name, 0) + count
+    kbs, failed, correct = (
+        filtered_values("kb", "kbs"),
+        filtered_values("failure", "failures"),
+        filtered_values("correct", "correct"),
+    )
+    sources = np.bincount(filtered_values("source", "source"), minlength=len(index.sources.all)).tolist()
+    runs = np.bincount(filtered_values("run", "run"), minlength=len(index.runs)).tolist()
+    return {
+        "run": [(run.name, count) for run, count in zip(index.runs, runs)],
+        "source": sorted(zip(index.sources.all, sources)),
+        "kb": [
+            *((name, int(np.count_nonzero(kbs & index.bits([name])))) for name in sorted(index.kbs.all)),
+            (NO_SEARCH, int(np.count_nonzero(kbs == 0))),
+        ],
+        "failure": [
+            *((name, int(np.count_nonzero(failed & np.uint16(1 << bit)))) for bit, name in enumerate(FAILURES)),
+            ("none", int(np.count_nonzero(failed == 0))),
+        ],
+        "dataset": sorted(of_set.items()),
+        "correct": [(name, int(np.count_nonzero(correct == value))) for name, value in _CORRECT.items()],
+    }

@@ -11,9 +11,7 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Passage
 from routerl_jax.engine.streams import Generated
-from routerl_jax.extras.baselines.compression import LongLLMLingua, SelectiveContext, share
-from routerl_jax.extras.baselines.recomp import RECOMP
-from routerl_jax.extras.baselines.replug import REPLUG, mixed
+from routerl_jax.extras.baselines.vanilla_rag import RECOMP, REPLUG, LongLLMLingua, SelectiveContext, mixed, share
 from tests.agents.scripted import ScriptedEngine
 from tests.extras.baselines.playing import EXAMPLE, played
 

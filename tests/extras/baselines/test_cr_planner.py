@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.baselines.cr_planner import CRPlanner
+from routerl_jax.extras.baselines.routing import CRPlanner
 from tests.extras.baselines.playing import EXAMPLE, played
 
 Q = EXAMPLE.question

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.baselines.react import ReAct, parse
-from routerl_jax.extras.baselines.search_o1 import (
+from routerl_jax.extras.baselines.rounds import (
     BEGIN_QUERY,
     BEGIN_RESULT,
     END_QUERY,
     END_RESULT,
+    ReAct,
     SearchO1,
     boxed,
+    parse_action,
     shortened,
 )
 from tests.extras.baselines.playing import EXAMPLE, played
@@ -169,7 +170,7 @@ def test_react_in_a_chat_observes_in_messages():
 
 
 def test_actions_are_read_in_any_case_and_with_numbers():
-    assert parse("Thought 1: [x]\nAction 1: Search[a  b]") == ("search", "a b")
-    assert parse("Thought: then Action: finish[Lome], or not?\nAction: search[Togo]") == ("search", "Togo")
-    assert parse("Action: search[]") == ("", "")
-    assert parse("search[a]") == ("", "")
+    assert parse_action("Thought 1: [x]\nAction 1: Search[a  b]") == ("search", "a b")
+    assert parse_action("Thought: then Action: finish[Lome], or not?\nAction: search[Togo]") == ("search", "Togo")
+    assert parse_action("Action: search[]") == ("", "")
+    assert parse_action("search[a]") == ("", "")

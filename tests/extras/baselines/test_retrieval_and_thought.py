@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.baselines.direct import ChainOfThought, Direct
-from routerl_jax.extras.baselines.ircot import IRCoT
-from routerl_jax.extras.baselines.iter_retgen import IterRetGen
-from routerl_jax.extras.baselines.self_ask import SelfAsk
-from routerl_jax.extras.baselines.vanilla_rag import VanillaRAG
+from routerl_jax.extras.baselines.rounds import IRCoT, IterRetGen, SelfAsk
+from routerl_jax.extras.baselines.vanilla_rag import ChainOfThought, Direct, VanillaRAG
 from tests.extras.baselines.playing import EXAMPLE, played
 
 Q = EXAMPLE.question

@@ -5,16 +5,12 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.baselines.cogplanner import CogPlanner
 from routerl_jax.extras.baselines.few_shot import FewShot, demonstration, few_shot
-from routerl_jax.extras.baselines.hipporag_reader import HippoRAGReader
-from routerl_jax.extras.baselines.omnisearch import OmniSearch
 from routerl_jax.extras.baselines.registry import baseline_agents
-from routerl_jax.extras.baselines.skr import SKR
-from routerl_jax.extras.baselines.sure import SuRe, listed
-from routerl_jax.extras.baselines.universal_rag import UniversalRAG, chosen
-from routerl_jax.extras.baselines.worked import WORKED
-from routerl_jax.extras.baselines.worked_pages import SIZE, WORKED_PAGES
+from routerl_jax.extras.baselines.rounds import OmniSearch
+from routerl_jax.extras.baselines.routing import SKR, CogPlanner, UniversalRAG, chosen
+from routerl_jax.extras.baselines.vanilla_rag import HippoRAGReader, SuRe, listed
+from routerl_jax.extras.baselines.worked import SIZE, WORKED, WORKED_PAGES
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
 from routerl_jax.recipes.r1_router.steps import well_formed_answer, well_formed_route

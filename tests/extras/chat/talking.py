@@ -10,7 +10,7 @@ from routerl_jax.agents.live import LiveAgent
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.extras.chat.session import Chat
-from routerl_jax.extras.policy_server.searcher import Searcher
+from routerl_jax.extras.policy_server.answerer import Searcher
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, knowledge
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import flags
-from routerl_jax.extras.chat.history import Exchange, with_history
+from routerl_jax.extras.chat.session import Exchange, with_history
 from routerl_jax.extras.chat.terminal import Terminal
 from tests.agents.scripted import ScriptedEngine, SeeingScript, knowledge
 from tests.extras.chat.talking import chat_with, script

@@ -14,8 +14,7 @@ import pytest
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.data import hub
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, located
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, located
 from routerl_jax.extras.comparison.compare import PreparedBenchmark, prepared
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25

@@ -14,10 +14,9 @@ import pytest
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.extras.analysis import trials
-from routerl_jax.extras.comparison.papers.drawn import draw_figures
-from routerl_jax.extras.comparison.papers.measured import TEST, Measured
-from routerl_jax.extras.comparison.papers.reading import of_comparison, read_measured
-from routerl_jax.extras.comparison.papers.vrag_rl_figures import METHODS, by_kind, context_length, latency, retrieval
+from routerl_jax.extras.comparison.papers.drawn import draw_figures, of_comparison, read_measured
+from routerl_jax.extras.comparison.papers.figure import TEST, Measured
+from routerl_jax.extras.comparison.papers.vrag_rl import METHODS, by_kind, context_length, latency, retrieval
 from routerl_jax.recipes.vrag_rl.agents import VanillaRAG, VRAGAgent
 from routerl_jax.training import config as schema
 from tests.evaluation.episodes import looked

@@ -13,13 +13,20 @@ import pytest
 
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.extras.baselines.known import BASELINES
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, with_knowledge
+from routerl_jax.extras.comparison.benchmarks import Benchmark, with_knowledge
 from routerl_jax.extras.comparison.compare import prepared
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.extras.comparison.document import Table
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
-from routerl_jax.extras.comparison.papers.layout import paper_blocks
-from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, assigned_agent
+from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers.table import (
+    NAMED,
+    PAPER_TABLES,
+    RECIPE,
+    Column,
+    PaperTable,
+    assigned_agent,
+    paper_blocks,
+)
 from routerl_jax.recipes.known import RECIPES
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from tests.extras.comparison.world import config, reply, write_world

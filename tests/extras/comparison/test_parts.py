@@ -18,13 +18,11 @@ from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.comparison import agents
-from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark, located
-from routerl_jax.extras.comparison.benchmarks.known import BENCHMARKS
+from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts, paired_tests
+from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, located
 from routerl_jax.extras.comparison.captions import CaptionConfig, captioned
 from routerl_jax.extras.comparison.compare import compare, prepared
 from routerl_jax.extras.comparison.config import ComparisonConfig
-from routerl_jax.extras.comparison.results import paired_tests
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import AgentConfig, EngineConfig, KnowledgeConfig, ModelConfig, TrainConfig
 from tests.agents.scripted import AGENT, ANSWER, ScriptedEngine, knowledge
@@ -47,7 +45,9 @@ def test_rows_of_a_name() -> None:
     assert rows("ircot_all", "text", "table") == ["ircot_all"]
     assert rows("ircot_text", "text") == ["ircot_text"]
     assert rows("search:random_kb", "text", "table") == ["search:random_kb"]
-    assert rows("routerl_jax.extras.baselines.direct:Direct", "text") == ["routerl_jax.extras.baselines.direct:Direct"]
+    assert rows("routerl_jax.extras.baselines.vanilla_rag:Direct", "text") == [
+        "routerl_jax.extras.baselines.vanilla_rag:Direct"
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(BASELINES))

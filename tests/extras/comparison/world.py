@@ -7,7 +7,7 @@ import pathlib
 import re
 from typing import Any
 
-from routerl_jax.extras.comparison.benchmarks.benchmark import Benchmark
+from routerl_jax.extras.comparison.benchmarks import Benchmark
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.training.config import KnowledgeConfig, PolicyModelConfig
 

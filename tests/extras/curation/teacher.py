@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.extras.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
+from routerl_jax.extras.curation.attempts import AttemptConfig
+from routerl_jax.extras.curation.golden import AmountConfig, ConstructConfig
 from routerl_jax.services.base import Completion
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.config import KnowledgeConfig

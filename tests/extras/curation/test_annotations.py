@@ -9,8 +9,8 @@ import pytest
 
 from routerl_jax.core.types import Passage
 from routerl_jax.data.trajectories import AnswerStep, FinalStep, RouteStep, Trajectory, read_trajectories
-from routerl_jax.extras.curation.golden import construct
-from routerl_jax.extras.curation.golden_config import AttemptConfig, ConstructConfig
+from routerl_jax.extras.curation.attempts import AttemptConfig
+from routerl_jax.extras.curation.golden import ConstructConfig, construct
 from routerl_jax.training.config import KnowledgeConfig
 
 TRIPLES = [["Aida", "composer", "Giuseppe Verdi"], ["Giuseppe Verdi", "place of birth", "Le Roncole"]]

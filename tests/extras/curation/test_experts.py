@@ -25,10 +25,9 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example, Passage, Sequence
 from routerl_jax.data.atlas import pages
 from routerl_jax.data.rounds import read_messages
-from routerl_jax.extras.curation.expert_config import ExpertJobConfig
-from routerl_jax.extras.curation.expert_job import balanced
-from routerl_jax.extras.curation.expert_report import ExpertsReport
-from routerl_jax.extras.curation.replies import ReplyFile
+from routerl_jax.extras.curation.expert_job import ExpertsReport, balanced
+from routerl_jax.extras.curation.experts import ExpertJobConfig
+from routerl_jax.extras.curation.job import ReplyFile
 from routerl_jax.models.huggingface import load_without_weights, save_pretrained
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol

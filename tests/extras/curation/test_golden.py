@@ -30,13 +30,10 @@ from routerl_jax.data.trajectories import (
     label_of,
     read_trajectories,
 )
-from routerl_jax.extras.curation.attempts import parse_routes
-from routerl_jax.extras.curation.golden import construct
-from routerl_jax.extras.curation.golden_balance import balanced, split
-from routerl_jax.extras.curation.golden_config import AmountConfig, AttemptConfig, ConstructConfig
+from routerl_jax.extras.curation.attempts import AttemptConfig, parse_routes, shots
+from routerl_jax.extras.curation.golden import AmountConfig, ConstructConfig, balanced, construct, split
+from routerl_jax.extras.curation.job import Services
 from routerl_jax.extras.curation.questions import save_picture
-from routerl_jax.extras.curation.services import Services
-from routerl_jax.extras.curation.shots import shots
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
 from routerl_jax.services.base import Completion

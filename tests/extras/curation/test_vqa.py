@@ -11,9 +11,17 @@ from typing import Any
 import pytest
 
 from routerl_jax.data.readers import open_dataset
-from routerl_jax.extras.curation.attempts import AttemptFailed
-from routerl_jax.extras.curation.vqa import VqaConfig, balanced, equal_shares, read_concepts
-from routerl_jax.extras.curation.vqa_text import TAXONOMY, QuestionAnswer, read_kind, read_question
+from routerl_jax.extras.curation.job import AttemptFailed
+from routerl_jax.extras.curation.vqa import (
+    TAXONOMY,
+    QuestionAnswer,
+    VqaConfig,
+    balanced,
+    equal_shares,
+    read_concepts,
+    read_kind,
+    read_question,
+)
 from routerl_jax.models.images import decode_image
 from routerl_jax.services.base import Completion
 from tests.extras.curation.teacher import Scripted

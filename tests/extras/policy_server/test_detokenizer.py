@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from routerl_jax.extras.policy_server.detokenizer import Detokenizer
+from routerl_jax.extras.policy_server.generator import Detokenizer
 from tests import tiny
 
 TEXTS = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.policy_server.tool_calls import read_calls
+from routerl_jax.extras.policy_server.policy import read_calls
 from tests.extras.policy_server.scripted import ScriptedWriter
 from tests.extras.policy_server.served import serving
 

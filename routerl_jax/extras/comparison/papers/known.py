@@ -1,4 +1,4 @@
-"""All tables and figures of papers in the package. Importing this module registers them."""
+"""All figures of papers in the package. Importing this module registers them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,5 @@ from routerl_jax.extras.comparison.papers import (  # noqa: F401 - they register
     vrag_rl,
 )
 from routerl_jax.extras.comparison.papers.figure import FIGURE_HEADINGS, PAPER_FIGURES, listing
-from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
 
-__all__ = ["FIGURE_HEADINGS", "PAPER_FIGURES", "PAPER_TABLES", "listing"]
+__all__ = ["FIGURE_HEADINGS", "PAPER_FIGURES", "listing"]
