@@ -32,6 +32,7 @@ MOVED = {
     "parallel.hlo_text": "extras.compile_check.hlo_text",
     "parallel.topology": "extras.compile_check.topology",
     "remote": "services",
+    "recipes.known": "recipes.recipe",
     "serving": "extras.policy_server",
     "training.compile_check": "extras.compile_check.check",
     "training.layout_search": "extras.compile_check.layout_search",

@@ -53,7 +53,29 @@ class TurnTerm:
         return self.function(episodes, **options)
 
 
-REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm, StepTerm or TurnTerm
+# Each entry is a RewardTerm, a StepTerm or a TurnTerm. Those of the papers are imported when a configuration names them.
+REWARD_TERMS: Registry[Callable[..., Any]] = Registry(
+    "reward term",
+    {
+        "mmsearch_r1.accuracy": "routerl_jax.recipes.mmsearch_r1.rewards:accuracy",
+        "mmsearch_r1.format": "routerl_jax.recipes.mmsearch_r1.rewards:format_kept",
+        "mmsearch_r1.judged_accuracy": "routerl_jax.recipes.mmsearch_r1.rewards:JUDGED_ACCURACY",
+        "r1_router.answer": "routerl_jax.recipes.r1_router.rewards:ANSWER",
+        "r1_router.route": "routerl_jax.recipes.r1_router.rewards:ROUTE",
+        "r1_router.turn_answer": "routerl_jax.recipes.r1_router.turns:TURN_ANSWER",
+        "r1_router.turn_format": "routerl_jax.recipes.r1_router.turns:TURN_FORMAT",
+        "r1_router.turn_route": "routerl_jax.recipes.r1_router.turns:TURN_ROUTE",
+        "r1_searcher.answer": "routerl_jax.recipes.r1_searcher:answer",
+        "r1_searcher.calls": "routerl_jax.recipes.r1_searcher:calls_in_order",
+        "r1_searcher.format": "routerl_jax.recipes.r1_searcher:format_kept",
+        "r1_searcher.tags": "routerl_jax.recipes.r1_searcher:tags_in_order",
+        "r1_searcher.violation": "routerl_jax.recipes.r1_searcher:violation",
+        "routerag.efficiency": "routerl_jax.recipes.routerag:EFFICIENCY",
+        "vrag_rl.gated_judge": "routerl_jax.recipes.vrag_rl.rewards:GATED_JUDGE",
+        "vrag_rl.ndcg": "routerl_jax.recipes.vrag_rl.rewards:NDCG",
+        "vrag_rl.pattern": "routerl_jax.recipes.vrag_rl.rewards:pattern",
+    },
+)
 
 # Terms that look for a protocol's tags in what the policy wrote, and with which options they do. JSON tool calls have no tags.
 READS_TAGS: dict[str, Callable[[Mapping[str, Any]], bool]] = {}

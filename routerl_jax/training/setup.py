@@ -28,8 +28,7 @@ from routerl_jax.models.sight import add_sight
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
-from routerl_jax.recipes.known import RECIPES
-from routerl_jax.recipes.recipe import Recipe, Stage
+from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import ModelJudge, open_judge
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig

@@ -16,7 +16,7 @@ from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
-from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.training.load import load_config
 from routerl_jax.training.setup import build_recipe
 

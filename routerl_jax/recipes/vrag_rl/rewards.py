@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.retrieval import has_gold, retrieval
-from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm
 from routerl_jax.rewards.verdicts import counts, judge_reward
 
 Variant = Literal["paper", "released"]
@@ -59,7 +59,6 @@ def gated_judge(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> lis
     return judge_reward(episodes, paid)
 
 
-@REWARD_TERMS.register("vrag_rl.pattern")
 def pattern(episode: Episode, variant: Variant = "paper") -> float:
     """1 if the episode follows the pattern of thought, action and observation, else 0 (equation 10).
 
@@ -89,8 +88,8 @@ def _check(variant: str) -> None:
         raise ValueError(f"variant={variant!r} is not known; use one of {', '.join(get_args(Variant))}")
 
 
-REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=has_gold))
-REWARD_TERMS.register("vrag_rl.gated_judge")(StepTerm(gated_judge, judges=counts))
+NDCG = StepTerm(ndcg, judges=has_gold)
+GATED_JUDGE = StepTerm(gated_judge, judges=counts)
 READS_TAGS["vrag_rl.ndcg"] = lambda options: bool(options.get("gated"))
 READS_TAGS["vrag_rl.gated_judge"] = lambda options: True
 READS_TAGS["vrag_rl.pattern"] = lambda options: options.get("variant") == "released"

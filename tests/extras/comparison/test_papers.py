@@ -20,7 +20,7 @@ from routerl_jax.extras.comparison.document import Table
 from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES, PAPER_TABLES
 from routerl_jax.extras.comparison.papers.layout import paper_blocks
 from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE, Column, PaperTable, assigned_agent
-from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from tests.extras.comparison.world import config, reply, write_world
 from tests.programs import launch_here, refusal, write_config
