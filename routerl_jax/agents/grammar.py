@@ -11,8 +11,7 @@ from typing import Any
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema
 
 GRAMMARS: Registry[type[Grammar]] = Registry(
     "grammar",

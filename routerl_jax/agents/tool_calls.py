@@ -12,8 +12,7 @@ from routerl_jax.agents.grammar import one_line as without_tags
 from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
 from routerl_jax.core.text import one_line, replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema, kb_schema
-from routerl_jax.core.types import Action, Call, Observation, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage, ToolSchema, kb_schema
 
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.

@@ -17,8 +17,7 @@ import httpx2
 
 from routerl_jax.core.packages import needs
 from routerl_jax.core.time_limit import seconds_left
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, ToolSchema
 from routerl_jax.knowledge.client.documents import TEXT_KEYS, Documents, document_passage
 from routerl_jax.knowledge.client.policy import Retries, Unavailable
 from routerl_jax.knowledge.client.schema import passage_of
@@ -26,7 +25,7 @@ from routerl_jax.knowledge.counts import Counts, StageCounts
 from routerl_jax.knowledge.query import is_blank, query_image, query_text
 from routerl_jax.knowledge.timing import TimedResults
 from routerl_jax.services.background import gather_bounded, shared_loop
-from routerl_jax.services.retries import ReplyError, bounded, error_of, may_pass, retry_after
+from routerl_jax.services.http import ReplyError, bounded, error_of, may_pass, retry_after
 
 
 class McpTool:

@@ -7,8 +7,8 @@ import pathlib
 from collections.abc import Mapping
 
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.packages import code_version
 from routerl_jax.core.text import markdown_cell, without_directories
-from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.store import Manifest
 from routerl_jax.knowledge.writer import LEFT_OUT, left_out
 

@@ -32,8 +32,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.compressed import plain_name, plain_suffix
-from routerl_jax.core.rows import RowLocation, read_rows
+from routerl_jax.core.rows import RowLocation, plain_name, plain_suffix, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_named_columns
 from routerl_jax.knowledge.corpora import documents

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.core.checked import Count, Size, checked
+from routerl_jax.core.config import Count, Size, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.base import KB_BUILDERS, KB_KINDS, Builder

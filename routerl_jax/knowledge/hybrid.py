@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from routerl_jax.core.buckets import in_bucket
-from routerl_jax.core.checked import NonNegative, Size, checked
+from routerl_jax.core.config import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import KB_BUILDERS, MOST_PASSAGES, Builder, KnowledgeBase
 from routerl_jax.knowledge.builds import BuildReport, digest_of, write_settings

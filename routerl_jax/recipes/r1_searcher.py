@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.grammar import Grammar, between, check_one_tool, unshown
-from routerl_jax.core.text import split_thoughts
+from routerl_jax.core.text import garbled, split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.search import search_recipe
-from routerl_jax.rewards.garbled import garbled
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.terms import READS_TAGS
 
 BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"

@@ -15,8 +15,7 @@ from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.search import search_recipe
 from routerl_jax.recipes.search_r1 import ACTION
-from routerl_jax.rewards.metrics import exact_match
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import accepted_answers, exact_match
 from routerl_jax.rewards.terms import StepTerm
 
 TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the rankings of the other two (knowledge.hybrid)

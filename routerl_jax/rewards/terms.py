@@ -6,17 +6,53 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
-from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
-from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS, Golds, accepted_answers
 from routerl_jax.rewards.retrieval import answer_found, found, has_gold, has_telling_answer
-from routerl_jax.rewards.verdicts import Judge, counts, judge_reward
+
+# --- judges ------------------------------------------------------------------------------------------------------------
+# The interface of judges, and the reward that their verdicts give.
+
+
+class Judge(Protocol):
+    """Decides for each episode whether its answer is right (`llms.judge.ModelJudge` asks a language model)."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """One verdict per episode, in order, the same on every process (a collective call)."""
+        ...
+
+
+def judge_reward(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
+    """1 for an answer that the judge finds right, else 0. The judge decides what a failed verdict counts.
+
+    An episode whose verdict does not count (`Verdict.counts` is None) gets the mean of the counting ones at its question, or 0
+    if there are none. So it only changes the advantages of other attempts through the group's standard deviation. It is itself
+    left out of the loss (learning.advantages.unjudged).
+    """
+    counted: dict[str, list[float]] = {}
+    for episode, verdict in zip(episodes, verdicts, strict=True):
+        if verdict.counts is not None:
+            counted.setdefault(episode.example.id, []).append(verdict.counts)
+    means = {question: float(np.mean(values)) for question, values in counted.items()}
+    return [
+        means.get(episode.example.id, 0.0) if verdict.counts is None else verdict.counts
+        for episode, verdict in zip(episodes, verdicts)
+    ]
+
+
+def counts(episode: Episode) -> bool:
+    """Whether an episode counts in the means of a judged term: no judge was asked, or its verdict counts."""
+    return episode.verdict is None or episode.verdict.counts is not None
+
+
+# --- terms -------------------------------------------------------------------------------------------------------------
 
 # A term is a pure function of an episode. If it has a keyword `normalizer`, it gets the run's; a keyword `verdict` gets the
 # judge's verdict on the episode. Other keywords are options for the configuration.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
+from routerl_jax.core.config import Count, NonNegative, Positive, Size, checked
 from routerl_jax.services.judge_styles import JUDGE_STYLES
 
 Form = Literal["turns", "continue"]  # how a conversation becomes messages (llms.transcript)

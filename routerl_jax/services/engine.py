@@ -18,8 +18,7 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import Generated
-from routerl_jax.services.base import Completion, conversation_json
-from routerl_jax.services.schemas import with_schema
+from routerl_jax.services.base import Completion, conversation_json, with_schema
 
 
 class EngineModel:

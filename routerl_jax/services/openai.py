@@ -16,13 +16,10 @@ from routerl_jax.core.types import Message
 from routerl_jax.models.images import image_uri
 from routerl_jax.services import faults
 from routerl_jax.services.background import shared_loop
-from routerl_jax.services.base import Completion
+from routerl_jax.services.base import Completion, with_schema
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.http import HttpClient, HttpError
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret
 from routerl_jax.services.limits import RateLimiter, acquire_async
-from routerl_jax.services.retries import ReplyError, error_of
-from routerl_jax.services.schemas import with_schema
-from routerl_jax.services.secrets import secret
 
 # Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.
 _FORMATS = ("json_schema", "json_object", "none")

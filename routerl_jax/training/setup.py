@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.config import naming, override, unknown_key
+from routerl_jax.core.tokenizer import with_template
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.engine.engine import Engine

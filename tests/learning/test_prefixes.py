@@ -11,10 +11,9 @@ import pytest
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence
 from routerl_jax.learning import prefixes
-from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning.batch import BatchLayout, Bundle, bundles
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.prefixes import Bundle, bundles
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 

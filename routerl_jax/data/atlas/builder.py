@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas import extract, flags, visual, world
 from routerl_jax.data.atlas.questions import real_questions

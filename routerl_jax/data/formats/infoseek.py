@@ -15,7 +15,7 @@ class InfoSeek(FlashRag):
     """Plain rows (`flashrag`) with `answer_eval`: the answers that the data set's scorer accepts.
 
     It is a list of strings (accepted answers) or of `{wikidata, range: [low, high]}`. The ranges go to
-    `metadata["answer_ranges"]` (rewards.ranges). Pictures are those of OVEN: `images/IMAGE_ID.jpg` beside the file, or paths
+    `metadata["answer_ranges"]` (rewards.metrics). Pictures are those of OVEN: `images/IMAGE_ID.jpg` beside the file, or paths
     under `image`.
     """
 

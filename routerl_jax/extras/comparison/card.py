@@ -16,8 +16,7 @@ import jax
 import routerl_jax
 from routerl_jax.core.types import Example
 from routerl_jax.knowledge.store import MANIFEST, Manifest
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import kb_cache_directory, kb_directory
 

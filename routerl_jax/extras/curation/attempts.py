@@ -16,9 +16,8 @@ from routerl_jax.extras.curation.shots import Kind, shots
 from routerl_jax.knowledge.query import with_picture
 from routerl_jax.recipes.r1_router.rewards import final_accuracy
 from routerl_jax.recipes.r1_router.steps import History, StepPrompt, StepProtocol
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.services.schemas import without_thinking
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
+from routerl_jax.services.base import without_thinking
 
 Outcome = Literal[
     "accepted",

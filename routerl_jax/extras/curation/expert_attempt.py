@@ -26,8 +26,7 @@ from routerl_jax.models.regions import Pixels, RefusedRegion, RegionRule, Size, 
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.training.demonstrations import Worked
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from routerl_jax.agents.config import AgentConfig
-from routerl_jax.core.checked import Count, NonNegative, PositiveFraction, Size, checked
+from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, checked
 from routerl_jax.extras.curation.demonstration_job import DemonstrationConfig
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.config import ChatModelConfig, JudgeConfig

@@ -38,8 +38,8 @@ from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.background import in_thread
 from routerl_jax.services.base import ChatModel
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.judge import ModelJudge, open_judge
+from routerl_jax.services.load import CachedModel
 from routerl_jax.training.setup import bound_pictures
 
 _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")

@@ -14,7 +14,7 @@ from typing import Literal
 from routerl_jax.agents.grammar import between
 from routerl_jax.extras.curation.attempts import AttemptFailed
 from routerl_jax.models.regions import Box, RefusedRegion, Size, read_box
-from routerl_jax.services.schemas import without_thinking
+from routerl_jax.services.base import without_thinking
 
 Kind = Literal["search", "look", "answer"]
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.journal import Journal
+from routerl_jax.core.files import Journal
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.core.checked import (
+from routerl_jax.core.config import (
     Amount,
     BelowOne,
     Count,
@@ -17,8 +17,7 @@ from routerl_jax.core.checked import (
     Size,
     checked,
 )
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.sections import KnowledgeConfig
 
@@ -44,7 +43,7 @@ class AttemptConfig:
     max_document: Count = 2000  # most characters of a document that are shown and written; 0: all
     sees: tuple[str, ...] = ("text_image",)  # knowledge bases that also get the question's picture
     metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
-    normalizer: str = "vqa"  # rewards.normalize.NORMALIZERS
+    normalizer: str = "vqa"  # rewards.metrics.NORMALIZERS
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_searches <= self.max_searches:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from routerl_jax.core.journal import Journal, check_same
+from routerl_jax.core.files import Journal, check_same
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.extras.curation.report import listed
 

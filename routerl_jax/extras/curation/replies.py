@@ -9,7 +9,7 @@ import pathlib
 import threading
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.core.journal import Journal
+from routerl_jax.core.files import Journal
 from routerl_jax.services.cache import Cache, Entry
 
 

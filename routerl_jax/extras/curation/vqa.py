@@ -25,9 +25,8 @@ from typing import Any, Literal
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
-from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
+from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.files import Journal, write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.extras.curation.attempts import FAILED, Attempt, AttemptFailed, model_reply
@@ -46,9 +45,8 @@ from routerl_jax.extras.curation.vqa_text import (
 )
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.services.background import shared_loop
-from routerl_jax.services.base import ChatModel
+from routerl_jax.services.base import ChatModel, without_thinking
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.schemas import without_thinking
 from routerl_jax.training.sections import KnowledgeConfig
 
 _MADE = ("concepts.jsonl", "questions.jsonl", "train.jsonl", "test.jsonl", "report.json", "report.md", IMAGES)

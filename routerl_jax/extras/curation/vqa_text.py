@@ -8,7 +8,7 @@ import re
 
 from routerl_jax.agents.grammar import between
 from routerl_jax.extras.curation.attempts import AttemptFailed
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 # Kinds of knowledge that a question may ask for, each with its description in the prompt.
 TAXONOMY = {

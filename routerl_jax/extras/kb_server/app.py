@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from absl import logging
 
-from routerl_jax.core.checked import NonNegative, Size, checked
+from routerl_jax.core.config import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.knowledge.timing import TimedResults, timed_search

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from absl import logging
 
-from routerl_jax.core.checked import Count, Range, checked
+from routerl_jax.core.config import Count, Range, checked
 from routerl_jax.extras.kb_server.app import Served, ServerSettings
 from routerl_jax.knowledge.base import KnowledgeBase
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from routerl_jax.core.checked import NonNegative, Positive, Size, checked
+from routerl_jax.core.config import NonNegative, Positive, Size, checked
 
 
 class Unavailable(RuntimeError):

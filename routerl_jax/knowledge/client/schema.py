@@ -17,7 +17,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.checked import Positive, Size, checked
+from routerl_jax.core.config import Positive, Size, checked
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import MOST_PASSAGES

@@ -19,7 +19,7 @@ from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Failed, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.services.background import shared_loop
-from routerl_jax.services.retries import (
+from routerl_jax.services.http import (
     MOST_REDIRECTS,
     bounded,
     error_of,

@@ -18,8 +18,8 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.packages import needs
+from routerl_jax.core.rows import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.data.page_ids import page_id
 from routerl_jax.knowledge.pages.reader import Page, Reader

@@ -17,8 +17,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from routerl_jax.core.compressed import open_bytes, plain_suffix
-from routerl_jax.core.rows import RowLocation, check_text
+from routerl_jax.core.rows import RowLocation, check_text, open_bytes, plain_suffix
 from routerl_jax.core.types import Passage
 
 _WIKI = "/wiki/"

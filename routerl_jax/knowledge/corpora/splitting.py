@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
-from routerl_jax.core.words import split
+from routerl_jax.core.text import split
 
 WORDS = 100  # words of a passage: DPR (Karpukhin et al. 2020, section 4.1)
 _LONGEST = 1000  # characters of a word of a document; a longer one (encoded data) counts as several

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from routerl_jax.core.compressed import open_bytes
-from routerl_jax.core.rows import RowLocation
+from routerl_jax.core.rows import RowLocation, open_bytes
 from routerl_jax.core.types import Passage
 
 _COLUMNS = ("id", "text", "title")

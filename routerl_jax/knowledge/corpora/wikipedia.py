@@ -11,9 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from routerl_jax.core.compressed import open_bytes
 from routerl_jax.core.packages import needs
-from routerl_jax.core.rows import RowLocation
+from routerl_jax.core.rows import RowLocation, open_bytes
 
 _ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several
 _CHUNK = 64  # pages that a worker gets at a time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Size, checked
+from routerl_jax.core.config import Count, Fraction, PositiveFraction, Size, checked
 from routerl_jax.knowledge.graph.kb import WalkSettings
 from routerl_jax.knowledge.graph.synonyms import MOST
 from routerl_jax.services.config import ChatModelConfig

@@ -12,8 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import BelowOne, Size, checked
-from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.config import BelowOne, Size, checked, from_config_dict
 from routerl_jax.core.types import Walk
 from routerl_jax.knowledge.base import KB_KINDS, KnowledgeBase
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.files import write_atomic
+from routerl_jax.core.files import cache_directory, write_atomic
 from routerl_jax.core.packages import needs
 from routerl_jax.models.images import decode_image
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Literal
 
-from routerl_jax.core.checked import Range, checked
+from routerl_jax.core.config import Range, checked
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage

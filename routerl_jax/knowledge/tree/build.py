@@ -49,8 +49,7 @@ from routerl_jax.knowledge.tree.summaries import PROMPT, summaries
 from routerl_jax.knowledge.writer import Part, StoreWriter, explained, left_out
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
-from routerl_jax.services.cached import CachedModel
-from routerl_jax.services.load import chat_model
+from routerl_jax.services.load import CachedModel, chat_model
 
 _SAVE_EVERY = 16  # summaries between two saves; a killed build may have to repeat these
 _BLOCK = 8192  # passages copied at a time

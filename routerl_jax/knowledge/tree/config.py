@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from routerl_jax.core.checked import Count, Fraction, PositiveFraction, Seed, Size, checked
+from routerl_jax.core.config import Count, Fraction, PositiveFraction, Seed, Size, checked
 from routerl_jax.knowledge.index import AUTO
 from routerl_jax.knowledge.tree.clusters import ClusterSettings
 from routerl_jax.services.config import ChatModelConfig

@@ -13,10 +13,8 @@ from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.recipes.mmsearch_r1.protocol import form
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import READS_TAGS, StepTerm
-from routerl_jax.rewards.verdicts import counts, judge_reward
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward
 
 Per = Literal["episode", "search"]
 Plans = Literal["within_limits", "released"]

@@ -16,8 +16,7 @@ from routerl_jax.core.types import Episode, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes.r1_router.rewards import ENCODER, final_accuracy, similarities
-from routerl_jax.rewards.metrics import f1_recall
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import accepted_answers, f1_recall
 from routerl_jax.rewards.terms import TurnTerm
 
 Open = tuple[tuple[int, GoldHop], ...]

@@ -16,8 +16,7 @@ from typing import Any, Literal, get_args
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.retrieval import has_gold, retrieval
-from routerl_jax.rewards.terms import READS_TAGS, StepTerm
-from routerl_jax.rewards.verdicts import counts, judge_reward
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward
 
 Variant = Literal["paper", "released"]
 

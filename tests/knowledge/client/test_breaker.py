@@ -6,7 +6,7 @@ import pytest
 
 from routerl_jax.knowledge.client.breaker import CircuitBreaker
 from routerl_jax.knowledge.client.policy import Retries, Timeouts
-from routerl_jax.services.retries import retry_after
+from routerl_jax.services.http import retry_after
 
 
 class Clock:

@@ -8,7 +8,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.formats.known import split_name
 from routerl_jax.data.hub import PREFIX, on_this_machine
