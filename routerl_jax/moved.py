@@ -47,6 +47,7 @@ MOVED = {
     "parallel.topology": "extras.compile_check.topology",
     "recipes.known": "recipes.recipe",
     "remote": "services",
+    "rewards.format": "rewards.terms",
     "rewards.garbled": "core.text",
     "rewards.normalize": "rewards.metrics",
     "rewards.ranges": "rewards.metrics",

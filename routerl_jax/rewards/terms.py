@@ -13,7 +13,6 @@ import numpy as np
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS, Golds, accepted_answers
 from routerl_jax.rewards.retrieval import answer_found, found, has_gold, has_telling_answer
 
@@ -130,14 +129,15 @@ for _name, _metric in ANSWER_METRICS.items():
 
 @REWARD_TERMS.register("format")
 def well_formed(episode: Episode) -> float:
-    """1 if the whole episode is well formed and answered, else 0."""
-    return float(formats.well_formed(episode))
+    """1 if there is an answer, every turn follows the grammar to the letter, and no action was invalid; else 0."""
+    whole = episode.invalid_actions == 0 and all(turn.well_formed for turn in episode.turns)
+    return float(whole and bool(answered(episode)))
 
 
 @REWARD_TERMS.register("answered")
 def answered(episode: Episode) -> float:
-    """1 if the episode has an answer, else 0."""
-    return float(formats.answered(episode))
+    """1 if the episode ended with an answer that is not blank, else 0."""
+    return float(bool(episode.answer and episode.answer.strip()))
 
 
 @REWARD_TERMS.register("searched")

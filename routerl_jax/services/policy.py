@@ -22,7 +22,8 @@ from routerl_jax.services.base import Completion
 from routerl_jax.services.cache import Cache
 from routerl_jax.services.config import PolicyModelConfig
 from routerl_jax.services.limits import LocalRateLimiter
-from routerl_jax.services.load import Budget, CachedModel, MeteredModel, Price, endpoint_model
+from routerl_jax.services.load import Budget, CachedModel, MeteredModel, Price
+from routerl_jax.services.openai import endpoint_model
 from routerl_jax.services.transcript import PICTURE, ChatRequest, SentPictures, Transcript, chat_request
 
 # --- the policy's own text in a reply ----------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_an_entry_may_be_a_path_that_is_imported_when_it_is_named() -> None:
     assert list(registry) == ["gone", "ordered", "plain"]
     assert "ordered" in registry
     assert registry.get("ordered") is collections.OrderedDict
-    with pytest.raises(ValueError, match="'gone' is collections:Nothing, which can't be imported: .* no attribute"):
+    with pytest.raises(ValueError, match=r"'gone' is collections:Nothing, which can't be imported: .* no attribute"):
         registry.get("gone")
     with pytest.raises(ValueError, match="'ordered' is registered twice"):
         registry.register("ordered")(list)

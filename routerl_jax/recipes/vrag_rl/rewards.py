@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.retrieval import has_gold, retrieval
-from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward, well_formed
 
 Variant = Literal["paper", "released"]
 
@@ -74,7 +73,7 @@ def pattern(episode: Episode, variant: Variant = "paper") -> float:
     if variant == "released":
         return float(_released_pattern(episode))
     searched = any(turn.action is not None and turn.action.kind == "search" for turn in episode.turns)
-    return float(searched and formats.well_formed(episode))
+    return float(searched and well_formed(episode))
 
 
 def _released_pattern(episode: Episode) -> bool:
