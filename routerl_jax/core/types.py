@@ -311,7 +311,7 @@ class Failure:
     """Why a policy behind an endpoint wrote no further turn.
 
     Attributes:
-      kind: kind of the failure, such as "context_length", "server" or "budget" (`llms.faults`).
+      kind: kind of the failure, such as "context_length", "server" or "budget" (`services.faults`).
       message: the error in one line.
     """
 

@@ -41,7 +41,7 @@ class Endpoint:
 
 
 class Policy(Protocol):
-    """The interface that agents run with. See `Engine` for the methods. `llms.policy.ChatModel` implements it for an endpoint;
+    """The interface that agents run with. See `Engine` for the methods. `services.policy.ChatModel` implements it for an endpoint;
     its token ids are its own and mean nothing to any model.
 
     Attributes:

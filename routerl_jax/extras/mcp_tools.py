@@ -34,7 +34,7 @@ class McpTool:
     Its answer becomes passages. Structured content may have the form of our own servers (`{"passages": [..]}`), or be a list of
     objects with a text (under `text`, `content`, `contents`, `snippet` or `description`). Otherwise each block of text, picture
     or resource becomes a passage. Safe to use from several threads. After a crash, the next call starts the server or connects
-    to it again; if the server no longer knows the session, this call does. A reply whose status may pass (remote.retries) is
+    to it again; if the server no longer knows the session, this call does. A reply whose status may pass (services.http) is
     asked for again.
 
     Args:

@@ -21,7 +21,7 @@ from routerl_jax.rewards.retrieval import answer_found, found, has_gold, has_tel
 
 
 class Judge(Protocol):
-    """Decides for each episode whether its answer is right (`llms.judge.ModelJudge` asks a language model)."""
+    """Decides for each episode whether its answer is right (`services.judge.ModelJudge` asks a language model)."""
 
     def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
         """One verdict per episode, in order, the same on every process (a collective call)."""

@@ -22,7 +22,7 @@ class Completion:
       finish: "stop" (the model ended its answer), "length" (`max_tokens` cut it off) or "error".
       prompt_tokens, tokens: number of tokens read and written; 0 if unknown.
       cached: the answer came from a cache.
-      fault: the kind of the error (`llms.faults`); "" if it is unknown.
+      fault: the kind of the error (`services.faults`); "" if it is unknown.
       stopped_by: the stop string that ended the answer, if the server names it. It is not part of `text`.
       seconds: the time that the answer took; 0 if it was not measured.
     """

@@ -40,7 +40,7 @@ class OpenAIModel:
       api_key_env: environment variable that holds the key; "" sends no key.
       concurrency: most requests in progress at once.
       timeout: seconds for one attempt.
-      retries: further attempts, see `remote.http.HttpClient`.
+      retries: further attempts, see `services.http.HttpClient`.
       extra: further fields of every request (`{"chat_template_kwargs": {"enable_thinking": False}}`, `seed`, ...).
       limiter: rate limit of requests.
 

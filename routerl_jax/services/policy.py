@@ -111,7 +111,7 @@ _MOST_SEED = 2**31 - 1  # servers store seeds as signed 32-bit integers
 
 
 class ChatModel(Endpoint):
-    """A `generation.policy.Policy`: `rj.run(agent, examples, rj.ChatModel("gpt-4o-mini", base_url=..), tools)`.
+    """A `engine.policy.Policy`: `rj.run(agent, examples, rj.ChatModel("gpt-4o-mini", base_url=..), tools)`.
 
     Agents, conversations and tools are the same as with an `Engine`. These things differ:
 

@@ -74,7 +74,7 @@ class ComparisonConfig:
     # with a `model`, captions replace the pictures of questions, for policies that see no pictures
     captions: CaptionConfig = CaptionConfig()
     judge: JudgeConfig = JudgeConfig()  # with a `model`, the judge is asked about every answer
-    # judged answers of each agent and benchmark on which the judge is checked for bias (llms.judge_checks); 0: none
+    # judged answers of each agent and benchmark on which the judge is checked for bias (services.judge); 0: none
     judge_checks: Count = 0
 
     @property

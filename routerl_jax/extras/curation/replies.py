@@ -14,7 +14,7 @@ from routerl_jax.services.cache import Cache, Entry
 
 
 class ReplyFile(Cache):
-    """A cache for `llms.cached.CachedModel` that is a journal: nothing is ever removed.
+    """A cache for `services.load.CachedModel` that is a journal: nothing is ever removed.
 
     After `close`, the file opens again when there is something to write. Values are texts in UTF-8, and all of them are held in
     memory.

@@ -183,7 +183,7 @@ def create_app(
     """The application.
 
     Args:
-      token: required of every client. With "", for none, pages of other sites are refused (`remote.asgi.SameSite`).
+      token: required of every client. With "", for none, pages of other sites are refused (`services.asgi.SameSite`).
       hosts: names under which the server may be asked without a token; "*" for any.
       mcp: makes the application of an MCP server, whose routes and lifespan are included (`serving.mcp.http_app`).
     """
