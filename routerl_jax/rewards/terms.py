@@ -204,10 +204,10 @@ class RewardFunction:
             judge, and there is none.
         """
         verdicts = self._verdicts(episodes) if self.asks else []
-        columns = {
-            name: [weight * value for value in _numbers(name, term(episodes, verdicts), episodes)]
-            for name, (weight, term) in self._bound.items()
-        }
+        columns = {}
+        for name, (weight, term) in self._bound.items():
+            values = zip(_one_for_each(name, term(episodes, verdicts), episodes), episodes)
+            columns[name] = [weight * _number(name, value, episode) for value, episode in values]
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
@@ -263,12 +263,8 @@ def _of_step(term: Callable[..., Any], options: Mapping[str, Any], judged: bool)
     return lambda episodes, _: term(episodes, **options)
 
 
-def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]:
-    """A term's values for the episodes of a step, as numbers. Raises ValueError unless there is one number per episode."""
-    return [_number(name, value, episode) for value, episode in zip(_one_for_each(name, values, episodes), episodes)]
-
-
 def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
+    """A term's values for the episodes of a step. Raises ValueError unless there is one per episode."""
     if not isinstance(values, Iterable):
         raise ValueError(
             f"reward term {name!r} gave {_repr(values)} for the episodes of a step: it must give a list, one for each"

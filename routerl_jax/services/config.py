@@ -50,7 +50,7 @@ class ChatModelConfig(EndpointConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PolicyModelConfig(EndpointConfig):
-    """A language model behind an endpoint as the policy of agents (`services.policy.ChatModel`). An empty `model` means none."""
+    """An endpoint's language model as the policy of agents (`services.policy.ChatModel`). An empty `model` means none."""
 
     max_length: Size = 32768  # most tokens of a conversation; an estimate by the usual vocabularies
     # how observations within the policy's turn are sent. turns: as a user's message; continue: as part of the model's own

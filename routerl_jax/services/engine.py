@@ -79,7 +79,8 @@ class EngineModel:
         try:
             prompt = engine.tokenizer.chat([self._marked(message) for message in conversation])
             images = [image for message in conversation for image in message.images]
-            stream = engine.open(prompt, _identity(conversation), sample, images=images)
+            identity = hashlib.sha256(json.dumps(conversation_json(conversation)).encode()).hexdigest()
+            stream = engine.open(prompt, identity, sample, images=images)
             engine.request(stream, max_tokens=max_tokens, sampling=sampling)
             generated = await self._loop.turn(stream)
             assert generated is not None, "nothing ends a turn early"
@@ -117,10 +118,6 @@ def _result(job: Future[Completion]) -> Completion:
     except TimeoutError:
         job.cancel()
         return Completion(error="no answer in the time that was left", finish="error")
-
-
-def _identity(conversation: Sequence[Message]) -> str:
-    return hashlib.sha256(json.dumps(conversation_json(conversation)).encode()).hexdigest()
 
 
 def engine_model(config: ChatModelConfig) -> EngineModel:

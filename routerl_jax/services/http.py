@@ -228,7 +228,8 @@ class HttpClient:
         reply with a 2xx status. Raises HttpError."""
         address = _without_secrets(url)
         for attempt in range(self._retries + 1):
-            await self._wait_pause()
+            while (pause := self._paused_until - time.monotonic()) > 0:
+                await asyncio.sleep(pause * random.uniform(1.0, 1.1))
             if self._turn is not None and not await self._turn():
                 raise HttpError(f"{address}: the rate limit leaves no turn in time")
             outcome = await self._attempt(method, url, headers, params, body, failure)
@@ -256,10 +257,6 @@ class HttpClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
-
-    async def _wait_pause(self) -> None:
-        while (seconds_left := self._paused_until - time.monotonic()) > 0:
-            await asyncio.sleep(seconds_left * random.uniform(1.0, 1.1))
 
     async def _attempt(
         self, method: str, url: str, headers: Any, params: Any, body: Any, failure: Callable[[Any], ReplyError | None]

@@ -97,7 +97,7 @@ class CachedModel:
                 keys.append(f"unreadable {number}")
                 answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
         cached = self._cache.get_many([key for key in keys if key not in answers])
-        answers |= {key: _read(value) for key, value in cached.items()}
+        answers |= {key: Completion(**json.loads(value), cached=True) for key, value in cached.items()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         new_keys = list(missing)
         with Bar(total=len(new_keys), desc=self._progress, unit="answer", disable=not self._progress) as bar:
@@ -111,9 +111,13 @@ class CachedModel:
                     sample=sample,
                     **more,
                 )
-                self._cache.set_many(
-                    {key: _write(answer) for key, answer in zip(chunk, new_answers) if answer.error is None}
-                )
+                written = {}
+                for key, answer in zip(chunk, new_answers):
+                    if answer.error is None:
+                        fields = dataclasses.asdict(answer)
+                        del fields["cached"]
+                        written[key] = json.dumps(fields).encode()
+                self._cache.set_many(written)
                 answers |= dict(zip(chunk, new_answers))
                 bar.update(len(chunk))
         return [answers[key] for key in keys]
@@ -122,14 +126,6 @@ class CachedModel:
         """Closes the cache, and the model if it can be closed."""
         self._cache.close()
         getattr(self._model, "close", lambda: None)()
-
-
-def _write(answer: Completion) -> bytes:
-    return json.dumps({key: value for key, value in dataclasses.asdict(answer).items() if key != "cached"}).encode()
-
-
-def _read(value: bytes) -> Completion:
-    return Completion(**json.loads(value), cached=True)
 
 
 # --- the cost of replies -----------------------------------------------------------------------------------------------
